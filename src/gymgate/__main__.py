@@ -1,0 +1,5 @@
+"""`python -m gymgate`."""
+
+from gymgate.cli import main
+
+main()

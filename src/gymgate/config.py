@@ -1,0 +1,171 @@
+"""What a caller says: endpoints, environments, the runtime, one stack. Descriptions only; nothing here does I/O.
+
+Every model is frozen and hashable, so that one config means one stack.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+
+from gymgate.errors import ConfigError
+
+Dialect = Literal["responses", "chat", "messages"]
+"""The API a model call is spoken in: OpenAI Responses, OpenAI chat-completions, Anthropic messages."""
+
+DEFAULT_NEMO_GYM = "0.7.0"
+SUPPORTED_NEMO_GYM = ("0.7.0", "0.4.0")
+
+
+class Config(BaseModel):
+    """Base of every config: frozen, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HTTPEndpoint(Config):
+    """An OpenAI-compatible server that answers model calls."""
+
+    type: Literal["http"] = "http"
+    base_url: str
+    """Up to and including `/v1`."""
+    dialect: Literal["responses", "chat"] = "chat"
+    """The API it speaks; calls in another dialect are translated."""
+    model: str | None = None
+    """Model name sent upstream; `None` keeps the name the caller used."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds the key; read where the call to gymgate is made."""
+    api_key: SecretStr | None = Field(default=None, repr=False)
+    """The key itself, for keys made at run time (a rollout's own secret). Prefer `api_key_env`."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Extra request headers."""
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Body fields set on every call (temperature, top_p, max tokens, ...), over what the caller asked for."""
+    timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds that one call may take, retries apart; long generations are normal."""
+    max_retries: int = Field(default=2, ge=0)
+    """Times that a call is sent again after a refused connection, 408, 409, 429 or a 5xx."""
+
+    def resolved(self) -> Self:
+        """With `api_key` read from `api_key_env`; `ConfigError` if that variable is not set."""
+        if self.api_key is not None or self.api_key_env is None:
+            return self
+        value = os.environ.get(self.api_key_env)
+        if not value:
+            raise ConfigError(f"environment variable {self.api_key_env!r} is not set (api_key_env of {self.base_url})")
+        return self.model_copy(update={"api_key": SecretStr(value)})
+
+
+class ReplayEndpoint(Config):
+    """Answers from recorded rollouts, matched by the conversation so far; no model, no key."""
+
+    type: Literal["replay"] = "replay"
+    rollouts: tuple[str, ...]
+    """JSONL files of recorded rollouts (`responses_create_params` and `response` in each line)."""
+    index: int | None = None
+    """Answer only from this line (0-based) of the files taken together; `None`: from any line that matches."""
+
+
+class CallableEndpoint(Config):
+    """Calls a Python callable in the process that holds the lease."""
+
+    type: Literal["callable"] = "callable"
+    name: str
+    """Under which the callable is registered on its connection."""
+    dialect: Literal["responses", "chat"] = "chat"
+    """Of the request dict it receives and the response dict it returns."""
+    timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds that one call may take."""
+
+
+Endpoint = Annotated[HTTPEndpoint | ReplayEndpoint | CallableEndpoint, Field(discriminator="type")]
+"""Where a model call goes."""
+
+
+class RuntimeConfig(Config):
+    """The interpreter and virtual environment that NeMo Gym runs in."""
+
+    version: str = DEFAULT_NEMO_GYM
+    """nemo-gym release."""
+    python: str | None = None
+    """Interpreter to build the virtual environment with; `None`: found on this machine."""
+    interpreter: str | None = None
+    """An interpreter that already has nemo-gym (a container's, a checkout's), used as it is."""
+
+
+class EnvironmentConfig(Config):
+    """One environment of a stack."""
+
+    name: str
+    """A packaged environment (`mcqa`, `resources_servers/mcqa`), or a path to a user's own config."""
+    config: str | None = None
+    """Which of its configs (file stem); `None`: the catalog's default."""
+    agent: str | None = None
+    """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
+    overrides: tuple[tuple[str, Any], ...] = ()
+    """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
+
+
+def _environment(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
+
+
+class StackConfig(Config):
+    """One stack: the servers of one or more environments and the gateway in front of their models."""
+
+    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(min_length=1)
+    """Names or `EnvironmentConfig`s."""
+    runtime: RuntimeConfig = RuntimeConfig()
+    models: Annotated[tuple[tuple[str, Endpoint | Literal["policy"]], ...], BeforeValidator(_pairs)] = ()
+    """Endpoint of each further model server a config names (judges, user simulators), by instance name;
+    `"policy"` sends its calls to the rollout's own policy endpoint. `"*"` is the default for all."""
+    env_vars: tuple[str, ...] = ()
+    """Names of environment variables that Gym's servers may see beside the allow-listed ones."""
+    component_roots: tuple[str, ...] = ()
+    """Directories searched for a user's own servers, beside the installed nemo-gym."""
+    start_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds until every server must listen (making a runtime is not counted)."""
+    linger_s: float = Field(default=0.0, ge=0)
+    """Seconds that the stack stays up after its last lease is gone."""
+    max_restarts: int = Field(default=3, ge=0)
+    """Times that the servers of an environment are restarted after one of them died."""
+    share: Literal["process", "machine"] = "process"
+    """Who may share the stack: this process, or every process of this user on this machine."""
+    state_dir: str | None = None
+    """Directory for the socket and logs; `None`: under the user's runtime or cache directory."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [environment.name for environment in self.environments]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"environments names {', '.join(twice)} more than once")
+        return self
+
+    def digest(self) -> str:
+        """16 hex digits that name this config on this machine; endpoints' secrets do not enter."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
+
+
+class RolloutLimits(Config):
+    """Bounds on one rollout."""
+
+    timeout_s: float = Field(default=3600.0, gt=0)
+    """Seconds from start to answer, verification included."""
+    max_calls: int | None = Field(default=None, ge=1)
+    """Policy calls after which further ones are refused and the rollout counts as truncated; `None`: no bound."""
+
+
+def cache_dir() -> Path:
+    """`$GYMGATE_CACHE`, else `$XDG_CACHE_HOME/gymgate`, else `~/.cache/gymgate`."""
+    if path := os.environ.get("GYMGATE_CACHE"):
+        return Path(path).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "gymgate"

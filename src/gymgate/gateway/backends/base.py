@@ -1,0 +1,38 @@
+"""What a backend is: the thing that answers a model call, whatever stands behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gymgate.config import Dialect
+
+
+@dataclass(slots=True)
+class BackendAnswer:
+    """An endpoint's successful answer to one call, in the backend's own dialect."""
+
+    body: dict[str, Any]
+    raw: bytes | None = None
+    """The answer's bytes as received, if they can be passed on unchanged."""
+    retries: int = 0
+    details: dict[str, Any] = field(default_factory=dict)
+    """What the record should keep beside the body (replica, matched recording, ...)."""
+
+
+class Backend(Protocol):
+    """Answers model calls in one dialect. One backend serves many rollouts at once.
+
+    `call` raises `PolicyError` (with the upstream's status code, where it gave one) for every failure;
+    cancelling it abandons the call.
+    """
+
+    dialect: Dialect
+
+    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+        """Answer `body`, a request in `self.dialect`; `raw` is its serialised form, if already at hand."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections; calls in flight fail."""
+        ...

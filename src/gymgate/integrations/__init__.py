@@ -1,0 +1,1 @@
+"""Adapters, one package per SDK; each is an extra and imports its SDK when used."""

@@ -1,0 +1,117 @@
+"""The rollout record: what every SDK's emitter is a projection of."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gymgate.config import Dialect
+from gymgate.errors import ErrorKind
+
+RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
+"""completed: scored; truncated: ended by a limit; masked: scored, not to be trained on; failed: no score."""
+
+
+class Record(BaseModel):
+    """Base of the record's parts."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Usage(Record):
+    """Token counts of one call; `None` where the endpoint did not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class ModelCall(Record):
+    """One request to a model and what came of it."""
+
+    index: int
+    """Position among the rollout's calls, judges' included, by arrival."""
+    model_server: str = "policy_model"
+    """Gym instance the call was made to; anything else than `policy_model` is a judge or a simulator."""
+    dialect: Dialect
+    """What the agent spoke."""
+    request: dict[str, Any] | None = None
+    """Body as the agent sent it, gymgate's routing entries removed; `None` if bodies are not kept."""
+    response: dict[str, Any] | None = None
+    """Body as the agent received it."""
+    upstream_request: dict[str, Any] | None = None
+    """Body sent to the endpoint, where it differs by translation."""
+    upstream_response: dict[str, Any] | None = None
+    """Body the endpoint gave, where it differs by translation."""
+    status_code: int | None = None
+    """HTTP status the agent got."""
+    error: str | None = None
+    usage: Usage = Field(default_factory=Usage)
+    prompt_token_ids: list[int] | None = None
+    completion_token_ids: list[int] | None = None
+    logprobs: list[float] | None = None
+    started_s: float = 0.0
+    """Seconds after the rollout's start."""
+    duration_s: float = 0.0
+    finish_reason: str | None = None
+
+
+class Segment(Record):
+    """One trainable token sequence; lengths of `completion_ids`, `mask` and `logprobs` are equal."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    mask: list[int]
+    """1 where the policy sampled the id, else 0."""
+    logprobs: list[float] | None = None
+    policy_version: tuple[int, int] | None = None
+    """Lowest and highest policy version that sampled it."""
+
+
+class RolloutError(Record):
+    """Why a rollout failed."""
+
+    kind: ErrorKind
+    message: str
+    type: str
+    """Name of the class in `gymgate.errors`."""
+    server: str | None = None
+    status_code: int | None = None
+    retryable: bool = False
+
+
+class Timing(Record):
+    """Seconds."""
+
+    total_s: float = 0.0
+    model_s: float = 0.0
+    """Sum over policy calls; more than `total_s` where calls overlap."""
+    judge_s: float = 0.0
+
+
+class Rollout(Record):
+    """One attempt at one row."""
+
+    id: str
+    """Public id; safe to log and store."""
+    environment: str
+    agent: str
+    status: RolloutStatus
+    reward: float | None = None
+    """As Gym gave it; `None` where there is none, never 0 in its place."""
+    reward_parts: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """Every other finite number at the top level of Gym's result."""
+    error: RolloutError | None = None
+    result: dict[str, Any] | None = None
+    """The agent's answer to `/run`, routing entries removed."""
+    calls: list[ModelCall] = Field(default_factory=list)
+    segments: list[Segment] = Field(default_factory=list)
+    timing: Timing = Field(default_factory=Timing)
+
+    @property
+    def policy_calls(self) -> list[ModelCall]:
+        """The calls made to the policy, in order of arrival."""
+        return [call for call in self.calls if call.model_server == "policy_model"]
