@@ -57,7 +57,9 @@ class HTTPEndpoint(Config):
             return self
         value = os.environ.get(self.api_key_env)
         if not value:
-            raise ConfigError(f"environment variable {self.api_key_env!r} is not set (api_key_env of {self.base_url})")
+            raise ConfigError(
+                f"environment variable {self.api_key_env!r} is not set (api_key_env of {self.base_url})"
+            )
         return self.model_copy(update={"api_key": SecretStr(value)})
 
 
@@ -122,7 +124,9 @@ def _pairs(value: Any) -> Any:
 class StackConfig(Config):
     """One stack: the servers of one or more environments and the gateway in front of their models."""
 
-    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(min_length=1)
+    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(
+        min_length=1
+    )
     """Names or `EnvironmentConfig`s."""
     runtime: RuntimeConfig = RuntimeConfig()
     models: Annotated[tuple[tuple[str, Endpoint | Literal["policy"]], ...], BeforeValidator(_pairs)] = ()
