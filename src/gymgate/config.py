@@ -23,9 +23,9 @@ SUPPORTED_NEMO_GYM = ("0.7.0", "0.4.0")
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown fields."""
+    """Base of every config: frozen, no unknown fields; a field's docstring is its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class HTTPEndpoint(Config):

@@ -1,0 +1,48 @@
+"""Shortcuts over the rooms below, for scripts: an environment by its name is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gymgate.catalog import Catalog, Environment
+from gymgate.config import ReplayEndpoint, RuntimeConfig
+from gymgate.dataset import Row
+from gymgate.dataset import open_rows as open_row_source
+from gymgate.errors import ConfigError
+from gymgate.runtime import ensure_runtime
+
+Progress = Callable[[str], None]
+
+
+def load_catalog(runtime: RuntimeConfig | None = None, *, progress: Progress | None = None) -> Catalog:
+    """The catalog of a nemo-gym release; installs the release on first use."""
+    installed = ensure_runtime(runtime or RuntimeConfig(), progress=progress)
+    return Catalog(installed.site, installed.version)
+
+
+def list_environments(runtime: RuntimeConfig | None = None) -> list[Environment]:
+    """Every environment of a nemo-gym release."""
+    return load_catalog(runtime).environments()
+
+
+def open_rows(
+    environment: str, source: str = "example", *, runtime: RuntimeConfig | None = None
+) -> Iterable[Row]:
+    """Rows of an environment's packaged data, of a JSONL file by path, or of `hf:owner/name[:split]`.
+
+    Raises `ConfigError` for an unknown name and `DataError`, with file and line, for a malformed row.
+    """
+    return open_row_source(source, environment=load_catalog(runtime).find(environment))
+
+
+def replay_endpoint(environment: str, *, runtime: RuntimeConfig | None = None) -> ReplayEndpoint:
+    """A policy that answers from the rollouts recorded for an environment; needs no model and no key.
+
+    Raises `ConfigError` if the environment ships none.
+    """
+    recordings = load_catalog(runtime).find(environment).recordings()
+    if not recordings:
+        raise ConfigError(
+            f"environment {environment!r} ships no recorded rollouts to replay; name a policy endpoint"
+        )
+    return ReplayEndpoint(rollouts=tuple(str(file.path) for file in recordings))

@@ -1,0 +1,120 @@
+"""The package as a whole: what it exports, what importing it costs, which way imports point, that docs are current."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gymgate
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "gymgate"
+ROOMS = {
+    "errors": 0,
+    "config": 1,
+    "rollout.record": 2,
+    "catalog": 3,
+    "dataset": 4,
+    "runtime": 3,
+    "gateway": 5,
+    "rollout": 6,
+    "stack": 6,
+    "api": 7,
+    "integrations": 8,
+    "cli": 9,
+}
+"""Room -> height; a room may import rooms of the same height only if it is the same room or `stack`/`rollout`."""
+HEAVY = ("nemo_gym", "verifiers", "torch", "ray", "openai", "datasets", "transformers")
+
+
+def test_every_export_is_there_and_typed() -> None:
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    typed = {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert typed - {"annotations", "TYPE_CHECKING", "Any"} == set(gymgate.__all__) - {"__version__"}
+    for name in gymgate.__all__:
+        assert getattr(gymgate, name) is not None
+
+
+def test_an_unknown_attribute_is_named() -> None:
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        _ = gymgate.nothing_of_the_kind
+
+
+def test_import_and_the_core_stay_cheap() -> None:
+    code = (
+        "import sys, gymgate; [getattr(gymgate, name) for name in gymgate.__all__];"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def room_of(module: str) -> str | None:
+    """The longest room name that `module` (dotted, below gymgate) starts with."""
+    fitting = [room for room in ROOMS if module == room or module.startswith(room + ".")]
+    return max(fitting, key=len, default=None)
+
+
+def imports_of(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("gymgate."):
+            names.append(node.module.removeprefix("gymgate."))
+        elif isinstance(node, ast.Import):
+            names += [a.name.removeprefix("gymgate.") for a in node.names if a.name.startswith("gymgate.")]
+    return names
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    own = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
+    room = room_of(own)
+    if room is None:
+        return
+    for name in imports_of(path):
+        other = room_of(name)
+        assert other is not None, f"{own} imports {name}, which is in no room"
+        assert ROOMS[other] <= ROOMS[room], f"{own} imports {name}, which stands above it"
+
+
+def test_only_the_fork_server_imports_nemo_gym() -> None:
+    users = [
+        path.relative_to(SOURCE).as_posix()
+        for path in SOURCE.rglob("*.py")
+        if any(
+            (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nemo_gym")
+            or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "nemo_gym" for a in node.names))
+            for node in ast.walk(ast.parse(path.read_text()))
+        )
+    ]
+    assert users == ["stack/forkserver.py"]
+
+
+def test_generated_docs_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}run ./dev python docs/generate.py"
+
+
+def test_nothing_names_a_home_directory_or_an_index() -> None:
+    """Locks and sources must work on any machine."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    ).stdout.split()
+    for name in [path for path in listed if path.startswith(("locks/", "src/"))]:
+        text = (ROOT / name).read_text(errors="replace")
+        assert "/simple/" not in text, name
+        assert "--index-url" not in text, name
