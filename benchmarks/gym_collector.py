@@ -1,0 +1,160 @@
+"""NeMo Gym's own launcher and collector, as its CLI runs them: start time, memory of the stack, rollouts/s.
+
+    ./dev python -m benchmarks.gym_collector [--rollouts 500] [--concurrency 20]
+
+Used by `benchmarks.rollouts` as the contender `gym eval run`; alone it prints its own figures as JSON. The servers run in
+gymgate's runtime through symbolic links (`skip_venv_if_present`), so no virtual environment is built while the clock runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.machine import free_port, pss_mb, session_pids
+from gymgate.config import RuntimeConfig
+from gymgate.runtime import Runtime, clean_env, ensure_runtime
+
+ENVIRONMENT = "example_single_tool_call"
+SERVERS = (
+    f"resources_servers/{ENVIRONMENT}",
+    "responses_api_agents/simple_agent",
+    "responses_api_models/openai_model",
+    "environment_servers/legacy_agent",
+)
+CONFIGS = (
+    f"resources_servers/{ENVIRONMENT}/configs/{ENVIRONMENT}.yaml",
+    "responses_api_models/openai_model/configs/openai_model.yaml",
+)
+
+
+class Stock:
+    """A stack that `gym env start` launched; `start_s` until every server was ready, memory in MB of PSS."""
+
+    def __init__(self, runtime: Runtime, directory: Path, head_port: int) -> None:
+        self.runtime, self.directory, self.head_port = runtime, directory, head_port
+        self.start_s = 0.0
+        self.processes = 0
+        self.memory_mb = 0.0
+
+    def collect(self, rollouts: int, concurrency: int, rows: int = 5) -> float:
+        """Rollouts per second of `gym eval run --no-serve`, by its own progress bar (start-up left out)."""
+        output = self.directory / f"rollouts-{time.monotonic_ns()}.jsonl"
+        arguments = [
+            f"+agent_name={ENVIRONMENT}_simple_agent",
+            f"+input_jsonl_fpath=resources_servers/{ENVIRONMENT}/data/example.jsonl",
+            f"+output_jsonl_fpath={output}",
+            f"+num_repeats={rollouts // rows}",
+            f"+num_samples_in_parallel={concurrency}",
+            "+head_server.host=127.0.0.1",
+            f"+head_server.port={self.head_port}",
+        ]
+        done = subprocess.run(
+            [self.runtime.python.parent / "gym", "eval", "run", "--no-serve", *arguments],
+            cwd=self.directory,
+            env=gym_environment(self.runtime),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        rates = re.findall(r"Collecting rollouts: 100%.*?, *([\d.]+)it/s", done.stdout + done.stderr)
+        assert rates, (done.stdout + done.stderr)[-2000:]
+        assert len(output.read_text().splitlines()) == rollouts
+        return float(rates[-1])
+
+
+def gym_environment(runtime: Runtime) -> dict[str, str]:
+    """For Gym's command: its own interpreter's programs first on PATH, as an activated environment has them."""
+    environment = {**clean_env(), "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment["PATH"] = f"{runtime.python.parent}{os.pathsep}{environment['PATH']}"
+    return environment
+
+
+@contextlib.contextmanager
+def stock_stack(policy_url: str, version: str = "0.7.0", timeout_s: float = 240) -> Iterator[Stock]:
+    """Start the environment with NeMo Gym's own command; kills the whole session on the way out."""
+    runtime = ensure_runtime(RuntimeConfig(version=version))
+    with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
+        directory = Path(name)
+        link_environments(runtime, directory / "venvs")
+        stock = Stock(runtime, directory, free_port())
+        log = directory / "start.log"
+        started = time.perf_counter()
+        with log.open("w") as sink:
+            process = subprocess.Popen(
+                start_command(stock, policy_url),
+                cwd=directory,
+                env=gym_environment(runtime),
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            wait_until_ready(process, log, timeout_s)
+            stock.start_s = time.perf_counter() - started
+            pids = session_pids(process.pid)
+            stock.processes, stock.memory_mb = len(pids), sum(map(pss_mb, pids))
+            yield stock
+        finally:
+            for pid in session_pids(process.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+
+
+def start_command(stock: Stock, policy_url: str) -> list[str]:
+    settings = {
+        "policy_base_url": policy_url,
+        "policy_api_key": "none",
+        "policy_model_name": "scripted",
+        "skip_venv_if_present": "true",
+        "uv_venv_dir": str(stock.directory / "venvs"),
+        "head_server.host": "127.0.0.1",
+        "head_server.port": str(stock.head_port),
+    }
+    configs = [argument for config in CONFIGS for argument in ("--config", config)]
+    gym = str(stock.runtime.python.parent / "gym")
+    return [gym, "env", "start", *configs, *(f"+{key}={value}" for key, value in settings.items())]
+
+
+def link_environments(runtime: Runtime, directory: Path) -> None:
+    for server in SERVERS:
+        (directory / server).mkdir(parents=True)
+        (directory / server / ".venv").symlink_to(runtime.python.parent.parent)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not re.search(r"All \d+ / \d+ servers ready", log.read_text()):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"gym env start did not get ready:\n{log.read_text()[-2000:]}")
+        time.sleep(0.1)
+
+
+def main() -> None:
+    from benchmarks.scripted_policy import scripted_policy
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rollouts", type=int, default=500)
+    parser.add_argument("--concurrency", type=int, default=20)
+    args = parser.parse_args()
+    with scripted_policy() as url, stock_stack(url) as stock:
+        rate = stock.collect(args.rollouts, args.concurrency)
+        figures = {"start_s": stock.start_s, "memory_mb": stock.memory_mb, "processes": stock.processes}
+        print(json.dumps({**figures, "rollouts_per_s": rate}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What a figure needs beside it: the machine, the versions, and the memory of a set of processes (Linux)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from importlib import metadata
+from pathlib import Path
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago; only for programs that cannot bind port 0 themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def session_pids(session: int) -> list[int]:
+    """Processes of a session, by /proc/<pid>/stat (field 6)."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == session:
+            found.append(int(entry.name))
+    return found
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process in MB; 0 if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0.0
+    return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
+
+
+def describe(*packages: str) -> str:
+    """One line: cores, memory, system, Python and the versions of `packages`."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("gymgate", *packages))
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}, {versions}, load {os.getloadavg()[0]:.1f}"
+    )
