@@ -2,8 +2,8 @@
 
     ./dev python -m benchmarks.gym_collector [--rollouts 500] [--concurrency 20]
 
-Used by `benchmarks.rollouts` as the contender `gym eval run`; alone it prints its own figures as JSON. The servers run in
-gymgate's runtime through symbolic links (`skip_venv_if_present`), so no virtual environment is built while the clock runs.
+A contender of the other benchmarks; alone it prints its own figures as JSON. The servers run in gymgate's runtime through
+symbolic links (`skip_venv_if_present`), so no virtual environment is built while the clock runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A bare policy in a process of its own: the least work that makes an agent do one tool call and answer.
 
-Run as a program it serves `/v1/responses` and `/v1/chat/completions` at any prefix and prints its base URL; `scripted_policy()`
-starts and stops that program.
+Run as a program it serves `/v1/responses` and `/v1/chat/completions` at any prefix and prints its base URL;
+`scripted_policy()` starts and stops that program.
 """
 
 from __future__ import annotations
