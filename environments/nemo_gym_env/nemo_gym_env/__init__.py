@@ -1,0 +1,10 @@
+"""NVIDIA NeMo Gym environments for verifiers: `vf-eval nemo-gym-env --env.taskset.env ENV`.
+
+verifiers finds the plugin by this module's name and reads `__all__`: one taskset, one harness, one env.
+"""
+
+from __future__ import annotations
+
+from gymgate.integrations.verifiers import NeMoGymEnv, NeMoGymHarness, NeMoGymTaskset, load_environment
+
+__all__ = ["NeMoGymEnv", "NeMoGymHarness", "NeMoGymTaskset", "load_environment"]

@@ -1,0 +1,190 @@
+"""`gymgate eval run`: verifiers' own eval, with the local runtime, a policy without a key, and a closing table."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import click
+
+from gymgate.cli.eval_args import (
+    REPLAY_KEY_VARIABLE,
+    environment_names,
+    read_settings,
+    resume_args,
+    split_taskset,
+)
+from gymgate.cli.eval_report import print_tallies, read_tallies, watch
+from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.errors import ConfigError
+from gymgate.integrations.verifiers.requirement import DEFAULT_ENVIRONMENT, PLUGIN_ID, require_verifiers
+
+EPILOG = """Any other option goes to verifiers as it is: `vf-eval nemo-gym-env --help` lists them, and `@ FILE`
+reads them from TOML or JSON. The knobs of the environment are `--env.taskset.*`."""
+
+
+@click.group("eval")
+def command() -> None:
+    """Evaluate a model through an SDK's own eval."""
+
+
+@command.command("run", epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[TASKSET] [VERIFIERS OPTIONS]")
+@click.option(
+    "--env",
+    "environments",
+    multiple=True,
+    help=f"NeMo Gym environment; repeat for several. [{DEFAULT_ENVIRONMENT}]",
+)
+@click.option("--data", help="Packaged file by name, JSONL path, or hf:owner/name[:split]. [example]")
+@click.option("--gym", help=f"nemo-gym release. [{DEFAULT_NEMO_GYM}]")
+@click.option(
+    "-n", "--tasks", type=click.IntRange(1), help="Tasks to run. [one of the default environment, else all]"
+)
+@click.option("-r", "--rollouts", type=click.IntRange(1), help="Rollouts per task. [1]")
+@click.option("-c", "--concurrency", type=click.IntRange(1), help="Rollouts at once. [128]")
+@click.option("-b", "--base-url", help="Policy endpoint, up to /v1. [replay of recorded rollouts]")
+@click.option("-m", "--model", help="Model name. [the endpoint's only one]")
+@click.option("--api-key-var", help="Variable with the endpoint's key. [OPENAI_API_KEY]")
+@click.option("--push", is_flag=True, help="Upload the results to the Prime Intellect platform.")
+@click.option("--resume", metavar="RUN_DIR", help="Run what a saved run still owes; give no other settings.")
+def run(args: tuple[str, ...], **options: Any) -> None:
+    """Run NeMo Gym environments through verifiers' eval (`vf-eval`); TASKSET is nemo-gym-env by default.
+
+    Without an endpoint the policy is the rollouts that NeMo Gym ships, replayed: no model, no key.
+    """
+    require_verifiers()
+    taskset, argv = _arguments(args, options)
+    settings = read_settings(argv)
+    ours = PLUGIN_ID in (taskset, settings.get("env.taskset.id"))
+    if ours:
+        names = environment_names(settings, DEFAULT_ENVIRONMENT)
+        _check_environments(names, settings)
+    with _policy(names, settings) if ours else _given() as endpoint:
+        code = _evaluate([*([taskset] if taskset else []), *argv, *endpoint])
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+def _arguments(args: Sequence[str], options: Mapping[str, Any]) -> tuple[str | None, list[str]]:
+    """The taskset and the rest of verifiers' command line, our options translated."""
+    if options["resume"]:
+        return None, [*resume_args(options["resume"]), *args]
+    taskset, rest = split_taskset(args, PLUGIN_ID)
+    if taskset not in (None, PLUGIN_ID) and any(options[name] for name in ("environments", "data", "gym")):
+        raise ConfigError(f"--env, --data and --gym are options of {PLUGIN_ID}, not of {taskset!r}")
+    flags = {
+        "--env.taskset.env": ",".join(options["environments"]) or None,
+        "--env.taskset.data": options["data"],
+        "--env.taskset.gym": options["gym"],
+        "-n": options["tasks"],
+        "-r": options["rollouts"],
+        "-c": options["concurrency"],
+        "--client.base-url": options["base_url"],
+        "--client.api-key-var": options["api_key_var"],
+        "--model": options["model"],
+    }
+    given = [part for flag, value in flags.items() if value is not None for part in (flag, str(value))]
+    push = [] if options["push"] or "--push" in rest or "--resume" in rest else ["--no-push"]
+    return taskset, [*rest, *given, *push]
+
+
+def _check_environments(names: Sequence[str], settings: Mapping[str, Any]) -> None:
+    """`ConfigError` with near names before anything slow; installs nemo-gym if it is not there."""
+    from gymgate.catalog import Catalog
+    from gymgate.runtime import ensure_runtime
+
+    config = RuntimeConfig(
+        version=str(settings.get("env.taskset.gym", DEFAULT_NEMO_GYM)),
+        python=settings.get("env.taskset.python"),
+        interpreter=settings.get("env.taskset.interpreter"),
+    )
+    runtime = ensure_runtime(config, progress=_progress)
+    catalog = Catalog(runtime.site, runtime.version)
+    for name in names:
+        catalog.find(name)
+
+
+@contextmanager
+def _policy(names: Sequence[str], settings: Mapping[str, Any]) -> Iterator[list[str]]:
+    """What to add to the command line for a policy; the replay policy runs meanwhile if no other is named."""
+    base_url, model = settings.get("client.base_url"), settings.get("model") or settings.get("m")
+    replayed = settings.get("client.api_key_var") == REPLAY_KEY_VARIABLE
+    if base_url and not replayed:
+        key = [] if "client.api_key_var" in settings else ["--client.api-key-var", "OPENAI_API_KEY"]
+        yield [*key, *([] if model else ["--model", _only_model(base_url)])]
+        return
+    if model and not replayed:
+        raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
+    from gymgate.cli.serve import start_replay_server
+
+    port = urlparse(str(base_url)).port if base_url else 0
+    _progress(f"replaying the recorded rollouts of {', '.join(names)}")
+    with start_replay_server(list(names), port=port or 0) as server:
+        yield [] if base_url else _replay_flags(server.base_url)
+
+
+def _replay_flags(base_url: str) -> list[str]:
+    return ["--client.base-url", base_url, "--client.api-key-var", REPLAY_KEY_VARIABLE, "--model", "replay"]
+
+
+@contextmanager
+def _given() -> Iterator[list[str]]:
+    yield []
+
+
+def _only_model(base_url: str) -> str:
+    """The model that the endpoint serves; `ConfigError` if it cannot be reached or serves several."""
+    url = f"{base_url.rstrip('/')}/models"
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            models = [str(item["id"]) for item in json.load(answer)["data"]]
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"name the model with -m: {url} answered {error.code} {error.reason}") from None
+    except OSError as error:
+        raise ConfigError(f"endpoint {base_url!r} cannot be reached: {error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"name the model with -m: {url} answered no list of models") from None
+    if len(models) != 1:
+        raise ConfigError(f"name the model with -m; {base_url} serves {', '.join(models) or 'none'}")
+    return models[0]
+
+
+def _evaluate(argv: list[str]) -> int:
+    """Run verifiers' eval and print the closing table; its exit code, 1 where rollouts failed."""
+    _progress("loading verifiers")
+    from verifiers.v1.cli.eval.main import main
+
+    started, code = time.time(), 0
+    with watch() as watcher:
+        try:
+            main(argv)
+        except SystemExit as error:
+            code = _exit_code(error)
+    if watcher.path is None or not (watcher.path / "traces.jsonl").is_file():
+        return code
+    return _report(watcher.path, started, code)
+
+
+def _report(path: Path, started: float, code: int) -> int:
+    tallies = read_tallies(path, since=started)
+    print_tallies(tallies, path)
+    failed = sum(tally.failed for tally in tallies.values())
+    return code or int(failed > 0)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if isinstance(error.code, str):
+        raise ConfigError(error.code) from None
+    return error.code or 0
+
+
+def _progress(message: str) -> None:
+    click.echo(message, err=True)

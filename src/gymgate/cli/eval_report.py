@@ -1,0 +1,149 @@
+"""Watching a verifiers eval from outside, and its closing table, read from the traces it saved."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+TRACES = "traces.jsonl"
+HEARTBEAT_S = 10.0
+COLUMNS = ("environment", "rollouts", "ok", "failed", "unscored", "mean reward", "rollouts/s")
+
+
+@dataclass
+class Tally:
+    """What came of one environment's rollouts."""
+
+    rollouts: int = 0
+    failed: int = 0
+    rewards: list[float] = field(default_factory=list)
+    """Of the rollouts that were scored."""
+    start: float = math.inf
+    end: float = 0.0
+    timed: int = 0
+    """Rollouts between `start` and `end`: those of this run, not ones that a resumed run kept."""
+    errors: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Over the scored rollouts; `None` without any."""
+        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+
+    @property
+    def rate(self) -> float | None:
+        """Rollouts per second from the first one's start to the last one's end."""
+        return self.timed / (self.end - self.start) if self.end > self.start else None
+
+
+class RunWatcher(logging.Handler):
+    """Learns from the runner's own log where the run writes and how many rollouts it owes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.path: Path | None = None
+        self.owed: int | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        args: Any = record.args or ()
+        if record.msg.startswith("results: "):
+            self.path = Path(str(args[0]))
+        elif record.msg.startswith("running "):
+            self.owed = int(args[0]) * int(args[1])
+        elif record.msg.startswith("resuming "):
+            self.owed = int(args[2])
+
+
+@contextmanager
+def watch() -> Iterator[RunWatcher]:
+    """Watch the eval that runs inside; away from a terminal, count its rollouts on stderr every ten seconds."""
+    watcher, done = RunWatcher(), threading.Event()
+    source = logging.getLogger("verifiers.v1.cli.eval.runner")
+    source.addHandler(watcher)
+    if not sys.stdout.isatty():
+        threading.Thread(target=_heartbeat, args=(watcher, done), daemon=True).start()
+    try:
+        yield watcher
+    finally:
+        done.set()
+        source.removeHandler(watcher)
+
+
+def _heartbeat(watcher: RunWatcher, done: threading.Event) -> None:
+    while not done.wait(HEARTBEAT_S):
+        if watcher.path is not None and (traces := watcher.path / TRACES).exists():
+            with traces.open("rb") as file:
+                lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+            click.echo(
+                f"{lines} rollouts finished" + (f", {watcher.owed} asked for" if watcher.owed else ""),
+                err=True,
+            )
+
+
+def read_tallies(path: Path, since: float = 0.0) -> dict[str, Tally]:
+    """Environment -> what came of its rollouts, from a run directory; rates of those begun after `since`."""
+    tallies: defaultdict[str, Tally] = defaultdict(Tally)
+    with (path / TRACES).open("rb") as file:
+        for line in file:
+            if line.strip():
+                _count(tallies, orjson.loads(line), since)
+    return dict(sorted(tallies.items()))
+
+
+def _count(tallies: defaultdict[str, Tally], episode: dict[str, Any], since: float) -> None:
+    data = episode.get("task", {}).get("data", {})
+    tally = tallies[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
+    traces = episode.get("traces") or [{}]
+    tally.errors.update(_line(error) for error in episode.get("errors", []))
+    for trace in traces:
+        tally.rollouts += 1
+        if (start := trace.get("timing", {}).get("start", 0.0)) > since:
+            tally.timed += 1
+            tally.start = min(tally.start, start)
+            tally.end = max(tally.end, _end(trace["timing"]))
+        if not trace.get("ok"):
+            tally.failed += 1
+            tally.errors.update(_line(error) for error in trace.get("errors", [])[-1:])
+        elif scores := [reward for reward in trace.get("rewards", {}).values() if reward]:
+            tally.rewards.append(sum(reward["score"] * reward.get("weight", 1.0) for reward in scores))
+
+
+def _end(timing: dict[str, Any]) -> float:
+    return max((span.get("end", 0.0) for span in timing.values() if isinstance(span, dict)), default=0.0)
+
+
+def _line(error: dict[str, Any]) -> str:
+    return " ".join(f"{error.get('type')}: {error.get('message')}".split())[:300]
+
+
+def print_tallies(tallies: dict[str, Tally], path: Path) -> None:
+    """The closing table, the reasons of failure with their counts, and where the results are."""
+    rows = [COLUMNS, *(_cells(name, tally) for name, tally in tallies.items())]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    click.echo()
+    for name, *numbers in rows:
+        aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
+        click.echo("  ".join([name.ljust(widths[0]), *aligned]))
+    for reason, count in sum((tally.errors for tally in tallies.values()), Counter()).most_common(5):
+        click.echo(f"{count} x {reason}", err=True)
+    click.echo(f"results: {path}")
+
+
+def _cells(name: str, tally: Tally) -> tuple[str, ...]:
+    ok = tally.rollouts - tally.failed
+    counts = (tally.rollouts, ok, tally.failed, ok - len(tally.rewards))
+    return (name, *map(str, counts), _number(tally.mean_reward, 3), _number(tally.rate, 1))
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

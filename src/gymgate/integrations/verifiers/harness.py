@@ -1,0 +1,86 @@
+"""The harness: hands the row to its Gym agent, whose model calls come back through verifiers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import verifiers.v1 as vf
+from pydantic import SecretStr
+from verifiers.v1.runtimes import Runtime
+
+from gymgate.config import HTTPEndpoint
+from gymgate.integrations.verifiers import leases
+from gymgate.integrations.verifiers.requirement import PLUGIN_ID
+from gymgate.integrations.verifiers.task import GymRun, NeMoGymData, record, with_system_prompt
+from gymgate.rollout import Rollout
+
+
+class RolloutFailed(RuntimeError):
+    """A rollout that Gym gave no score; the message is one line that says whose fault it was."""
+
+
+class NeMoGymHarnessConfig(vf.HarnessConfig):
+    """Nothing to set: the knobs are the taskset's (`--env.taskset.*`)."""
+
+    id: str = PLUGIN_ID
+
+
+class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
+    """Runs one task in the Gym stack that the task names.
+
+    The agent's policy calls go to this rollout's own interception endpoint, through gymgate's gateway; nothing
+    of NeMo Gym runs in this process or in verifiers' runtime.
+    """
+
+    APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
+    EXECUTES_CODE: ClassVar[bool] = False
+    NEEDS_CONTAINER: ClassVar[bool] = False
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace[Any],
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """Run the rollout and leave Gym's result on the trace; `RolloutFailed` if Gym gave none."""
+        if not isinstance(data, NeMoGymData):
+            raise TypeError(f"the nemo-gym-env harness runs nemo-gym-env tasks, not {type(data).__name__}")
+        run = data.gym
+        row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
+        stack = await leases.stack_for(run.stack)
+        rollout = await stack.run(
+            row,
+            policy=_policy(run, ctx.model, endpoint, secret),
+            environment=run.environment,
+            agent=run.agent,
+            limits=run.limits,
+            rollout_id=trace.id,
+            record_bodies=False,
+        )
+        record(trace, rollout)
+        if rollout.status == "failed":
+            raise RolloutFailed(_reason(rollout))
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint:
+    """The rollout's interception endpoint. Retries are verifiers' business: an unmarked one would be a new turn."""
+    return HTTPEndpoint(
+        base_url=endpoint,
+        dialect=run.dialect,
+        model=model,
+        api_key=SecretStr(secret),
+        timeout_s=run.limits.timeout_s,
+        max_retries=0,
+    )
+
+
+def _reason(rollout: Rollout) -> str:
+    error = rollout.error
+    if error is None:
+        return f"{rollout.environment} gave no result"
+    return f"{error.kind} [{rollout.environment}]: {' '.join(error.message.split())}"
