@@ -62,6 +62,8 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
             record_bodies=False,
         )
         record(trace, rollout)
+        if _reached_max_calls(rollout, run):
+            trace.stop("max_turns")  # what verifiers counts as truncated
         if rollout.status == "failed":
             raise RolloutFailed(_reason(rollout))
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
@@ -77,6 +79,11 @@ def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint
         timeout_s=run.limits.timeout_s,
         max_retries=0,
     )
+
+
+def _reached_max_calls(rollout: Rollout, run: GymRun) -> bool:
+    bound = run.limits.max_calls
+    return rollout.status == "truncated" and bound is not None and len(rollout.policy_calls) >= bound
 
 
 def _reason(rollout: Rollout) -> str:

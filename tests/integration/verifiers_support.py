@@ -1,0 +1,173 @@
+"""A scripted policy server for driving verifiers for real: chat, Responses, and vLLM's token endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+COUNTER_PLAN = [
+    ("first one", "increment_counter", {"count": 1}),
+    ("then two", "increment_counter", {"count": 2}),
+    ("now look", "get_counter_value", {}),
+]
+"""What the first row of example_session_state_mgmt asks for; the fourth turn is text."""
+FINAL = "The counter is at 6."
+Turn = tuple[str, str, dict[str, Any]]
+
+
+class ScriptedPolicy:
+    """Plays `plan`, one tool call with reasoning per turn, then answers `FINAL`; counts what it was asked."""
+
+    def __init__(self, plan: list[Turn] = COUNTER_PLAN) -> None:
+        self.plan = plan
+        self.calls: Counter[str] = Counter()
+        self.fail: int | None = None
+        """HTTP status to answer every call with."""
+        self.tokenizer: Any = None
+        self.base_url = ""
+
+    def turn(self, results: int) -> Turn | None:
+        """The turn after so many tool results."""
+        return self.plan[results] if results < len(self.plan) else None
+
+    async def chat(self, request: web.Request) -> web.Response:
+        """Chat-completions."""
+        body = await request.json()
+        if (refused := self._counted("chat")) is not None:
+            return refused
+        turn = self.turn(sum(message["role"] == "tool" for message in body["messages"]))
+        message: dict[str, Any] = {"role": "assistant", "content": FINAL, "reasoning_content": "done"}
+        if turn is not None:
+            function = {"name": turn[1], "arguments": json.dumps(turn[2])}
+            call = {"id": f"call_{self.calls['chat']}", "type": "function", "function": function}
+            message |= {"content": None, "reasoning_content": turn[0], "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if turn else "stop"}
+        return web.json_response(
+            {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": body["model"],
+                "choices": [choice],
+                "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
+            }
+        )
+
+    async def responses(self, request: web.Request) -> web.Response:
+        """Responses."""
+        body = await request.json()
+        if (refused := self._counted("responses")) is not None:
+            return refused
+        turn = self.turn(sum(item.get("type") == "function_call_output" for item in body["input"]))
+        number = self.calls["responses"]
+        text = {"type": "output_text", "text": FINAL, "annotations": []}
+        item: dict[str, Any] = {
+            "id": f"msg_{number}",
+            "type": "message",
+            "role": "assistant",
+            "status": "completed",
+            "content": [text],
+        }
+        if turn is not None:
+            item = {
+                "id": f"fc_{number}",
+                "type": "function_call",
+                "call_id": f"call_{number}",
+                "name": turn[1],
+                "arguments": json.dumps(turn[2]),
+                "status": "completed",
+            }
+        thought = {"type": "summary_text", "text": turn[0] if turn else "done"}
+        reasoning = {"id": f"rs_{number}", "type": "reasoning", "summary": [thought]}
+        return web.json_response(
+            {
+                "id": f"resp_{number}",
+                "object": "response",
+                "created_at": 1,
+                "model": body["model"],
+                "status": "completed",
+                "output": [reasoning, item],
+                "parallel_tool_calls": True,
+                "tool_choice": "auto",
+                "tools": body.get("tools", []),
+                "usage": {"input_tokens": 20, "output_tokens": 5, "total_tokens": 25},
+            }
+        )
+
+    async def generate(self, request: web.Request) -> web.Response:
+        """vLLM's `/inference/v1/generate`: token ids in, token ids and logprobs out."""
+        body = await request.json()
+        if (refused := self._counted("generate")) is not None:
+            return refused
+        prompt = self.tokenizer.decode(body["token_ids"])
+        turn = self.turn(prompt.count("<tool_response>"))
+        answer = FINAL
+        if turn is not None:
+            call = json.dumps({"name": turn[1], "arguments": turn[2]})
+            answer = f"<tool_call>\n{call}\n</tool_call>"
+        thought = turn[0] if turn else "done"
+        ids = self.tokenizer.encode(
+            f"<think>\n{thought}\n</think>\n\n{answer}<|im_end|>", add_special_tokens=False
+        )
+        logprobs = [{"token": f"token_id:{token}", "logprob": -0.5, "top_logprobs": []} for token in ids]
+        choice = {
+            "index": 0,
+            "token_ids": ids,
+            "logprobs": {"content": logprobs},
+            "finish_reason": "stop",
+        }
+        return web.json_response({"request_id": "gen-1", "choices": [choice]})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The one model."""
+        return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+
+    def _counted(self, kind: str) -> web.Response | None:
+        self.calls[kind] += 1
+        if self.fail is None:
+            return None
+        return web.json_response({"error": {"message": "no capacity today"}}, status=self.fail)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[ScriptedPolicy]:
+        """Serve on a loopback port; `base_url` ends in /v1."""
+        app = web.Application(client_max_size=1 << 26)
+        routes: dict[str, Callable[[web.Request], Any]] = {
+            "/v1/chat/completions": self.chat,
+            "/v1/responses": self.responses,
+            "/inference/v1/generate": self.generate,
+        }
+        app.router.add_routes([web.post(path, handler) for path, handler in routes.items()])
+        app.router.add_get("/v1/models", self.models)
+        async with TestServer(app) as server:
+            self.base_url = str(server.make_url("/v1"))
+            yield self
+
+
+def make_tokenizer(directory: Path) -> str:
+    """Save a byte-level tokenizer with Qwen3's special tokens, for the renderer; its path."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({symbol: number for number, symbol in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    plain = [
+        *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        *("<think>", "</think>"),
+    ]
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False) for token in plain])
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(directory)

@@ -1,0 +1,142 @@
+"""`gymgate eval run` without verifiers: its command line, and its closing table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gymgate.cli import eval as eval_command
+from gymgate.cli.eval_args import environment_names, read_settings, resume_args, split_taskset
+from gymgate.cli.eval_report import print_tallies, read_tallies
+from gymgate.errors import ConfigError
+
+NOTHING = {
+    "environments": (),
+    "data": None,
+    "gym": None,
+    "tasks": None,
+    "rollouts": None,
+    "concurrency": None,
+    "base_url": None,
+    "model": None,
+    "api_key_var": None,
+    "push": False,
+    "resume": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("args", "taskset", "rest"),
+    [
+        ([], "nemo-gym-env", []),
+        (["gsm8k", "-v"], "gsm8k", ["-v"]),
+        (["--env.agent.max-turns", "3"], "nemo-gym-env", ["--env.agent.max-turns", "3"]),
+        (["@", "run.toml"], None, ["@", "run.toml"]),
+        (["--env.taskset.id", "gsm8k"], None, ["--env.taskset.id", "gsm8k"]),
+    ],
+)
+def test_taskset_is_ours_unless_something_names_one(
+    args: list[str], taskset: str | None, rest: list[str]
+) -> None:
+    assert split_taskset(args, "nemo-gym-env") == (taskset, rest)
+
+
+def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
+    options = NOTHING | {"environments": ("mcqa", "calendar"), "rollouts": 4, "base_url": "http://h/v1"}
+    taskset, argv = eval_command._arguments(["--env.agent.max-turns", "3"], options)
+    assert taskset == "nemo-gym-env"
+    assert argv == [
+        *("--env.agent.max-turns", "3", "--env.taskset.env", "mcqa,calendar", "-r", "4"),
+        *("--client.base-url", "http://h/v1", "--no-push"),
+    ]
+    assert "--no-push" not in eval_command._arguments([], NOTHING | {"push": True})[1]
+
+
+def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'model = "a"\n[env.taskset]\nenv = ["mcqa", "calendar"]\n[client]\nbase-url = "http://h/v1"\n'
+    )
+    settings = read_settings(["@", str(file), "--model=b", "--env.taskset.max-calls", "3", "--rich"])
+    assert settings == {
+        "model": "b",
+        "env.taskset.env": ["mcqa", "calendar"],
+        "client.base_url": "http://h/v1",
+        "env.taskset.max_calls": "3",
+        "rich": True,
+    }
+    assert environment_names(settings, "x") == ["mcqa", "calendar"]
+    assert environment_names({"env.taskset.env": "a, b"}, "x") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("missing.toml", None, "cannot be read"),
+        ("bad.toml", "= 3", "bad.toml"),
+        ("bad.json", "{", "bad.json"),
+        ("list.yaml", "- 1", "no settings"),
+        ("run.ini", "x", "neither TOML"),
+    ],
+)
+def test_a_config_file_that_cannot_be_read_is_one_line(
+    tmp_path: Path, name: str, text: str | None, said: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_settings(["@", str(tmp_path / name)])
+    assert "\n" not in str(caught.value)
+
+
+def test_resume_names_the_saved_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no saved run"):
+        resume_args(str(tmp_path))
+    saved = tmp_path / "configs" / "resolved" / "eval.json"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("{}")
+    assert resume_args(str(tmp_path)) == ["@", str(saved), "--resume"]
+
+
+def test_a_model_without_an_endpoint_is_refused() -> None:
+    with (
+        pytest.raises(ConfigError, match="needs an endpoint"),
+        eval_command._policy(["mcqa"], {"model": "m"}),
+    ):
+        pass
+
+
+def test_an_unreachable_endpoint_is_one_line() -> None:
+    settings = {"client.base_url": "http://127.0.0.1:1/v1"}
+    with pytest.raises(ConfigError, match="cannot be reached"), eval_command._policy(["mcqa"], settings):
+        pass
+
+
+def _episode(environment: str, start: float, **trace: object) -> str:
+    timing = {"start": start, "scoring": {"start": start, "end": start + 2}}
+    task = {"data": {"gym": {"environment": environment}}}
+    return json.dumps({"task": task, "traces": [{"ok": True, "timing": timing, **trace}], "errors": []})
+
+
+def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One scored, one stopped before a score, one failed, one kept from an earlier attempt."""
+    reward = {"reward": {"score": 0.5, "weight": 1.0}, "part": {"score": 9.0, "weight": 0.0}}
+    error = {"type": "ProviderError", "message": "upstream 500:\n no"}
+    lines = [
+        _episode("mcqa", 100, rewards=reward),
+        _episode("mcqa", 101, rewards={"reward": None}),
+        _episode("mcqa", 102, ok=False, errors=[error]),
+        _episode("mcqa", 10, rewards={"reward": {"score": 1.0}}),
+    ]
+    (tmp_path / "traces.jsonl").write_text("\n".join(lines) + "\n")
+    tallies = read_tallies(tmp_path, since=50)
+    tally = tallies["mcqa"]
+    assert (tally.rollouts, tally.failed, tally.rewards) == (4, 1, [0.5, 1.0])
+    assert tally.mean_reward == 0.75
+    assert tally.rate == 3 / 4
+    print_tallies(tallies, tmp_path)
+    out = capsys.readouterr()
+    assert out.out.splitlines()[2].split() == ["mcqa", "4", "3", "1", "1", "0.750", "0.8"]
+    assert "1 x ProviderError: upstream 500: no" in out.err

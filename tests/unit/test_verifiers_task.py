@@ -1,0 +1,156 @@
+"""The plugin's pure half: knobs, the task on the wire, and scoring. Needs verifiers, not NeMo Gym."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from pydantic import ValidationError
+from verifiers.v1.utils.loaders import environment_class, harness_class, taskset_class
+
+from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.integrations.verifiers import NeMoGymConfig, NeMoGymData, NeMoGymEnv, NeMoGymHarness
+from gymgate.integrations.verifiers.task import GymRun, NeMoGymTask, record, with_system_prompt
+from gymgate.integrations.verifiers.taskset import NeMoGymTaskset
+from gymgate.rollout import ModelCall, Rollout, Usage
+
+ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}, "answer": None, "tags": ["a"]}
+
+
+def make_task(**data: Any) -> NeMoGymTask:
+    run = GymRun(environment="mcqa", stack=StackConfig(environments=("mcqa",)))
+    return NeMoGymTask(NeMoGymData(**{"id": "mcqa/1", "prompt": "hi", "row": ROW, "gym": run, **data}))
+
+
+def make_trace(task: NeMoGymTask) -> vf.Trace[Any]:
+    agent = vf.AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
+    return vf.Trace(task=vf.TraceTask(type="NeMoGymTask", data=task.data), agent=agent)
+
+
+def make_rollout(**fields: Any) -> Rollout:
+    return Rollout(**{"id": "r", "environment": "mcqa", "agent": "a", "status": "completed", **fields})
+
+
+def test_the_loader_finds_one_of_each() -> None:
+    assert taskset_class("nemo-gym-env") is NeMoGymTaskset
+    assert harness_class("nemo-gym-env") is NeMoGymHarness
+    assert environment_class("owner/nemo-gym-env@0.1.0") is NeMoGymEnv
+
+
+def test_the_default_agent_runs_locally() -> None:
+    config = vf.resolve_env_config({"taskset": {"id": "nemo-gym-env"}})
+    assert config.agent.runtime.type == "subprocess"
+    assert isinstance(config.taskset, NeMoGymConfig)
+    assert config.agent_harnesses()["agent"].id == "nemo-gym-env"
+
+
+def test_knobs_describe_one_stack() -> None:
+    config = NeMoGymConfig(
+        env="mcqa",
+        gym="0.4.0",
+        overrides={"mcqa": {"resources_servers": {"mcqa": {"limit": "3"}}}},
+        models={
+            "*": "policy",
+            "judge": "http://h/v1",
+            "sim": {"base_url": "http://s/v1", "api_key_env": "K"},
+        },
+    )
+    stack = config.stack_config()
+    assert stack.environments[0].overrides == (("mcqa.resources_servers.mcqa.limit", 3),)
+    models = dict(stack.models)
+    assert models["*"] == "policy"
+    assert models["judge"] == HTTPEndpoint(base_url="http://h/v1")
+    assert models["sim"] == HTTPEndpoint(base_url="http://s/v1", api_key_env="K")
+    assert NeMoGymConfig.model_validate(config.model_dump(mode="json")).stack_config() == stack
+
+
+def test_several_environments_with_commas_or_as_a_list() -> None:
+    several = NeMoGymConfig(env="mcqa, calendar")
+    assert several.environment_names() == ("mcqa", "calendar")
+    assert several.stack_config() == NeMoGymConfig(env=["mcqa", "calendar"]).stack_config()
+    assert several.name == "mcqa+calendar"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "said"),
+    [
+        ({"env": "a,b", "config": "c"}, "config needs one env, not 2"),
+        ({"env": []}, "environments"),
+        ({"env": "a,a"}, "more than once"),
+        ({"models": {"judge": {"base_url": "u", "api_key": "secret"}}}, "api_key_env"),
+        ({"models": {"judge": 3}}, "models"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"dialect": "messages"}, "dialect"),
+    ],
+)
+def test_knobs_that_do_not_fit_are_named(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        NeMoGymConfig(**knobs)
+
+
+def test_a_task_survives_the_wire_whole() -> None:
+    task = make_task()
+    wire = task.data.model_dump(mode="json")
+    assert NeMoGymData.model_validate(wire) == task.data
+    assert NeMoGymData.model_validate(wire).row == ROW
+    assert task.key == "mcqa/1"
+
+
+async def test_a_scored_rollout_has_reward_parts_and_metrics() -> None:
+    task = make_task()
+    trace = make_trace(task)
+    usage = Usage(input_tokens=10, output_tokens=2, cached_tokens=4)
+    judge = ModelCall(index=0, model_server="judge", dialect="chat", usage=usage)
+    record(
+        trace,
+        make_rollout(
+            reward=0.25,
+            reward_parts={"format": 1.0},
+            metrics={"turns": 3.0},
+            result={"reward": 0.25},
+            calls=[judge],
+        ),
+    )
+    await task.score(trace)
+    assert trace.reward == 0.25
+    assert trace.rewards["reward"] == vf.Reward(score=0.25)
+    assert trace.rewards["format"] == vf.Reward(score=1.0, weight=0.0)
+    assert trace.metrics == {"turns": 3.0, "nemo_gym/unscored": 0.0}
+    assert trace.info["nemo_gym"]["result"] == {"reward": 0.25}
+    assert trace.extra_usage == [vf.Usage(prompt_tokens=6, completion_tokens=2, cached_input_tokens=4)]
+
+
+@pytest.mark.parametrize("ended", [None, "truncated"])
+async def test_a_rollout_without_a_reward_is_marked_unscored_not_zero(ended: str | None) -> None:
+    task = make_task()
+    trace = make_trace(task)
+    if ended:
+        record(trace, make_rollout(status=ended))
+    await task.score(trace)
+    assert trace.rewards == {"reward": None}
+    assert trace.metrics["nemo_gym/unscored"] == 1.0
+
+
+def test_a_masked_rollout_is_scored_but_not_trained_on() -> None:
+    trace = make_trace(make_task())
+    record(trace, make_rollout(status="masked", reward=1.0))
+    assert trace.agent.trainable is False
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "hi",
+        [{"role": "user", "content": "hi"}],
+        [{"role": "developer", "content": "old"}, {"role": "user", "content": "hi"}],
+    ],
+)
+def test_a_system_prompt_of_the_run_replaces_the_rows(opening: Any) -> None:
+    row = {"responses_create_params": {"input": opening, "tools": []}, "answer": "x"}
+    changed = with_system_prompt(row, "new")
+    assert changed["responses_create_params"]["input"] == [
+        {"role": "system", "content": "new"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert row["responses_create_params"]["input"] == opening
