@@ -1,1 +1,46 @@
-"""."""
+"""The things that answer model calls: an HTTP server, a Python callable, recorded rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import aiohttp
+
+from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint
+from gymgate.errors import ConfigError
+from gymgate.gateway.backends.base import Backend, BackendAnswer
+from gymgate.gateway.backends.callable import CallableBackend, PolicyCallable
+from gymgate.gateway.backends.http import HTTPBackend
+
+__all__ = ["Backend", "BackendAnswer", "CallableBackend", "HTTPBackend", "PolicyCallable", "make_backend"]
+
+
+def make_backend(
+    endpoint: Endpoint,
+    *,
+    session: aiohttp.ClientSession | None = None,
+    callables: Mapping[str, PolicyCallable] | None = None,
+) -> Backend:
+    """The backend that an endpoint describes; to be closed by the caller.
+
+    `session` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name.
+    Raises `ConfigError` for a key that is not set, a malformed URL or an unknown callable, `DataError` for
+    recordings that cannot be read.
+    """
+    match endpoint:
+        case HTTPEndpoint():
+            return HTTPBackend(endpoint, session)
+        case CallableEndpoint():
+            return _callable_backend(endpoint, callables or {})
+        case ReplayEndpoint():
+            from gymgate.gateway.backends.replay import ReplayBackend
+
+            return ReplayBackend.load(endpoint.rollouts, endpoint.index)
+    raise ConfigError(f"{endpoint!r} is not an endpoint; give an HTTPEndpoint, a ReplayEndpoint or a Backend")
+
+
+def _callable_backend(endpoint: CallableEndpoint, callables: Mapping[str, PolicyCallable]) -> CallableBackend:
+    if endpoint.name not in callables:
+        known = ", ".join(sorted(callables)) or "none"
+        raise ConfigError(f"no callable is registered as {endpoint.name!r} (registered: {known})")
+    return CallableBackend(callables[endpoint.name], endpoint.dialect, endpoint.timeout_s)

@@ -27,7 +27,10 @@ class Backend(Protocol):
     cancelling it abandons the call.
     """
 
-    dialect: Dialect
+    @property
+    def dialect(self) -> Dialect:
+        """Of the requests it takes and the answers it gives."""
+        ...
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
         """Answer `body`, a request in `self.dialect`; `raw` is its serialised form, if already at hand."""

@@ -1,0 +1,102 @@
+"""A Python callable as a backend: a policy that lives in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gymgate.config import Dialect
+from gymgate.errors import GymgateError, PolicyError
+from gymgate.gateway import codec
+from gymgate.gateway.backends.answers import fault_of, shortened
+from gymgate.gateway.backends.base import BackendAnswer
+
+PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
+
+
+class CallableBackend:
+    """Answers calls by `fn(request) -> response`, both dicts in `dialect`.
+
+    A coroutine function runs on the caller's loop. A plain function runs in a daemon thread of its own, so that
+    a slow one holds up neither the loop nor the interpreter's exit; a call that is cancelled or times out
+    abandons its thread.
+    """
+
+    dialect: Dialect
+    model: str | None = None
+
+    def __init__(self, fn: PolicyCallable, dialect: Dialect = "chat", timeout_s: float = 3600.0) -> None:
+        self.dialect = dialect
+        self._fn = fn
+        self._name = getattr(fn, "__qualname__", None) or type(fn).__name__
+        self._timeout_s = timeout_s
+        self._is_async = inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
+            getattr(fn, "__call__", None)  # noqa: B004
+        )
+
+    def __repr__(self) -> str:
+        return f"CallableBackend({self._name}, dialect={self.dialect!r})"
+
+    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+        """See `Backend.call`."""
+        try:
+            async with asyncio.timeout(self._timeout_s) as deadline:
+                answer = await self._ask(dict(body))
+        except GymgateError:
+            raise
+        except Exception as error:
+            if deadline.expired():
+                raise self._error(f"gave no answer in {self._timeout_s:g} s") from error
+            raise self._error(f"raised {type(error).__name__}: {shortened(str(error))}") from error
+        return self._checked(answer)
+
+    async def close(self) -> None:
+        """Nothing to release: the callable is the caller's."""
+
+    async def _ask(self, body: dict[str, Any]) -> Any:
+        answer: Any = self._fn(body) if self._is_async else await _in_thread(self._fn, body)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    def _checked(self, answer: Any) -> BackendAnswer:
+        if not isinstance(answer, dict):
+            raise self._error(f"returned {type(answer).__name__} where a dict was expected")
+        if (fault := fault_of(answer, self.dialect)) is not None:
+            raise self._error(fault)
+        try:
+            return BackendAnswer(body=answer, raw=codec.dumps(answer))
+        except (TypeError, ValueError) as error:
+            raise self._error(f"returned a dict that JSON cannot hold: {error}") from error
+
+    def _error(self, what: str) -> PolicyError:
+        return PolicyError(f"callable {self._name} {what}", endpoint=self._name, retryable=False)
+
+
+async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = context.run(fn, body)
+        except Exception as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=work, name="gymgate-policy", daemon=True).start()
+    return await future

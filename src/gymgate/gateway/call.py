@@ -1,0 +1,117 @@
+"""One model call while it is under way, and the record made of it when somebody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from gymgate.config import Dialect
+from gymgate.gateway import codec
+from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
+from gymgate.rollout import ModelCall, Usage
+
+
+class Facts(NamedTuple):
+    """What the record keeps of an answer beside its body."""
+
+    usage: Usage
+    finish_reason: str | None
+    prompt_ids: list[int] | None
+    completion_ids: list[int] | None
+    logprobs: list[float] | None
+
+
+NO_FACTS = Facts(Usage(), None, None, None, None)
+
+
+def facts_of(answer: dict[str, Any], dialect: Dialect) -> Facts:
+    """Usage, finish reason and token data of an answer in `dialect`."""
+    prompt_ids, completion_ids, logprobs = token_data_of(answer, dialect)
+    return Facts(
+        usage_of(answer, dialect), finish_reason_of(answer, dialect), prompt_ids, completion_ids, logprobs
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Bodies are kept as bytes and parsed when the record is read."""
+
+    index: int
+    model_server: str
+    dialect: Dialect
+    started_s: float
+    request: bytes | None = None
+    response: bytes | None = None
+    upstream_request: bytes | None = None
+    upstream_response: bytes | None = None
+    upstream_dialect: Dialect | None = None
+    facts: Facts | None = None
+    status: int | None = None
+    error: str | None = None
+    duration_s: float = 0.0
+    payload: bytes = b""
+    """What is written to the agent: `response`, or the stream made of it."""
+    streamed: bool = False
+    """Whether `payload` is a stream of server-sent events."""
+    task: asyncio.Task[None] | None = None
+    connection: web.RequestHandler | None = None
+    """The connection that waits for the answer, or that it was written to."""
+    _record: ModelCall | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.task is not None and self.task.done()
+
+    @property
+    def failed(self) -> bool:
+        """Finished with anything else than an answer."""
+        return self.finished and (self.status is None or self.status >= 400)
+
+    @property
+    def connection_lost(self) -> bool:
+        transport = self.connection.transport if self.connection is not None else None
+        return transport is None or transport.is_closing()
+
+    def record(self) -> ModelCall:
+        """The call as recorded so far; made once after it finished."""
+        if self._record is not None:
+            return self._record
+        record = self._build()
+        if self.finished:
+            self._record = record
+        return record
+
+    def _build(self) -> ModelCall:
+        facts = self.facts or self._facts_of_bodies()
+        return ModelCall.model_construct(
+            index=self.index,
+            model_server=self.model_server,
+            dialect=self.dialect,
+            request=_parsed(self.request),
+            response=_parsed(self.response),
+            upstream_request=_parsed(self.upstream_request),
+            upstream_response=_parsed(self.upstream_response),
+            status_code=self.status,
+            error=self.error,
+            usage=facts.usage,
+            prompt_token_ids=facts.prompt_ids,
+            completion_token_ids=facts.completion_ids,
+            logprobs=facts.logprobs,
+            started_s=self.started_s,
+            duration_s=self.duration_s,
+            finish_reason=facts.finish_reason,
+        )
+
+    def _facts_of_bodies(self) -> Facts:
+        if self.upstream_response is not None and self.upstream_dialect is not None:
+            return facts_of(codec.loads(self.upstream_response), self.upstream_dialect)
+        if self.response is not None and self.status == 200:
+            return facts_of(codec.loads(self.response), self.dialect)
+        return NO_FACTS
+
+
+def _parsed(body: bytes | None) -> dict[str, Any] | None:
+    return None if body is None else dict(codec.loads(body))

@@ -1,0 +1,103 @@
+"""What a request to the gateway asks for, and whose it is.
+
+    /ng-rollout/<key>[/training-token-capture]/v1/<operation>     key in the URL, where NeMo Gym puts it
+    /v1/<operation>, /<operation>                                  key as bearer token, as x-api-key, or in metadata
+
+`v1` may be missing or doubled: SDKs differ in what they add to a base URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gymgate.config import Dialect
+
+METADATA_KEY = "gymgate_route"
+"""Entry of a request's `metadata` that carries the key of its rollout where the URL cannot."""
+
+DIALECTS: Mapping[str, Dialect] = {
+    "responses": "responses",
+    "chat/completions": "chat",
+    "messages": "messages",
+}
+REFUSED: Mapping[str, Dialect] = {"tokenize": "chat", "messages/count_tokens": "messages"}
+"""Operations that need a tokenizer."""
+
+_PREFIX = "/ng-rollout/"
+_CAPTURE = "training-token-capture/"
+_KEY = re.compile(r"[0-9a-f]{32}(-a\d+)?")
+"""A key; NeMo Gym appends the attempt to the rollout id."""
+_METADATA_MARK = METADATA_KEY.encode()
+
+
+class Path(NamedTuple):
+    """A request's path, taken apart."""
+
+    key: str | None
+    operation: str
+
+    @property
+    def dialect(self) -> Dialect:
+        """The dialect to answer in; errors included."""
+        return DIALECTS.get(self.operation) or REFUSED.get(self.operation) or "chat"
+
+
+class Refusal(Exception):
+    """A request that is answered with an error and reaches no endpoint."""
+
+    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+
+
+def parse_path(raw_path: str) -> Path:
+    """Take a request's path, with or without a query, apart."""
+    path = raw_path.partition("?")[0]
+    key = None
+    if path.startswith(_PREFIX):
+        key, _, path = path[len(_PREFIX) :].partition("/")
+        path = path.removeprefix(_CAPTURE)
+    path = path.strip("/")
+    while path.startswith("v1/"):
+        path = path[3:]
+    return Path(key, path)
+
+
+def key_of_headers(headers: Mapping[str, str]) -> str | None:
+    """The bearer token or API key; `None` if it cannot be a rollout's (agents send dummies)."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and looks_like_key(token.strip()):
+        return token.strip()
+    token = headers.get("x-api-key", "")
+    return token if looks_like_key(token) else None
+
+
+def looks_like_key(token: str) -> bool:
+    return _KEY.fullmatch(token) is not None
+
+
+def without_attempt(key: str) -> str:
+    """The key, of a key to which NeMo Gym may have added `-a<attempt>`."""
+    return key[:32] if len(key) > 32 and _KEY.fullmatch(key) else key
+
+
+def take_routing_entry(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], str | None]:
+    """The body without our entry in its metadata, and that entry.
+
+    A metadata left empty goes as well. The same `body` object comes back if there is no entry.
+    """
+    if _METADATA_MARK not in raw:
+        return body, None
+    metadata = body.get("metadata")
+    if not isinstance(metadata, dict) or METADATA_KEY not in metadata:
+        return body, None
+    key = metadata[METADATA_KEY]
+    rest = {name: value for name, value in metadata.items() if name != METADATA_KEY}
+    stripped = {**body, "metadata": rest}
+    if not rest:
+        del stripped["metadata"]
+    return stripped, key if isinstance(key, str) else None

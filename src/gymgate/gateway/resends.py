@@ -1,0 +1,89 @@
+"""Which requests are the same call sent again.
+
+    client ----request----> gateway ----> endpoint          one call upstream
+    client --X (connection breaks)
+    client ----request----> gateway (joins that call, or gets its answer)
+
+NeMo Gym's client sends again after a dropped connection and does not say so; equal requests are otherwise new
+samples (parallel calls, best-of-n, loops). So an unmarked request joins an earlier one only if they are equal and
+the connection of the earlier one was lost before its answer was fully written, that is, handed to the kernel.
+Marked retries (`Idempotency-Key`, or `x-stainless-retry-count` as the OpenAI and Anthropic SDKs send it) also get
+an answer that was written to a connection that is gone by now, unless it was an error: then they are a new try.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gymgate.gateway.call import Call
+
+RECENT_ANSWERS = 16
+MARKED_ANSWERS = 256
+
+
+class RequestKey(NamedTuple):
+    """Equal for requests that may be the same call."""
+
+    model_server: str
+    dialect: str
+    body: bytes
+    idempotency_key: str | None
+
+
+def is_marked_retry(headers: Mapping[str, str]) -> bool:
+    """Whether the sender says that it sent this request before."""
+    count = headers.get("x-stainless-retry-count")
+    return count is not None and count.isdigit() and int(count) > 0
+
+
+class Resends:
+    """One rollout's calls whose answers may still be asked for again."""
+
+    def __init__(self) -> None:
+        self._unwritten: dict[RequestKey, list[Call]] = {}
+        self._recent: deque[tuple[RequestKey, Call]] = deque()
+        self._marked: OrderedDict[RequestKey, Call] = OrderedDict()
+
+    def find(self, key: RequestKey, *, retry: bool) -> Call | None:
+        """The call that this request is a repetition of, if it is one."""
+        if key.idempotency_key is not None:
+            marked = self._marked.get(key)
+            return None if marked is None or marked.failed else marked
+        for call in self._unwritten.get(key, ()):
+            if call.connection_lost:
+                return call
+        return self._find_recent(key) if retry else None
+
+    def _find_recent(self, key: RequestKey) -> Call | None:
+        for entry in self._recent:
+            if entry[0] == key and entry[1].connection_lost and not entry[1].failed:
+                self._recent.remove(entry)
+                return entry[1]
+        return None
+
+    def add(self, key: RequestKey, call: Call) -> None:
+        """Remember a new call."""
+        self._unwritten.setdefault(key, []).append(call)
+        if key.idempotency_key is not None:
+            self._marked[key] = call
+            if len(self._marked) > MARKED_ANSWERS:
+                self._marked.popitem(last=False)
+
+    def written(self, key: RequestKey, call: Call) -> None:
+        """The call's answer was fully written to the connection that asked for it last."""
+        self.forget(key, call)
+        if call.failed:
+            return
+        self._recent.append((key, call))
+        if len(self._recent) > RECENT_ANSWERS:
+            self._recent.popleft()
+
+    def forget(self, key: RequestKey, call: Call) -> None:
+        """An unmarked repetition of the call is a new call from now on."""
+        calls = self._unwritten.get(key)
+        if calls and call in calls:
+            calls.remove(call)
+            if not calls:
+                del self._unwritten[key]

@@ -1,0 +1,246 @@
+"""One rollout's entry in the gateway: its key, where its calls go, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymgate.config import Dialect, RolloutLimits
+from gymgate.errors import GymgateError, PolicyError
+from gymgate.gateway import codec
+from gymgate.gateway.backends.base import Backend
+from gymgate.gateway.call import Call, facts_of
+from gymgate.gateway.dialects import (
+    ConversationMemory,
+    encode_stream,
+    error_body,
+    translate_answer,
+    translate_request,
+)
+from gymgate.gateway.requests import METADATA_KEY, Refusal
+from gymgate.gateway.resends import RequestKey, Resends
+from gymgate.rollout import ModelCall
+
+POLICY = "policy_model"
+CLOSE_TIMEOUT_S = 5.0
+_KEYLESS_RESEND_S = 60.0
+_STREAM_FIELDS = ("stream", "stream_options")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Target:
+    """Where the calls to one model server go; its memory is that of the rollout's conversations there."""
+
+    backend: Backend
+    memory: ConversationMemory | None = field(default_factory=ConversationMemory)
+
+
+class Route:
+    """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
+
+    def __init__(
+        self,
+        targets: Mapping[str, Target],
+        *,
+        base_url: str,
+        rollout_id: str | None = None,
+        limits: RolloutLimits | None = None,
+        record_bodies: bool = True,
+        metadata_routing: bool = False,
+        on_close: Callable[[Route], None] = lambda route: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.key = secrets.token_hex(16)
+        """What the rollout's calls carry; a secret, never logged."""
+        self.rollout_id = rollout_id or secrets.token_hex(8)
+        """The rollout's public name."""
+        self.base_url = f"{base_url}/ng-rollout/{self.key}/v1"
+        """Of the policy model, for a client that takes a base URL; any API key will do with it."""
+        self.metadata = {METADATA_KEY: self.key} if metadata_routing else {}
+        """To be merged into a row's `responses_create_params.metadata`, for agents that lose the URL."""
+        self.failure: PolicyError | None = None
+        """The first failure of the policy's or a judge's endpoint."""
+        self.truncated: str | None = None
+        """The limit that ended the rollout (`"max_calls"`), if one did."""
+        self.closed = False
+        self._targets = dict(targets)
+        self._max_calls = limits.max_calls if limits is not None else None
+        self._record_bodies = record_bodies
+        self._on_close = on_close
+        self._clock = clock
+        self._opened = clock()
+        self._calls: list[Call] = []
+        self._policy_calls = 0
+        self._running: set[asyncio.Task[None]] = set()
+        self._resends = Resends()
+
+    def __repr__(self) -> str:
+        return f"Route({self.rollout_id!r}, {len(self._calls)} calls{', closed' if self.closed else ''})"
+
+    @property
+    def calls(self) -> list[ModelCall]:
+        """The calls so far, by arrival, judges' included; one under way has no status."""
+        return [call.record() for call in self._calls]
+
+    async def close(self) -> None:
+        """Retire the key and cancel what is in flight, upstream included. Idempotent."""
+        self.closed = True
+        self._on_close(self)
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running, timeout=CLOSE_TIMEOUT_S)
+
+    def target(self, model_server: str) -> Target | None:
+        """Where calls to a model server go."""
+        target = self._targets.get(model_server)
+        if target is None and model_server != POLICY and (default := self._targets.get("*")) is not None:
+            target = self._targets[model_server] = Target(default.backend)
+        return target
+
+    def find_resent(self, key: RequestKey, *, retry: bool) -> Call | None:
+        """The call that a request repeats, if it does."""
+        return self._resends.find(key, retry=retry)
+
+    def start(self, key: RequestKey, dialect: Dialect, body: dict[str, Any], raw: bytes) -> Call:
+        """Send a new call on its way; `Refusal` if a limit forbids it or it has nowhere to go."""
+        target = self._admit(key.model_server)
+        call = self._new_call(key.model_server, dialect)
+        call.streamed = body.get("stream") is True
+        if self._record_bodies:
+            call.request = raw
+        call.task = asyncio.create_task(self._perform(call, target, body, raw))
+        self._running.add(call.task)
+        call.task.add_done_callback(self._running.discard)
+        self._resends.add(key, call)
+        return call
+
+    def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
+        """Note whether a call's answer was fully written to the connection that asked for it."""
+        if written:
+            self._resends.written(key, call)
+
+    def _new_call(self, model_server: str, dialect: Dialect) -> Call:
+        call = Call(len(self._calls), model_server, dialect, self._clock() - self._opened)
+        self._calls.append(call)
+        return call
+
+    def _admit(self, model_server: str) -> Target:
+        target = self.target(model_server)
+        if target is None:
+            raise self._nowhere(model_server)
+        if model_server != POLICY:
+            return target
+        if self._max_calls is not None and self._policy_calls >= self._max_calls:
+            self.truncated = "max_calls"
+            raise Refusal(400, f"rollout limit: max_calls={self._max_calls}")
+        self._policy_calls += 1
+        return target
+
+    def _nowhere(self, model_server: str) -> Refusal:
+        message = (
+            f"model server {model_server!r} has no endpoint; "
+            f'map it with models={{"{model_server}": ...}} or --model {model_server}=...'
+        )
+        self._keep_failure(PolicyError(message, status_code=404, retryable=False))
+        return Refusal(404, message, "not_found_error")
+
+    async def _perform(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
+        started = self._clock()
+        try:
+            await self._ask(call, target, body, raw)
+        except asyncio.CancelledError:
+            call.error = "cancelled: the rollout was released"
+            raise
+        except PolicyError as error:
+            self._fail(call, error, relayed_status(error))
+        except GymgateError as error:
+            failure = PolicyError(f"{call.dialect} call cannot be sent on: {error}", status_code=400)
+            self._fail(call, failure, 400)
+        except Exception as error:
+            logger.exception("rollout %s: model call %d failed", self.rollout_id, call.index)
+            self._fail(call, PolicyError(f"model call failed: {type(error).__name__}: {error}"), 502)
+        finally:
+            call.duration_s = self._clock() - started
+
+    async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
+        backend = target.backend
+        if backend.dialect == call.dialect:
+            upstream, upstream_raw = _without_stream(body), raw
+            answer = await backend.call(upstream, raw=raw if upstream is body else None)
+            result = answer.body
+            response = answer.raw if answer.raw is not None else codec.dumps(result)
+        else:
+            upstream = translate_request(body, call.dialect, backend.dialect, target.memory)
+            upstream_raw = codec.dumps(_without_stream(upstream))
+            answer = await backend.call(_without_stream(upstream), raw=upstream_raw)
+            result = translate_answer(answer.body, body, backend.dialect, call.dialect, target.memory)
+            response = codec.dumps(result)
+            if self._record_bodies:
+                call.upstream_dialect = backend.dialect
+                call.upstream_request = upstream_raw
+                call.upstream_response = answer.raw or codec.dumps(answer.body)
+        if self._record_bodies:
+            call.response = response
+        else:
+            call.facts = facts_of(answer.body, backend.dialect)
+        call.payload = b"".join(encode_stream(result, call.dialect, body)) if call.streamed else response
+        call.status = 200
+
+    def _fail(self, call: Call, error: PolicyError, status: int) -> None:
+        kind = "invalid_request_error" if status < 500 else "api_error"
+        call.streamed = False
+        call.payload = codec.dumps(error_body(call.dialect, status, error.message, kind))
+        call.response = call.payload if self._record_bodies else None
+        call.error = error.message
+        call.status = status
+        self._keep_failure(error)
+        logger.info("rollout %s: call %d: %s", self.rollout_id, call.index, error.message)
+
+    def _keep_failure(self, error: PolicyError) -> None:
+        if self.failure is None:
+            self.failure = error
+
+
+class KeylessRoute(Route):
+    """Judge calls that carry no rollout's key; counted by model server, recorded nowhere."""
+
+    def __init__(self, targets: Mapping[str, Target]) -> None:
+        super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
+        self.counts: Counter[str] = Counter()
+
+    def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
+        """There is no end of a rollout at which an answer that nobody came back for is forgotten."""
+        super().settle(key, call, written=written)
+        if not written:
+            asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self._resends.forget, key, call)
+
+    def _new_call(self, model_server: str, dialect: Dialect) -> Call:
+        self.counts[model_server] += 1
+        return Call(self.counts.total(), model_server, dialect, self._clock() - self._opened)
+
+
+def relayed_status(error: PolicyError) -> int:
+    """The status an agent gets: the endpoint's 4xx unless it means "try again", else 502, or 504 for a timeout.
+
+    gymgate has tried again by then, and agents would take the endpoint's own 429 or 503 as a reason to.
+    """
+    code = error.status_code
+    if code is not None and 400 <= code < 500 and code not in (408, 409, 425, 429):
+        return code
+    return 504 if code in (408, 504) or isinstance(error.__cause__, TimeoutError) else 502
+
+
+def _without_stream(body: dict[str, Any]) -> dict[str, Any]:
+    """The same object if there is nothing to leave out: answers are collected whole and streamed by us."""
+    if body.get("stream") is not True:
+        return body
+    return {name: value for name, value in body.items() if name not in _STREAM_FIELDS}

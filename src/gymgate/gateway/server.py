@@ -1,0 +1,191 @@
+"""The gateway: what NeMo Gym's servers are told is their model, and where every rollout's calls find their endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Literal, Self
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
+
+from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
+from gymgate.errors import ConfigError
+from gymgate.gateway.backends import Backend, make_backend
+from gymgate.gateway.backends.http import new_session
+from gymgate.gateway.delivery import StreamTimes
+from gymgate.gateway.handler import Handler
+from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.route import POLICY, KeylessRoute, Route, Target
+
+MAX_BODY = 1 << 30
+# NeMo Gym's client sends again for ever when an idle connection is closed under its request.
+KEEPALIVE_S = 3600.0
+STOP_TIMEOUT_S = 2.0
+
+JudgeEndpoint = Endpoint | Backend | Literal["policy"]
+
+logger = logging.getLogger(__name__)
+_http_logger = logging.getLogger("gymgate.gateway.http")
+
+
+def _without_request_line(record: logging.LogRecord) -> bool:
+    """A malformed request's line can hold a key; its class says enough."""
+    if record.exc_info and isinstance(record.exc_info[1], BadHttpMessage):
+        record.msg, record.args = "%s", (type(record.exc_info[1]).__name__,)
+        record.exc_info = None
+    return True
+
+
+_http_logger.addFilter(_without_request_line)
+
+
+class Gateway:
+    """Listens on loopback, one port per model server that Gym's configs name, for as long as it is entered.
+
+    It belongs to the event loop that entered it. `judges` are the endpoints of model servers other than the
+    policy's for every rollout that does not bring its own, and for calls that carry no key.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        judges: Mapping[str, Endpoint | Backend] | None = None,
+        stream_times: StreamTimes | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.host = host
+        self.stream_times = stream_times or StreamTimes()
+        self.routes: dict[str, Route] = {}
+        self.keyless = KeylessRoute({})
+        self._judges = dict(judges or {})
+        self._clock = clock
+        self._ports: dict[str, asyncio.Task[int]] = {}
+        self._replays: dict[ReplayEndpoint, Backend] = {}
+        self._exits = AsyncExitStack()
+        self._session: aiohttp.ClientSession | None = None
+        self._port = 0
+
+    async def __aenter__(self) -> Self:
+        raise_file_limit()
+        async with AsyncExitStack() as exits:
+            self._session = await exits.enter_async_context(new_session())
+            exits.push_async_callback(self._close_backends)
+            self._exits = exits
+            self.keyless = KeylessRoute(
+                {name: Target(self._backend(judge), memory=None) for name, judge in self._judges.items()}
+            )
+            self._port = await self.port_for(POLICY)
+            exits.push_async_callback(self._close_routes)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._exits.aclose()
+
+    @property
+    def port(self) -> int:
+        """Of the policy model."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Of the policy model, without a path."""
+        return f"http://{self.host}:{self._port}"
+
+    @property
+    def keyless_calls(self) -> Mapping[str, int]:
+        """How many judge calls without a key were served, by model server."""
+        return self.keyless.counts
+
+    async def port_for(self, model_server: str) -> int:
+        """The port of a model server by its Gym instance name; listens on it from the first call on."""
+        if model_server not in self._ports:
+            self._ports[model_server] = asyncio.create_task(self._listen(model_server))
+        return await asyncio.shield(self._ports[model_server])
+
+    def open(
+        self,
+        endpoint: Endpoint | Backend,
+        *,
+        rollout_id: str | None = None,
+        judges: Mapping[str, JudgeEndpoint] | None = None,
+        limits: RolloutLimits | None = None,
+        record_bodies: bool = True,
+        metadata_routing: bool = False,
+    ) -> Route:
+        """A route for one rollout, until its `close`.
+
+        `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, the name `"*"`
+        stands for every one not named. A backend given as such stays the caller's to close.
+        Raises `ConfigError` if an endpoint cannot be used.
+        """
+        policy = self._backend(endpoint)
+        targets = {POLICY: Target(policy)}
+        for name, judge in {**self._judges, **(judges or {})}.items():
+            targets[name] = Target(policy if judge == "policy" else self._backend(judge))
+        route = Route(
+            targets,
+            base_url=self.url,
+            rollout_id=rollout_id,
+            limits=limits,
+            record_bodies=record_bodies,
+            metadata_routing=metadata_routing,
+            on_close=self._retire,
+            clock=self._clock,
+        )
+        self.routes[route.key] = route
+        return route
+
+    def _retire(self, route: Route) -> None:
+        self.routes.pop(route.key, None)
+
+    def _backend(self, endpoint: Endpoint | Backend | Literal["policy"]) -> Backend:
+        if isinstance(endpoint, str):
+            raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
+        if isinstance(endpoint, ReplayEndpoint):
+            if endpoint not in self._replays:
+                self._replays[endpoint] = make_backend(endpoint)
+            return self._replays[endpoint]
+        if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
+            return make_backend(endpoint, session=self._session)
+        return endpoint
+
+    async def _listen(self, model_server: str) -> int:
+        loop = asyncio.get_running_loop()
+        server = web.Server(
+            Handler(self, model_server),
+            request_factory=_make_request,
+            access_log=None,
+            logger=_http_logger,
+            keepalive_timeout=KEEPALIVE_S,
+        )
+        listener = await loop.create_server(server, self.host, 0, backlog=4096)
+        self._exits.push_async_callback(_stop, listener, server)
+        port: int = listener.sockets[0].getsockname()[1]
+        logger.info("gateway: %s listens on %s:%d", model_server, self.host, port)
+        return port
+
+    async def _close_routes(self) -> None:
+        routes = [*self.routes.values(), self.keyless]
+        await asyncio.gather(*(route.close() for route in routes))
+
+    async def _close_backends(self) -> None:
+        for backend in self._replays.values():
+            await backend.close()
+
+
+def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
+
+
+async def _stop(listener: asyncio.Server, server: web.Server) -> None:
+    listener.close()
+    server.pre_shutdown()
+    await server.shutdown(STOP_TIMEOUT_S)

@@ -1,0 +1,267 @@
+"""An endpoint that fails: what the agent gets, what the record keeps, and what is tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from gateway_upstream import Script, Seen, chat_answer, drop, drop_midway, upstream
+
+from gymgate.config import HTTPEndpoint
+from gymgate.errors import PolicyError
+from gymgate.gateway import CallableBackend, Gateway, Route, StreamTimes
+from gymgate.gateway.backends import http as http_backend
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+SECRET = "sk-very-secret"
+
+
+@pytest.fixture(autouse=True)
+def no_long_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_backend, "LONGEST_BACKOFF_S", 0.01)
+
+
+def gives(
+    status: int, body: Any, kind: str = "application/json", **headers: str
+) -> Callable[[], web.Response]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return lambda: web.Response(status=status, body=data, content_type=kind, headers=headers)
+
+
+async def ask(route: Route, body: Any = BODY, operation: str = "chat/completions") -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(f"{route.base_url}/{operation}", json=body) as response,
+    ):
+        answer = await response.json()
+        return response.status, answer.get("error", {}).get("message", "")
+
+
+ANSWERS = {
+    "401": (
+        gives(401, {"error": {"message": f"bad key {SECRET}"}}),
+        401,
+        ["HTTP 401", "'POLICY_KEY'", "***"],
+    ),
+    "403": (gives(403, {"detail": "no"}), 403, ["HTTP 403", "'POLICY_KEY'", ": no"]),
+    "404": (
+        gives(404, {"message": "unknown model"}),
+        404,
+        ["/v1/chat/completions", "'mine'", "unknown model"],
+    ),
+    "400": (gives(400, {"error": "x " * 400}), 400, ["HTTP 400", "..."]),
+    "413": (gives(413, b"<h1>too  big</h1>", "text/html"), 413, ["text/html", "<h1>too big</h1>"]),
+    "429": (gives(429, {"error": {"message": "slow down"}}, Retry_After="0"), 502, ["HTTP 429", "slow down"]),
+    "500": (gives(500, b"", "text/plain"), 502, ["HTTP 500", "nothing"]),
+    "504": (gives(504, {}), 504, ["HTTP 504"]),
+    "redirect": (gives(307, b"", Location="https://x/"), 502, ["redirects to 'https://x/'"]),
+    "html": (
+        gives(200, b"<html>\n" + b"log in " * 90, "text/html"),
+        502,
+        ["text/html", "<html> log in", "..."],
+    ),
+    "empty": (gives(200, b"", "application/json"), 502, ["empty body"]),
+    "a list": (gives(200, []), 502, ["JSON list"]),
+    "no choices": (gives(200, {"id": 1, "object": "x"}), 502, ["without 'choices' (it has id, object)"]),
+    "no message": (gives(200, {"choices": [{}]}), 502, ["without 'message'"]),
+    "error in a 200": (gives(200, {"error": {"message": "overloaded"}}), 502, ["overloaded"]),
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+async def test_one_clear_line(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer, status, texts = ANSWERS[case]
+    monkeypatch.setenv("POLICY_KEY", SECRET)
+
+    async def script(seen: Seen) -> web.Response:
+        return answer()
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY", model="mine"))
+        got, message = await ask(route)
+        assert got == status
+        assert all(text in message for text in [policy.url, *texts]), message
+        assert SECRET not in message
+        assert "\n" not in message
+        assert len(message) < 500
+        assert isinstance(route.failure, PolicyError)
+        assert (route.failure.message, route.failure.endpoint) == (message, policy.url)
+        [call] = route.calls
+        assert (call.status_code, call.error) == (status, message)
+
+
+async def test_an_empty_message_is_an_answer() -> None:
+    async def script(seen: Seen) -> web.Response:
+        return web.json_response(chat_answer(None))
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        assert await ask(route) == (200, "")
+        assert (await ask(route, {"input": "hi"}, "responses"))[0] == 200
+        assert route.failure is None
+
+
+async def test_unreachable() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        async with Gateway() as gateway:
+            status, message = await ask(gateway.open(HTTPEndpoint(base_url=url, max_retries=1)))
+    assert status == 502
+    assert message.startswith(f"cannot connect to {url}: ")
+    assert message.endswith("(after 2 attempts)")
+
+
+async def test_a_silent_endpoint_times_out() -> None:
+    async def script(seen: Seen) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(timeout_s=0.1, max_retries=2))
+        assert await ask(route) == (504, f"{policy.url}: no answer in 0.1 s")
+        assert len(policy.seen) == 1
+
+
+async def unavailable(seen: Seen) -> web.StreamResponse:
+    return web.Response(status=503)
+
+
+async def busy(seen: Seen) -> web.StreamResponse:
+    return web.Response(status=429, headers={"Retry-After": "0.01"})
+
+
+@pytest.mark.parametrize("trouble", [unavailable, busy, drop, drop_midway])
+async def test_passing_trouble_is_tried_again(trouble: Script) -> None:
+    async def script(seen: Seen) -> web.StreamResponse:
+        return await trouble(seen) if len(policy.seen) == 1 else web.json_response(chat_answer())
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(max_retries=1))
+        assert (await ask(route))[0] == 200
+        assert route.failure is None
+        one, two = policy.seen
+        assert one.raw == two.raw
+        assert one.headers["Idempotency-Key"] == two.headers["Idempotency-Key"]
+        assert two.headers["x-stainless-retry-count"] == "1"
+
+
+async def test_retry_after_is_honoured() -> None:
+    async def script(seen: Seen) -> web.Response:
+        return web.Response(status=429, headers={"Retry-After": "0.3"})
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        started = time.monotonic()
+        await ask(gateway.open(policy.endpoint(max_retries=1)))
+        assert time.monotonic() - started >= 0.3
+
+
+async def test_an_untranslatable_request_is_the_agents_fault() -> None:
+    async with upstream() as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        status, message = await ask(route, {"input": "hi", "previous_response_id": "resp_0"}, "responses")
+        assert status == 400
+        assert "previous_response_id" in message
+        assert policy.seen == []
+
+
+async def test_a_stream_that_fails_early_has_a_status_and_late_has_an_event() -> None:
+    release = asyncio.Event()
+
+    async def script(seen: Seen) -> web.Response:
+        await release.wait()
+        return web.Response(status=400, text=json.dumps({"error": "too long"}))
+
+    streaming = {**BODY, "stream": True}
+    async with upstream(script) as policy:
+        async with Gateway() as gateway:
+            release.set()
+            status, message = await ask(gateway.open(policy.endpoint()), streaming)
+            assert status == 400
+            assert "too long" in message
+        release.clear()
+        async with Gateway(stream_times=StreamTimes(0.02, 0.02)) as gateway, aiohttp.ClientSession() as http:
+            url = gateway.open(policy.endpoint()).base_url + "/chat/completions"
+            async with http.post(url, json=streaming) as response:
+                assert response.status == 200
+                assert await response.content.readline() == b": waiting\n"
+                release.set()
+                events = await response.text()
+            assert "event: error\ndata: {" in events
+            assert "too long" in events
+
+
+async def test_a_slow_stream_gets_signs_of_life_and_then_its_answer() -> None:
+    release = asyncio.Event()
+
+    async def script(seen: Seen) -> web.Response:
+        await release.wait()
+        return web.json_response(chat_answer())
+
+    async with upstream(script) as policy, Gateway(stream_times=StreamTimes(0.01, 0.01)) as gateway:
+        url = gateway.open(policy.endpoint()).base_url + "/chat/completions"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, json={**BODY, "stream": True}) as response,
+        ):
+            for _ in range(2):
+                assert await response.content.readline() == b": waiting\n"
+                assert await response.content.readline() == b"\n"
+            release.set()
+            assert (await response.text()).endswith("data: [DONE]\n\n")
+
+
+async def answer_async(body: dict[str, Any]) -> dict[str, Any]:
+    body["mutated"] = True
+    return chat_answer(body["messages"][0]["content"])
+
+
+def answer_sync(body: dict[str, Any]) -> dict[str, Any]:
+    return chat_answer(body["messages"][0]["content"])
+
+
+@pytest.mark.parametrize("fn", [answer_async, answer_sync, functools.partial(answer_async)])
+async def test_a_callable_answers(fn: Any) -> None:
+    async with Gateway() as gateway:
+        route = gateway.open(CallableBackend(fn))
+        assert (await ask(route))[0] == 200
+        [call] = route.calls
+        assert call.request == BODY
+        assert call.response == chat_answer("hi")
+
+
+def raises(body: dict[str, Any]) -> dict[str, Any]:
+    raise KeyError("weights")
+
+
+async def hangs(body: dict[str, Any]) -> dict[str, Any]:
+    await asyncio.Event().wait()
+    return {}
+
+
+BAD = {
+    "raises KeyError: 'weights'": (raises, 502, "raised KeyError: 'weights'"),
+    "wrong type": (lambda body: "text", 502, "returned str where a dict was expected"),
+    "no choices": (lambda body: {"text": "hi"}, 502, "without 'choices' (it has text)"),
+    "not JSON": (lambda body: chat_answer(x={1, 2}), 502, "JSON cannot hold"),
+    "too slow": (hangs, 504, "gave no answer in 0.05 s"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_a_callables_fault_is_said(case: str) -> None:
+    fn, status, text = BAD[case]
+    async with Gateway() as gateway:
+        route = gateway.open(CallableBackend(fn, timeout_s=0.05 if fn is hangs else 60))
+        got, message = await ask(route)
+        assert got == status
+        assert text in message
+        assert route.failure is not None

@@ -1,0 +1,287 @@
+"""Whose call is it, and where may it go."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from gateway_upstream import Seen, Upstream, chat_answer, upstream
+
+from gymgate.config import RolloutLimits
+from gymgate.errors import ConfigError
+from gymgate.gateway import METADATA_KEY, Gateway, Route
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "vendor_field": {"kept": [1, 2.50]}}
+
+
+@pytest.fixture
+async def policy() -> AsyncIterator[Upstream]:
+    async with upstream() as serving:
+        yield serving
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    async with Gateway() as running:
+        yield running
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+async def post(
+    http: aiohttp.ClientSession, url: str, body: Any = BODY, **headers: str
+) -> tuple[int, dict[str, Any]]:
+    async with http.post(url, json=body, headers=headers) as response:
+        return response.status, await response.json()
+
+
+KEY_PLACES = {
+    "url": lambda route: ("/ng-rollout/{0}/v1", {}),
+    "token capture": lambda route: ("/ng-rollout/{0}/training-token-capture/v1", {}),
+    "an attempt of NeMo Gym's": lambda route: ("/ng-rollout/{0}-a2/v1", {}),
+    "v1 twice": lambda route: ("/ng-rollout/{0}/v1/v1", {}),
+    "bearer": lambda route: ("/v1", {"Authorization": f"Bearer {route.key}"}),
+    "bearer without v1": lambda route: ("", {"Authorization": f"bearer {route.key}"}),
+    "x-api-key": lambda route: ("/v1", {"x-api-key": route.key}),
+}
+
+
+@pytest.mark.parametrize("place", KEY_PLACES)
+async def test_the_key_is_found(
+    place: str, gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    route, other = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
+    prefix, headers = KEY_PLACES[place](route)
+    url = f"{gateway.url}{prefix.format(route.key)}/chat/completions?beta=true"
+    assert (await post(http, url, **headers))[0] == 200
+    assert len(route.calls) == 1
+    assert other.calls == []
+
+
+@pytest.mark.parametrize("mine", [{}, {"row": "7"}], ids=["ours alone", "beside the row's"])
+async def test_metadata_carries_the_key_and_nothing_of_it_goes_on(
+    mine: dict[str, str], gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    route = gateway.open(policy.endpoint(), metadata_routing=True)
+    body = {**BODY, "metadata": {**mine, **route.metadata}}
+    url = f"{gateway.url}/v1/chat/completions"
+    assert (await post(http, url, body, Authorization="Bearer dummy"))[0] == 200
+    expected = {**BODY, "metadata": mine} if mine else BODY
+    assert policy.seen[0].body == expected
+    assert route.calls[0].request == expected
+    assert route.key not in json.dumps(policy.seen[0].headers)
+
+
+async def test_same_dialect_passes_bytes_through_unchanged(
+    gateway: Gateway, http: aiohttp.ClientSession
+) -> None:
+    answer = (
+        b'{ "zeta":1.50, "choices" : [{"message":{"role":"assistant","content":null}}],"alpha":"\\u00e9"}'
+    )
+
+    async def script(seen: Seen) -> aiohttp.web.Response:
+        return aiohttp.web.Response(body=answer, content_type="application/json")
+
+    async with upstream(script) as policy:
+        route = gateway.open(policy.endpoint())
+        request = b'{"b": 1.50,  "a":"\\u00e9", "model":"m", "stream": false}'
+        async with http.post(f"{route.base_url}/chat/completions", data=request) as response:
+            assert await response.read() == answer
+        assert policy.seen[0].raw == request
+        assert route.calls[0].request == json.loads(request)
+        assert route.calls[0].response == json.loads(answer)
+
+
+async def test_a_large_body_passes(gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession) -> None:
+    route = gateway.open(policy.endpoint())
+    body = {**BODY, "messages": [{"role": "user", "content": "x" * (3 << 20)}]}
+    data = io.BytesIO(json.dumps(body).encode())
+    async with http.post(f"{route.base_url}/chat/completions", data=data) as response:
+        assert response.status == 200
+    assert policy.seen[0].body == body
+
+
+async def test_overrides_replace_what_the_caller_said(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    endpoint = policy.endpoint(
+        model="mine",
+        sampling=(("max_tokens", 5), ("temperature", 0.1)),
+        headers=(("X-Team", "a"),),
+        api_key="s3cret",
+    )
+    route = gateway.open(endpoint)
+    await post(
+        http,
+        f"{route.base_url}/chat/completions",
+        {**BODY, "max_completion_tokens": 9},
+        Cookie="a=b",
+        Authorization="Bearer dummy",
+    )
+    seen = policy.seen[0]
+    assert seen.body == {**BODY, "model": "mine", "max_tokens": 5, "temperature": 0.1}
+    assert list(seen.body)[:2] == ["model", "messages"]
+    assert (seen.headers["Authorization"], seen.headers["X-Team"]) == ("Bearer s3cret", "a")
+    assert "Cookie" not in seen.headers
+    assert "s3cret" not in repr(route) + repr(vars(gateway)) + repr(route._targets)
+
+
+async def test_unknown_and_retired_keys_reach_no_policy(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    retired, live = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
+    await retired.close()
+    for path in [f"/ng-rollout/{retired.key}/v1", f"/ng-rollout/{'0' * 32}/v1", "/ng-rollout/7-0/v1"]:
+        status, body = await post(http, f"{gateway.url}{path}/chat/completions", BODY)
+        assert status == 404
+        assert "no rollout has this key" in body["error"]["message"]
+        assert retired.key not in json.dumps(body)
+    url = f"{gateway.url}/v1/messages"
+    status, body = await post(http, url, BODY, Authorization=f"Bearer {retired.key}")
+    assert (status, body["type"], body["error"]["type"]) == (401, "error", "authentication_error")
+    status, body = await post(http, url, {**BODY, "metadata": {METADATA_KEY: retired.key}})
+    assert (status, body["error"]["type"]) == (401, "authentication_error")
+    assert (policy.seen, live.calls, retired.calls) == ([], [], [])
+
+
+async def test_without_a_key_it_says_what_to_send(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    gateway.open(policy.endpoint())
+    status, body = await post(http, f"{gateway.url}/v1/responses", {"input": "hi"})
+    assert status == 401
+    assert "Authorization: Bearer" in body["error"]["message"]
+    assert policy.seen == []
+
+
+REFUSED = {
+    "not JSON": ("POST", "chat/completions", b"{", 400, "not JSON"),
+    "not an object": ("POST", "chat/completions", b"[]", 400, "not an object"),
+    "wrong method": ("GET", "responses", b"", 405, "POST"),
+    "tokenize": ("POST", "tokenize", b"{}", 404, "no tokenizer"),
+    "count_tokens": ("POST", "messages/count_tokens", b"{}", 404, "no tokenizer"),
+    "other": ("POST", "embeddings", b"{}", 404, "does not serve /embeddings"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+async def test_refusals_are_clear(
+    case: str, gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    method, operation, data, status, text = REFUSED[case]
+    route = gateway.open(policy.endpoint())
+    async with http.request(method, f"{route.base_url}/{operation}", data=data) as response:
+        assert response.status == status
+        assert text in (await response.json())["error"]["message"]
+        assert response.headers["x-should-retry"] == "false"
+
+
+async def test_health_check_and_models(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    route = gateway.open(policy.endpoint(model="mine"))
+    async with http.get(gateway.url + "/") as response:
+        assert response.status == 200
+    async with http.get(f"{route.base_url}/models") as response:
+        assert [model["id"] for model in (await response.json())["data"]] == ["mine"]
+    async with http.get(f"{gateway.url}/v1/models") as response:
+        assert response.status == 401
+
+
+async def test_judges_are_their_own_endpoints_recorded_apart(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    async with upstream() as judge:
+        route = gateway.open(
+            policy.endpoint(),
+            judges={"judge": judge.endpoint(), "user": "policy"},
+            limits=RolloutLimits(max_calls=1),
+        )
+
+        async def ask(model_server: str) -> tuple[int, dict[str, Any]]:
+            port = await gateway.port_for(model_server)
+            return await post(http, f"http://127.0.0.1:{port}/ng-rollout/{route.key}/v1/chat/completions")
+
+        assert [(await ask(name))[0] for name in ("judge", "user", "judge", "policy_model")] == [200] * 4
+        assert (len(judge.seen), len(policy.seen)) == (2, 2)
+        recorded = [call.model_server for call in route.calls]
+        assert recorded == ["judge", "user", "judge", "policy_model"]
+        assert route.truncated is None
+        status, body = await ask("policy_model")
+        assert (status, body["error"]["message"]) == (400, "rollout limit: max_calls=1")
+        assert (route.truncated, route.failure) == ("max_calls", None)
+        status, body = await ask("stranger")
+        assert status == 404
+        assert all(
+            text in body["error"]["message"] for text in ("'stranger'", 'models={"stranger"', "--model")
+        )
+        assert route.failure is not None
+
+
+async def test_keyless_judge_calls_need_a_stack_wide_judge(
+    policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    async with Gateway(judges={"judge": policy.endpoint()}) as gateway:
+        route = gateway.open(policy.endpoint())
+        ports = [await gateway.port_for(name) for name in ("judge", "other")]
+        urls = [f"http://127.0.0.1:{port}/v1/chat/completions" for port in [*ports, gateway.port]]
+        assert [(await post(http, url))[0] for url in urls] == [200, 401, 401]
+        assert (dict(gateway.keyless_calls), route.calls) == ({"judge": 1}, [])
+        keyed = f"http://127.0.0.1:{ports[0]}/ng-rollout/{route.key}/v1/chat/completions"
+        assert (await post(http, keyed))[0] == 200
+        assert [call.model_server for call in route.calls] == ["judge"]
+
+
+async def test_ports_are_made_once_and_a_bad_endpoint_is_refused_at_open(gateway: Gateway) -> None:
+    ports = await asyncio.gather(*(gateway.port_for("judge") for _ in range(5)))
+    assert len(set(ports)) == 1
+    assert gateway.port not in ports
+    with pytest.raises(ConfigError, match="http://host:port/v1"):
+        gateway.open(Upstream(url="localhost:1").endpoint())
+
+
+async def test_without_bodies_the_numbers_stay(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    route = gateway.open(policy.endpoint(), record_bodies=False)
+    await post(http, f"{route.base_url}/chat/completions")
+    [call] = route.calls
+    assert (call.request, call.response, call.usage.output_tokens) == (None, None, 2)
+    assert (call.finish_reason, call.status_code) == ("stop", 200)
+    assert call.duration_s > 0
+
+
+async def test_200_calls_over_50_routes_keep_their_credentials(gateway: Gateway) -> None:
+    async def script(seen: Seen) -> aiohttp.web.Response:
+        said = seen.headers["Authorization"].removeprefix("Bearer ")
+        return aiohttp.web.json_response(chat_answer(f"{said} {seen.body['messages'][0]['content']}"))
+
+    async with upstream(script) as policy, aiohttp.ClientSession() as http:
+        routes = [
+            gateway.open(policy.endpoint(api_key=f"secret{n}"), judges={"j": "policy"}) for n in range(50)
+        ]
+        judge_port = await gateway.port_for("j")
+
+        async def ask(number: int, route: Route, turn: int) -> None:
+            port = judge_port if turn == 3 else gateway.port
+            url = f"http://127.0.0.1:{port}/ng-rollout/{route.key}/v1/chat/completions"
+            body = {"messages": [{"role": "user", "content": f"{number}/{turn}"}]}
+            status, answer = await post(http, url, body)
+            said = answer["choices"][0]["message"]["content"]
+            assert (status, said) == (200, f"secret{number} {number}/{turn}")
+
+        async with asyncio.TaskGroup() as group:
+            for number, route in enumerate(routes):
+                for turn in range(4):
+                    group.create_task(ask(number, route, turn))
+        assert [len(route.calls) for route in routes] == [4] * 50
+        assert all([call.model_server for call in route.calls].count("j") == 1 for route in routes)
