@@ -1,0 +1,195 @@
+"""A conversation in a form that does not depend on the dialect it travelled in.
+
+Agents speak Responses, chat or messages; on the way, items are grouped, split, reordered and stripped of
+reasoning. What stays is who said what: blocks of consecutive items of one role, each with its text, media,
+tool calls (name and arguments) and tool outputs (in the order of their calls). Whitespace, call ids, item ids,
+reasoning and the tools on offer do not count; `developer` and `instructions` count as `system`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import orjson
+
+Item = Mapping[str, Any]
+"""One input or output item of the Responses API."""
+Role = Literal["system", "user", "assistant", "tool"]
+
+_ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+@dataclass(slots=True)
+class Block:
+    """What one role said between two others; `text` is for people, `digest()` for comparing."""
+
+    role: Role
+    texts: list[str] = field(default_factory=list)
+    media: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    outputs: list[tuple[int, str]] = field(default_factory=list)
+    """(position of the call, text), position by arrival where the call is unknown."""
+
+    @property
+    def text(self) -> str:
+        parts = [*self.texts, *(f"{name}({arguments})" for name, arguments in self.calls)]
+        return " ".join([*parts, *(text for _, text in sorted(self.outputs)), *self.media])
+
+    def said(self) -> tuple[Any, ...]:
+        """What counts when two blocks are compared."""
+        outputs = tuple(_squeeze(text) for _, text in sorted(self.outputs, key=lambda output: output[0]))
+        return self.role, _squeeze("".join(self.texts)), tuple(self.media), tuple(self.calls), outputs
+
+
+def items_of(body: Mapping[str, Any]) -> list[Item]:
+    """The items of a Responses request: its instructions as a system message, then its input."""
+    given = body.get("input") or []
+    items: list[Item] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    if instructions := body.get("instructions"):
+        items.insert(0, {"role": "system", "content": instructions})
+    return items
+
+
+def is_policy_item(item: Item) -> bool:
+    """Whether a model wrote the item: an assistant's message, reasoning, or a call of any kind."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        return item.get("role") == "assistant"
+    return not kind.endswith("_output")
+
+
+def blocks_of(items: Iterable[Item]) -> list[Block]:
+    """The canonical form of a conversation; a turn that only reasons leaves no trace in it."""
+    blocks: list[Block] = []
+    order: dict[str, int] = {}
+    for item in items:
+        role = _role(item)
+        if role is None:
+            continue
+        if not blocks or blocks[-1].role != role:
+            blocks.append(Block(role))
+        _add(blocks[-1], item, order)
+        if role == "assistant" and blocks[-1].said() == ("assistant", "", (), (), ()):
+            blocks.pop()
+    return _joined(blocks)
+
+
+def call_ids(items: Iterable[Item]) -> frozenset[str]:
+    """Ids of the tool calls in a conversation."""
+    return frozenset(str(item["call_id"]) for item in items if item.get("type") == "function_call")
+
+
+def exact_key(blocks: Sequence[Block]) -> bytes:
+    """Equal for two conversations in which everyone said the same."""
+    return _digest([block.said() for block in blocks])
+
+
+def loose_key(blocks: Sequence[Block]) -> bytes:
+    """Like `exact_key`, tool outputs and the way turns are cut left out."""
+    return _digest([_all_said(blocks, role) for role in ("system", "user", "assistant")])
+
+
+def policy_key(blocks: Sequence[Block]) -> bytes:
+    """Equal for two conversations in which the assistant said the same, whatever it was told."""
+    return _digest(_all_said(blocks, "assistant"))
+
+
+def _role(item: Item) -> Role | None:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        return _ROLES.get(str(item.get("role")))
+    if kind == "reasoning":
+        return None
+    return "tool" if kind.endswith("_output") else "assistant"
+
+
+def _add(block: Block, item: Item, order: dict[str, int]) -> None:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        _add_content(block, item.get("content"))
+    elif block.role == "tool":
+        said = Block("tool")
+        _add_content(said, item.get("output"))
+        position = order.get(str(item.get("call_id")), len(order) + len(block.outputs))
+        block.outputs.append((position, "".join(said.texts)))
+        block.media.extend(said.media)
+    elif kind == "function_call":
+        order[str(item.get("call_id"))] = len(order)
+        block.calls.append((str(item.get("name")), canonical_arguments(item.get("arguments"))))
+    else:
+        block.calls.append((kind, _dumps({k: v for k, v in item.items() if k not in ("id", "status")})))
+
+
+def _add_content(block: Block, content: Any) -> None:
+    for part in [content] if isinstance(content, str) else content or []:
+        if isinstance(part, str):
+            block.texts.append(part)
+        elif isinstance(text := part.get("text", part.get("refusal")), str):
+            block.texts.append(text)
+        else:
+            block.media.append(f"<{part.get('type')} {_digest(_medium(part)).hex()[:12]}>")
+
+
+def _medium(part: Mapping[str, Any]) -> Any:
+    """What identifies an image, audio clip or file: its URL or data; not how it is to be looked at."""
+    url = part.get("image_url") or part.get("file_id") or part.get("file_data") or part.get("input_audio")
+    return url.get("url", url) if isinstance(url, dict) else url
+
+
+def _joined(blocks: list[Block]) -> list[Block]:
+    """Blocks of one role that became neighbours, because a turn between them said nothing, are one."""
+    joined: list[Block] = []
+    for block in blocks:
+        if joined and joined[-1].role == block.role:
+            for name in ("texts", "media", "calls", "outputs"):
+                getattr(joined[-1], name).extend(getattr(block, name))
+        else:
+            joined.append(block)
+    return joined
+
+
+def _all_said(blocks: Sequence[Block], role: Role) -> tuple[Any, ...]:
+    chosen = [block for block in blocks if block.role == role]
+    text = _squeeze("".join(text for block in chosen for text in block.texts))
+    return text, [m for block in chosen for m in block.media], [c for block in chosen for c in block.calls]
+
+
+def canonical_arguments(arguments: Any) -> str:
+    """A tool call's arguments with sorted keys; text that is not JSON stays as it is."""
+    if not isinstance(arguments, str):
+        return _dumps(arguments or {})
+    try:
+        return _dumps(orjson.loads(arguments or "{}"))
+    except orjson.JSONDecodeError:
+        return arguments.strip()
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
+
+
+def _dumps(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()
+
+
+def first_difference(recorded: Sequence[Block], got: Sequence[Block]) -> int:
+    """Position of the first block that differs; the shorter length where one begins with the other."""
+    return next(_differences(recorded, got), min(len(recorded), len(got)))
+
+
+def _differences(recorded: Sequence[Block], got: Sequence[Block]) -> Iterator[int]:
+    pairs = enumerate(zip(recorded, got, strict=False))
+    return (position for position, (one, other) in pairs if one.said() != other.said())

@@ -1,0 +1,168 @@
+"""Which recorded turn answers a conversation: a lookup by the hash of what was said so far."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from gymgate.errors import ConfigError, UnknownConversationError
+from gymgate.gateway.replay.conversation import (
+    Block,
+    blocks_of,
+    call_ids,
+    exact_key,
+    first_difference,
+    items_of,
+    loose_key,
+    policy_key,
+)
+from gymgate.gateway.replay.recording import Recording, Turn, recorded_rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The turn that answers a conversation."""
+
+    recording: Recording
+    turn: int
+    """0-based."""
+    tool_output_differs: bool = False
+    """The policy said the same so far, but a tool answered otherwise than it did in the recording."""
+    observation_missing: bool = False
+    """The recording does not hold what the environment said; only the policy's words could be compared."""
+
+    @property
+    def step(self) -> Turn:
+        return self.recording.steps[self.turn]
+
+
+class ReplayIndex:
+    """The turns of some recordings, found by conversation. Safe to use from several threads."""
+
+    def __init__(self, recordings: Sequence[Recording]) -> None:
+        self.recordings = recordings
+        self._exact: dict[bytes, list[Match]] = defaultdict(list)
+        self._loose: dict[bytes, list[Match]] = defaultdict(list)
+        self._gappy: dict[bytes, list[Match]] = defaultdict(list)
+        self._rotation: dict[bytes, Iterator[int]] = defaultdict(itertools.count)
+        self._lock = threading.Lock()
+        for recording in recordings:
+            self._enter(recording)
+
+    def find(self, body: Mapping[str, Any], *, strict: bool = False) -> Match:
+        """The turn that answers a Responses request; `UnknownConversationError` if there is none.
+
+        Several recordings that agree so far take turns, unless the request's call ids tell them apart.
+        `strict`: what tools and environment said must be as recorded, too.
+        """
+        items = items_of(body)
+        blocks = blocks_of(items)
+        if not items or items[-1].get("type") != "reasoning":
+            key = exact_key(blocks)
+            if found := self._exact.get(key) or (None if strict else self._near(blocks)):
+                return self._take(key, found, call_ids(items))
+        raise self._unknown(blocks)
+
+    def _enter(self, recording: Recording) -> None:
+        for position, step in enumerate(recording.steps):
+            blocks = blocks_of(step.prompt)
+            if not step.gap:
+                self._exact[exact_key(blocks)].append(Match(recording, position))
+                near = Match(recording, position, tool_output_differs=True)
+                self._loose[loose_key(blocks)].append(near)
+            else:
+                near = Match(recording, position, observation_missing=True)
+                self._gappy[policy_key(blocks)].append(near)
+
+    def _near(self, blocks: list[Block]) -> list[Match]:
+        """Turns before which the policy said the same, and the environment did not."""
+        found = self._loose.get(loose_key(blocks)) or self._gappy.get(policy_key(blocks), [])
+        return [match for match in found if _starts_like(blocks, match.recording)]
+
+    def _take(self, key: bytes, found: list[Match], ids: frozenset[str]) -> Match:
+        if len(found) > 1 and ids:
+            own = [match for match in found if call_ids(match.step.prompt) == ids]
+            found = own or found
+        if len(found) == 1:
+            return found[0]
+        with self._lock:
+            return found[next(self._rotation[key]) % len(found)]
+
+    def _unknown(self, blocks: list[Block]) -> UnknownConversationError:
+        known = f"{len(self.recordings)} recorded rollout(s)"
+        where = f"no recorded answer for this conversation of {len(blocks)} message(s) among {known}"
+        nearest = max(
+            ((first_difference(_transcript(r), blocks), -r.index, r) for r in self.recordings if r.steps),
+            key=lambda entry: entry[:2],
+            default=None,
+        )
+        detail = "; they hold no turns" if nearest is None else _difference(nearest[2], nearest[0], blocks)
+        return UnknownConversationError(
+            f"replay policy: {where}{detail}", endpoint="replay", status_code=422, retryable=False
+        )
+
+
+def _starts_like(blocks: list[Block], recording: Recording) -> bool:
+    start = blocks_of(recording.steps[0].prompt)
+    return first_difference(start, blocks) == len(start)
+
+
+def _transcript(recording: Recording) -> list[Block]:
+    last = recording.steps[-1]
+    return blocks_of([*last.prompt, *last.output])
+
+
+def _difference(recording: Recording, position: int, blocks: list[Block]) -> str:
+    recorded, near = _transcript(recording), f"; nearest is {recording.name}, which"
+    if position >= len(recorded):
+        return f"{near} ends after message {position}, where the policy is asked to go on"
+    told = f"{near} differs at message {position + 1} ({recorded[position].role})"
+    got = "nothing" if position >= len(blocks) else _excerpt(recorded[position].text, blocks[position].text)
+    return f"{told}: recorded {_excerpt(got, recorded[position].text)}, got {got}"
+
+
+def _excerpt(other: str, text: str, width: int = 60) -> str:
+    """`text` on one line, cut to the surroundings of where it first departs from `other`."""
+    same = next((n for n, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), 0)
+    start = max(0, same - width // 3) if len(text) > width else 0
+    cut = " ".join(text[start : start + width].split())
+    return repr(f"{'...' if start else ''}{cut}{'...' if start + width < len(text) else ''}")
+
+
+def load_index(paths: Sequence[str], index: int | None = None) -> ReplayIndex:
+    """The index of some files, made once per process while the files do not change.
+
+    `index` pins one recording (0-based, over all files); `ConfigError` if there is none of that number.
+    """
+    stamps = tuple(_stamp(path) for path in paths)
+    with _loading:
+        return _load(tuple(paths), stamps, index)
+
+
+_loading = threading.Lock()
+
+
+@lru_cache(maxsize=256)
+def _load(paths: tuple[str, ...], stamps: tuple[tuple[int, int], ...], index: int | None) -> ReplayIndex:
+    if index is None:
+        return ReplayIndex(recorded_rollouts(paths))
+    recordings = _load(paths, stamps, None).recordings
+    if not 0 <= index < len(recordings):
+        choices = f"0 to {len(recordings) - 1}" if recordings else "none"
+        raise ConfigError(f"no recorded rollout {index} in {', '.join(paths)}; there is {choices}")
+    return ReplayIndex([recordings[index]])
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    """Changes when the file does; a file that is not there fails when it is read."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return (0, 0)
+    return (status.st_mtime_ns, status.st_size)

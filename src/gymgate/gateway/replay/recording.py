@@ -1,0 +1,211 @@
+"""Recorded rollouts, as NeMo Gym ships and writes them, cut into the turns that the policy took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from gymgate.errors import DataError
+from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One model call: the conversation it was made with and the items it returned."""
+
+    prompt: list[Item]
+    output: list[Item]
+    gap: bool = False
+    """What the environment said before this turn, or before an earlier one, was not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """One recorded rollout. It has no turns if the agent did not keep what the model said."""
+
+    path: str
+    line: int
+    """1-based."""
+    index: int
+    """0-based, over all files that were read together."""
+    raw: dict[str, Any]
+    steps: tuple[Turn, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{Path(self.path).name}:{self.line}"
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The record as a row to run: without answer and reward, and without parameters that were not set."""
+        params = {k: v for k, v in self.raw["responses_create_params"].items() if v is not None}
+        rest = {k: v for k, v in self.raw.items() if k not in ("response", "reward")}
+        return {**rest, "responses_create_params": params}
+
+    @property
+    def turns(self) -> list[list[Item]]:
+        """The items that each model call returned."""
+        return [step.output for step in self.steps]
+
+    @property
+    def reward(self) -> float | None:
+        reward = self.raw.get("reward")
+        return float(reward) if isinstance(reward, int | float) else None
+
+    @property
+    def response(self) -> dict[str, Any]:
+        response: dict[str, Any] = self.raw["response"]
+        return response
+
+
+def recorded_rollouts(paths: Iterable[str | Path]) -> list[Recording]:
+    """Every recorded rollout of JSONL files, in order; `DataError` with file and line for one that is not."""
+    found: list[Recording] = []
+    for path in paths:
+        for line, raw in _records(Path(path)):
+            found.append(Recording(str(path), line, len(found), raw, tuple(_steps(raw, path, line))))
+    return found
+
+
+def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"cannot read recorded rollouts {path}: {error.strerror}", path=str(path)) from error
+    for number, text in enumerate(lines, 1):
+        if text.strip():
+            yield number, _record(text, path, number)
+
+
+def _record(text: bytes, path: Path, line: int) -> dict[str, Any]:
+    try:
+        raw = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise _malformed(
+            path, line, f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
+        ) from None
+    for key in ("responses_create_params", "response"):
+        if not isinstance(raw, dict) or not isinstance(raw.get(key), dict):
+            raise _malformed(path, line, f"is not a recorded rollout: it has no {key!r}")
+    if not isinstance(raw["response"].get("output"), list):
+        raise _malformed(path, line, "is not a recorded rollout: its response has no list 'output'")
+    record: dict[str, Any] = raw
+    return record
+
+
+def _malformed(path: str | Path, line: int, what: str) -> DataError:
+    return DataError(f"{path}:{line} {what}", path=str(path), line=line)
+
+
+def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
+    given, output = items_of(raw["responses_create_params"]), raw["response"]["output"]
+    if not all(isinstance(item, dict) for item in given):
+        raise _malformed(path, line, "has an input item that is not an object")
+    if output and all(isinstance(part, list) for part in output):
+        return _transitions(given, output)
+    if not all(isinstance(item, dict) for item in output):
+        raise _malformed(path, line, "has an output item that is not an object")
+    return _flat(given, output)
+
+
+def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
+    """Agents that return the conversation after each step (aviary): a prompt is the state before."""
+    first = next((n for n, item in enumerate(states[0]) if is_policy_item(item)), len(states[0]))
+    prompt = states[0][:first] if states[0][: len(given)] == given else given + states[0][:first]
+    for state in states:
+        rest = state[len(prompt) :]
+        taken = next((n for n, item in enumerate(rest) if not is_policy_item(item)), len(rest))
+        yield Turn(prompt, rest[:taken])
+        prompt = state
+
+
+def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
+    """Agents that return all items of all turns in one list."""
+    own = bool(output) and output[0].get("role") in ("system", "developer")
+    before: list[Item] = [] if own else given
+    gap, start, answered = False, 0, _answered(output)
+    while start < len(output):
+        end = _end_of_turn(output, start, answered)
+        if end > start:
+            yield Turn(before + output[:start], output[start:end], gap)
+            gap = gap or (end < len(output) and is_policy_item(output[end]))
+        start = end + _environment_items(output[end:])
+
+
+def _environment_items(items: Sequence[Item]) -> int:
+    return next((n for n, item in enumerate(items) if is_policy_item(item)), len(items))
+
+
+def _answered(output: Sequence[Item]) -> set[Any]:
+    return {item.get("call_id") for item in output if item.get("type") == "function_call_output"}
+
+
+def _end_of_turn(output: Sequence[Item], start: int, answered: set[Any]) -> int:
+    """A turn ends where the environment speaks, or where it must have spoken without being recorded:
+    before what follows a call whose output is nowhere, and before reasoning that follows a message."""
+    for position in range(start, len(output)):
+        item, last = output[position], output[position - 1] if position > start else {}
+        if not is_policy_item(item):
+            return position
+        unanswered = last.get("type") == "function_call" and last.get("call_id") not in answered
+        if unanswered and item.get("type") != "function_call":
+            return position
+        if item.get("type") == "reasoning" and last.get("type") == "message":
+            return position
+    return len(output)
+
+
+RowT = TypeVar("RowT")
+
+
+def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT | None]:
+    """For each recording the row that it was recorded for: same input, or an input that the recording's
+    begins with (agents append the first observation); then most fields equal, then the same position.
+
+    Rows are dicts or have their dict as `.data`; a recording whose row is not there gets `None`.
+    """
+    known = [(position, row, _data(row)) for position, row in enumerate(rows)]
+    inputs = [blocks_of(items_of(data.get("responses_create_params") or {})) for _, _, data in known]
+    chosen: list[RowT | None] = []
+    for recording in recordings:
+        begins = blocks_of(items_of(recording.raw["responses_create_params"]))
+        ranked = [
+            (_likeness(recording, begins, inputs[position], data, position), -position, row)
+            for position, row, data in known
+        ]
+        best = max(ranked, key=lambda entry: entry[:2], default=None)
+        chosen.append(best[2] if best and best[0] else None)
+    return chosen
+
+
+def _likeness(
+    recording: Recording, begins: list[Block], given: list[Block], data: Mapping[str, Any], position: int
+) -> tuple[int, ...]:
+    """How well a row fits a recording, greater is better; empty where it does not."""
+    if not _begins_with(begins, given):
+        return ()
+    task = recording.raw.get("_ng_task_index", recording.line - 1)
+    shared = [k for k in data if k in recording.raw and k != "responses_create_params"]
+    equal = sum(data[k] == recording.raw[k] for k in shared)
+    return len(given), equal - (len(shared) - equal), int(task == position)
+
+
+def _begins_with(blocks: list[Block], start: list[Block]) -> bool:
+    """Whether a conversation begins with another one, whose last block may be continued in it."""
+    if not start:
+        return not blocks
+    head = [block.said() for block in blocks[: len(start)]]
+    if len(head) < len(start) or head[:-1] != [block.said() for block in start[:-1]]:
+        return False
+    (role, text, media, *rest), last = head[-1], start[-1].said()
+    begun = role == last[0] and text.startswith(last[1]) and media[: len(last[2])] == last[2]
+    return begun and tuple(rest) == last[3:]
+
+
+def _data(row: Any) -> Mapping[str, Any]:
+    data: Mapping[str, Any] = row if isinstance(row, Mapping) else row.data
+    return data
