@@ -11,6 +11,7 @@
       EnvironmentServerError(RuntimeError) an agent or resources server answered with an error [environment]
       PolicyError(RuntimeError)            a policy or judge endpoint failed             [policy]
         UnknownConversationError           the replay policy has no answer for this conversation
+      TokenDataError(ValueError)           token ids, masks or logprobs do not fit together
       RolloutTimeoutError(TimeoutError)    a rollout outlived its deadline               [timeout]
       MissingExtraError(ImportError)       an optional dependency is not installed
 
@@ -114,6 +115,10 @@ class PolicyError(GymgateError, RuntimeError):
 
 class UnknownConversationError(PolicyError):
     """The replay policy has no recorded answer for this conversation."""
+
+
+class TokenDataError(GymgateError, ValueError):
+    """Token ids, masks or logprobs do not fit together, or are not numbers."""
 
 
 class RolloutTimeoutError(GymgateError, TimeoutError):

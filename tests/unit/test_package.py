@@ -20,6 +20,7 @@ ROOMS = {
     "catalog": 3,
     "dataset": 4,
     "runtime": 3,
+    "tokens": 3,
     "gateway": 5,
     "rollout": 6,
     "stack": 6,

@@ -65,7 +65,8 @@ class Segment(Record):
     completion_ids: list[int]
     mask: list[int]
     """1 where the policy sampled the id, else 0."""
-    logprobs: list[float] | None = None
+    logprobs: list[float | None] | None = None
+    """Of each sampled id; `None` where the id was not sampled, and altogether where the engine gave none."""
     policy_version: tuple[int, int] | None = None
     """Lowest and highest policy version that sampled it."""
 

@@ -1,0 +1,7 @@
+"""Exact tokens: what a policy was shown and what it sampled, as ids, from the rendering to the training row."""
+
+from gymgate.tokens.conversation import TokenConversation, TokenPolicy
+from gymgate.tokens.engines import Engine, Sample
+from gymgate.tokens.segments import TokenTurn, assemble, extension_drift
+
+__all__ = ["Engine", "Sample", "TokenConversation", "TokenPolicy", "TokenTurn", "assemble", "extension_drift"]

@@ -1,0 +1,175 @@
+"""Inference servers that take and give token ids over HTTP.
+
+Contracts: vLLM `POST /inference/v1/generate` and `POST /v1/completions` with `return_token_ids`; SGLang `POST /generate` with
+`input_ids` and `return_logprob`. Nothing is patched on the server's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import orjson
+
+from gymgate.errors import PolicyError, TokenDataError
+from gymgate.tokens.engines.base import FinishReason, Sample
+from gymgate.tokens.segments import TokenTurn, check_turn
+
+
+class HTTPEngine:
+    """What the engines over HTTP share: one session per event loop, one request per call, one line per failure."""
+
+    path: str
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        root = base_url.rstrip("/").removesuffix("/v1")
+        if urlsplit(root).scheme not in ("http", "https"):
+            raise PolicyError(f"engine address {base_url!r} is not an http(s) URL", endpoint=base_url)
+        self.url = root + self.path
+        self.model = model
+        self.timeout_s = timeout_s
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._sessions: dict[int, aiohttp.ClientSession] = {}
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        answer = await self._post(self.request(list(prompt_ids), dict(sampling), session))
+        try:
+            sample = self.sample(answer)
+        except (KeyError, IndexError, TypeError) as error:
+            raise PolicyError(
+                f"{self.url} gave no usable answer: {error!r} missing", endpoint=self.url
+            ) from error
+        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), self.url)
+        return sample
+
+    def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
+        """The body to send."""
+        raise NotImplementedError
+
+    def sample(self, answer: dict[str, Any]) -> Sample:
+        """What the body that came back says."""
+        raise NotImplementedError
+
+    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        headers = {**self._headers, "Content-Type": "application/json"}
+        try:
+            async with self._session().post(
+                self.url, data=orjson.dumps(body), headers=headers, timeout=timeout
+            ) as response:
+                content = await response.read()
+        except TimeoutError as error:
+            raise PolicyError(f"{self.url}: no answer in {self.timeout_s:g} s", endpoint=self.url) from error
+        except aiohttp.ClientError as error:
+            raise PolicyError(
+                f"cannot reach {self.url}: {error}", endpoint=self.url, retryable=True
+            ) from error
+        return self._parsed(response.status, content)
+
+    def _parsed(self, status: int, content: bytes) -> dict[str, Any]:
+        text = content[:200].decode(errors="replace")
+        if status != 200:
+            message = f"{self.url} answered {status}: {text}"
+            raise PolicyError(message, endpoint=self.url, status_code=status, retryable=status in (429, 503))
+        try:
+            answer = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise PolicyError(f"{self.url} gave no JSON: {text!r}", endpoint=self.url) from error
+        if not isinstance(answer, dict):
+            raise PolicyError(f"{self.url} gave {text!r}, not an object", endpoint=self.url)
+        return answer
+
+    def _session(self) -> aiohttp.ClientSession:
+        loop = id(asyncio.get_running_loop())
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            connector = aiohttp.TCPConnector(limit=0)
+            session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+            self._sessions[loop] = session
+        return session
+
+    async def close(self) -> None:
+        """Close this event loop's connections."""
+        if session := self._sessions.pop(id(asyncio.get_running_loop()), None):
+            await session.close()
+
+
+class VLLMGenerateEngine(HTTPEngine):
+    """vLLM's token-level route."""
+
+    path = "/inference/v1/generate"
+
+    def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
+        parameters = {"skip_special_tokens": False, **sampling, "logprobs": 1}
+        body: dict[str, Any] = {"token_ids": prompt_ids, "sampling_params": parameters}
+        return {**body, "model": self.model} if self.model else body
+
+    def sample(self, answer: dict[str, Any]) -> Sample:
+        choice = answer["choices"][0]
+        entries = (choice.get("logprobs") or {}).get("content")
+        logprobs = None if entries is None else [entry["logprob"] for entry in entries]
+        return Sample(
+            list(choice["token_ids"]), logprobs, _finish(choice.get("finish_reason")), _version(answer)
+        )
+
+
+class VLLMCompletionsEngine(HTTPEngine):
+    """vLLM's OpenAI completions route with a prompt of token ids and `return_token_ids`."""
+
+    path = "/v1/completions"
+
+    def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
+        body = {"prompt": prompt_ids, **sampling, "logprobs": 0, "return_token_ids": True}
+        return {**body, "model": self.model} if self.model else body
+
+    def sample(self, answer: dict[str, Any]) -> Sample:
+        choice = answer["choices"][0]
+        if choice.get("token_ids") is None:
+            raise TokenDataError(
+                f"{self.url} returned no token_ids; it needs vLLM >= 0.10.2 (return_token_ids)"
+            )
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
+        return Sample(
+            list(choice["token_ids"]), logprobs, _finish(choice.get("finish_reason")), _version(answer)
+        )
+
+
+class SGLangEngine(HTTPEngine):
+    """SGLang's native route."""
+
+    path = "/generate"
+    _NAMES: ClassVar = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+
+    def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
+        parameters = {self._NAMES.get(name, name): value for name, value in sampling.items()}
+        parameters.setdefault("skip_special_tokens", False)
+        return {"input_ids": prompt_ids, "sampling_params": parameters, "return_logprob": True, "rid": None}
+
+    def sample(self, answer: dict[str, Any]) -> Sample:
+        details = answer["meta_info"]
+        entries = details.get("output_token_logprobs")
+        token_ids = answer.get("output_ids") or [entry[1] for entry in entries]
+        logprobs = None if entries is None else [entry[0] for entry in entries]
+        return Sample(list(token_ids), logprobs, _finish((details.get("finish_reason") or {}).get("type")))
+
+
+def _finish(reason: str | None) -> FinishReason:
+    return reason if reason in ("length", "abort") else "stop"  # type: ignore[return-value]
+
+
+def _version(answer: dict[str, Any]) -> tuple[int, int] | None:
+    version = answer.get("policy_version", answer.get("weight_version"))
+    return (version, version) if isinstance(version, int) else None

@@ -1,0 +1,130 @@
+"""From a rollout's model calls to training rows: pure functions over token ids.
+
+A *turn* is one model call: the ids the policy was shown and the ids it sampled. A *segment* is one training row. Turns whose
+prompt starts with everything a segment holds so far extend that segment; what lies between (tool results, user messages,
+template scaffolding) is masked 0:
+
+    turn 1   p p p  S S                      p = prompt, S = sampled, t = tool or template
+    turn 2   p p p  S S  t t  S S S
+    segment  prompt [p p p]  completion [S S t t S S S]  mask [1 1 0 0 1 1 1]
+
+A turn that extends nothing (the history was compacted, forked, or handed to a sub-agent) starts a segment of its own, whose
+prompt is all it was shown; ids sampled earlier stand in that prompt unmasked, so no id is trained twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from gymgate.errors import TokenDataError
+from gymgate.rollout.record import Segment
+
+
+class TokenTurn(NamedTuple):
+    """One model call; `logprobs`, where given, has one finite number for each completion id."""
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    policy_version: tuple[int, int] | None = None
+    """Lowest and highest version of the weights that sampled it."""
+
+
+def check_turn(turn: TokenTurn, where: str = "turn") -> TokenTurn:
+    """The turn itself; `TokenDataError` if ids are not natural numbers or logprobs do not fit the ids."""
+    for name, ids in (("prompt_ids", turn.prompt_ids), ("completion_ids", turn.completion_ids)):
+        for position, token in enumerate(ids):
+            if type(token) is not int or token < 0:
+                raise TokenDataError(f"{where}: {name}[{position}] is {token!r}, not a token id")
+    if not turn.prompt_ids:
+        raise TokenDataError(f"{where}: prompt_ids is empty")
+    if turn.logprobs is None:
+        return turn
+    if len(turn.logprobs) != len(turn.completion_ids):
+        raise TokenDataError(
+            f"{where}: {len(turn.logprobs)} logprobs for {len(turn.completion_ids)} completion ids; they must be equal"
+        )
+    for position, value in enumerate(turn.logprobs):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise TokenDataError(f"{where}: logprobs[{position}] is {value!r}, not a finite number")
+    return turn
+
+
+def assemble(turns: Iterable[TokenTurn]) -> list[Segment]:
+    """Training rows of one rollout, in the order their first turns were made.
+
+    The mask is 1 exactly where the policy sampled; over all segments it adds up to the number of sampled ids. A turn that
+    sampled nothing adds nothing. Raises `TokenDataError` for a malformed turn.
+    """
+    open_segments: list[_OpenSegment] = []
+    for number, turn in enumerate(turns):
+        check_turn(turn, f"turn {number}")
+        if not turn.completion_ids:
+            continue
+        fitting = [segment for segment in open_segments if segment.is_prefix_of(turn.prompt_ids)]
+        if fitting:
+            max(fitting, key=len).extend(turn)
+        else:
+            open_segments.append(_OpenSegment(turn))
+    return [segment.close() for segment in open_segments]
+
+
+def extension_drift(turns: Sequence[TokenTurn]) -> int:
+    """How many turns, after the first, were shown a prompt that extends no earlier turn's exact ids."""
+    drifted = 0
+    for number, turn in enumerate(turns[1:], start=1):
+        shown = list(turn.prompt_ids)
+        seen = ([*earlier.prompt_ids, *earlier.completion_ids] for earlier in turns[:number])
+        drifted += not any(shown[: len(ids)] == ids for ids in seen)
+    return drifted
+
+
+class _OpenSegment:
+    """A segment that later turns may still extend."""
+
+    def __init__(self, turn: TokenTurn) -> None:
+        self.prompt_length = len(turn.prompt_ids)
+        self.ids = list(turn.prompt_ids)
+        self.mask: list[int] = []
+        self.logprobs: list[float | None] = []
+        self.versions: list[tuple[int, int]] = []
+        self._sampled(turn)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def is_prefix_of(self, ids: Sequence[int]) -> bool:
+        return len(ids) >= len(self.ids) and list(ids[: len(self.ids)]) == self.ids
+
+    def extend(self, turn: TokenTurn) -> None:
+        between = list(turn.prompt_ids[len(self.ids) :])
+        self.ids += between
+        self.mask += [0] * len(between)
+        self.logprobs += [None] * len(between)
+        self._sampled(turn)
+
+    def _sampled(self, turn: TokenTurn) -> None:
+        count = len(turn.completion_ids)
+        self.ids += turn.completion_ids
+        self.mask += [1] * count
+        self.logprobs += [None] * count if turn.logprobs is None else turn.logprobs
+        if turn.policy_version is not None:
+            self.versions.append(turn.policy_version)
+
+    def close(self) -> Segment:
+        known = any(value is not None for value in self.logprobs)
+        return Segment(
+            prompt_ids=self.ids[: self.prompt_length],
+            completion_ids=self.ids[self.prompt_length :],
+            mask=self.mask,
+            logprobs=self.logprobs if known else None,
+            policy_version=_span(self.versions),
+        )
+
+
+def _span(versions: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    if not versions:
+        return None
+    return min(low for low, _ in versions), max(high for _, high in versions)
