@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from benchmarks.machine import describe
 from benchmarks.scripted_policy import scripted_policy
+from gymgate.api import load_catalog
 from gymgate.cli.eval_report import read_tallies
 
 ENVIRONMENT = "example_single_tool_call"
@@ -104,7 +105,8 @@ def main() -> None:
             for name, arguments in CONTENDERS.items():
                 figures[name].append(measure(arguments, base_url, options.rollouts, options.concurrency))
         if options.builtin:
-            figures["verifiers' built-in"] = [measure(BUILTIN, base_url, 20, options.concurrency)]
+            rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
+            figures["verifiers' built-in"] = [measure([*BUILTIN, rows], base_url, 20, options.concurrency)]
     report(figures)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -30,6 +31,8 @@ class ScriptedPolicy:
         self.calls: Counter[str] = Counter()
         self.fail: int | None = None
         """HTTP status to answer every call with."""
+        self.hang = False
+        """Never answer."""
         self.tokenizer: Any = None
         self.base_url = ""
 
@@ -40,7 +43,7 @@ class ScriptedPolicy:
     async def chat(self, request: web.Request) -> web.Response:
         """Chat-completions."""
         body = await request.json()
-        if (refused := self._counted("chat")) is not None:
+        if (refused := await self._counted("chat")) is not None:
             return refused
         turn = self.turn(sum(message["role"] == "tool" for message in body["messages"]))
         message: dict[str, Any] = {"role": "assistant", "content": FINAL, "reasoning_content": "done"}
@@ -63,7 +66,7 @@ class ScriptedPolicy:
     async def responses(self, request: web.Request) -> web.Response:
         """Responses."""
         body = await request.json()
-        if (refused := self._counted("responses")) is not None:
+        if (refused := await self._counted("responses")) is not None:
             return refused
         turn = self.turn(sum(item.get("type") == "function_call_output" for item in body["input"]))
         number = self.calls["responses"]
@@ -104,7 +107,7 @@ class ScriptedPolicy:
     async def generate(self, request: web.Request) -> web.Response:
         """vLLM's `/inference/v1/generate`: token ids in, token ids and logprobs out."""
         body = await request.json()
-        if (refused := self._counted("generate")) is not None:
+        if (refused := await self._counted("generate")) is not None:
             return refused
         prompt = self.tokenizer.decode(body["token_ids"])
         turn = self.turn(prompt.count("<tool_response>"))
@@ -129,8 +132,10 @@ class ScriptedPolicy:
         """The one model."""
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
 
-    def _counted(self, kind: str) -> web.Response | None:
+    async def _counted(self, kind: str) -> web.Response | None:
         self.calls[kind] += 1
+        if self.hang:
+            await asyncio.Event().wait()
         if self.fail is None:
             return None
         return web.json_response({"error": {"message": "no capacity today"}}, status=self.fail)
