@@ -32,6 +32,7 @@ class ReplayBackend:
     """
 
     dialect: ClassVar[Dialect] = "responses"
+    model: ClassVar[str] = "replay"
 
     def __init__(
         self, paths: Iterable[str | Path], *, index: int | None = None, strict: bool = False
@@ -83,6 +84,7 @@ class ScriptBackend:
     """Says what a script says; see `ReplayBackend.script`."""
 
     dialect: ClassVar[Dialect] = "responses"
+    model: ClassVar[str] = "replay"
 
     def __init__(self, turns: Script) -> None:
         self._turns = turns

@@ -114,8 +114,8 @@ def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
 
 def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
     """Agents that return the conversation after each step (aviary): a prompt is the state before."""
-    first = next((n for n, item in enumerate(states[0]) if is_policy_item(item)), len(states[0]))
-    prompt = states[0][:first] if states[0][: len(given)] == given else given + states[0][:first]
+    known = len(given) if states[0][: len(given)] == given else 0
+    prompt = states[0][: known + _environment_items(states[0][known:])]
     for state in states:
         rest = state[len(prompt) :]
         taken = next((n for n, item in enumerate(rest) if not is_policy_item(item)), len(rest))

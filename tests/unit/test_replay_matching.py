@@ -1,0 +1,212 @@
+"""Which recorded turn answers a conversation, in whatever form the conversation comes back."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_replay_recordings import call, output, reasoning, record, recordings, said, user
+
+from gymgate.errors import ConfigError, UnknownConversationError
+from gymgate.gateway.backends.replay import ReplayBackend
+from gymgate.gateway.replay import ReplayIndex, blocks_of, load_index
+
+CLICK = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+SYSTEM = {"role": "system", "content": "be good"}
+
+
+def index_of(path: Path, *records: Any) -> ReplayIndex:
+    return ReplayIndex(recordings(path / "r.jsonl", *records))
+
+
+def turn(index: ReplayIndex, items: Any, **fields: Any) -> tuple[int, int]:
+    match = index.find({"input": items, **fields})
+    return match.recording.index, match.turn
+
+
+SAME: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "a string": ([user("hi")], {"input": "hi"}),
+    "instructions": ([SYSTEM, user("hi")], {"instructions": "be good", "input": "hi"}),
+    "developer": ([SYSTEM, user("hi")], {"input": [{**SYSTEM, "role": "developer"}, user("hi")]}),
+    "parts": ([user("hi")], {"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}),
+    "messages of one role, joined": ([user("a"), user("b")], {"input": "a\n\nb"}),
+    "whitespace": ([user("a  b\n")], {"input": "a b"}),
+    "image detail": (
+        [{"role": "user", "content": [CLICK]}],
+        {"input": [{"role": "user", "content": [{**CLICK, "detail": "low"}]}]},
+    ),
+    "reasoning dropped": (
+        [user("q"), reasoning(), said("a"), user("r")],
+        {"input": [user("q"), said("a"), user("r")]},
+    ),
+    "text and calls in another order": (
+        [user("q"), call("1"), said("a"), output("1")],
+        {"input": [user("q"), said("a"), call("1"), output("1")]},
+    ),
+    "other call ids": (
+        [user("q"), call("1", "f"), call("2", "g"), output("1", "x"), output("2", "y")],
+        {"input": [user("q"), call("8", "f"), call("9", "g"), output("9", "y"), output("8", "x")]},
+    ),
+    "arguments": (
+        [user("q"), call("1", "f", '{"a": 1, "b": 2}'), output("1")],
+        {"input": [user("q"), call("1", "f", '{"b":2,"a":1}'), output("1")]},
+    ),
+    "a turn that only reasons": (
+        [user("q"), reasoning(), user("r")],
+        {"input": [user("q"), user("r")]},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_same_conversation(tmp_path: Path, case: str) -> None:
+    recorded, body = SAME[case]
+    match = index_of(tmp_path, record(recorded, [said("answer")])).find(body, strict=True)
+    assert not match.tool_output_differs
+
+
+OTHER: dict[str, tuple[list[Any], list[Any]]] = {
+    "text": ([user("a")], [user("b")]),
+    "role": ([user("a")], [SYSTEM | {"content": "a"}]),
+    "image": (
+        [{"role": "user", "content": [CLICK]}],
+        [{"role": "user", "content": [CLICK | {"image_url": "data:image/png;base64,BBBB"}]}],
+    ),
+    "call": (
+        [user("q"), call("1", "f", '{"a": 1}'), output("1")],
+        [user("q"), call("1", "f", '{"a": 2}'), output("1")],
+    ),
+    "tool": ([user("q"), call("1", "f"), output("1")], [user("q"), call("1", "g"), output("1")]),
+    "order": ([user("a"), said("x"), user("b")], [user("b"), said("x"), user("a")]),
+    "nothing": ([user("a")], []),
+}
+
+
+@pytest.mark.parametrize("case", OTHER)
+def test_other_conversation(tmp_path: Path, case: str) -> None:
+    recorded, asked = OTHER[case]
+    index = index_of(tmp_path, record(recorded, [said("answer")]))
+    with pytest.raises(UnknownConversationError, match=r"no recorded answer .* differs at message \d"):
+        index.find({"input": asked})
+
+
+def test_turns_follow_each_other_and_end(tmp_path: Path) -> None:
+    items = [call("1"), output("1"), said("a"), user("more"), said("b")]
+    index = index_of(tmp_path, record("q", items))
+    asked = [user("q"), *items]
+    assert [turn(index, asked[:n]) for n in (1, 3, 5)] == [(0, 0), (0, 1), (0, 2)]
+    with pytest.raises(UnknownConversationError, match=r"r.jsonl:1, which ends after message 6, where"):
+        index.find({"input": [*asked, user("and now?")]})
+    with pytest.raises(UnknownConversationError, match=r"message 5 \(user\): recorded 'more', got 'less'"):
+        index.find({"input": [*asked[:4], user("less")]})
+
+
+def test_a_tool_that_answers_otherwise_is_noted_or_refused(tmp_path: Path) -> None:
+    items = [call("1"), output("1", "ok"), said("a")]
+    index = index_of(tmp_path, record("q", items), record("q", [call("1"), output("1", "bad"), said("b")]))
+    assert turn(index, [user("q"), call("1"), output("1", "bad")]) == (1, 1)
+    other = {"input": [user("q"), call("1"), output("1", "new")]}
+    assert index.find(other).tool_output_differs
+    with pytest.raises(UnknownConversationError, match=r"message 3 \(tool\): recorded 'ok', got 'new'"):
+        index.find(other, strict=True)
+
+
+def test_what_the_environment_said_may_be_missing(tmp_path: Path) -> None:
+    index = index_of(tmp_path, record("q", [call("1"), said("a"), call("2")]))
+    asked = [user("q"), call("1"), output("1", "anything")]
+    match = index.find({"input": asked})
+    assert (match.turn, match.observation_missing) == (1, True)
+    for refused in ({"input": [user("x"), *asked[1:]]}, {"input": asked, "strict": True}):
+        with pytest.raises(UnknownConversationError):
+            index.find({"input": refused["input"]}, strict="strict" in refused)
+
+
+def test_equal_first_calls_take_turns_and_call_ids_lead_on(tmp_path: Path) -> None:
+    one = [call("1a"), output("1a"), said("one")]
+    two = [call("2a"), output("2a"), said("two")]
+    index = index_of(tmp_path, record("q", one), record("q", two))
+    assert [turn(index, "q")[0] for _ in range(4)] == [0, 1, 0, 1]
+    assert {turn(index, [user("q"), *two[:2]]) for _ in range(3)} == {(1, 1)}
+    assert [turn(index, [user("q"), call("x"), output("x")])[0] for _ in range(2)] == [0, 1]
+
+
+def test_asking_again_after_reasoning_only_is_not_answered_for_ever(tmp_path: Path) -> None:
+    index = index_of(tmp_path, record("q", [reasoning()]))
+    assert turn(index, "q") == (0, 0)
+    with pytest.raises(UnknownConversationError):
+        index.find({"input": [user("q"), reasoning()]})
+
+
+def test_an_index_is_made_once_and_pins(tmp_path: Path) -> None:
+    recordings(tmp_path / "r.jsonl", record("q", [said("a")]), record("q", [said("b")]))
+    paths = [str(tmp_path / "r.jsonl")]
+    assert load_index(paths) is load_index(paths)
+    assert {turn(load_index(paths, 1), "q")[0] for _ in range(3)} == {1}
+    with pytest.raises(ConfigError, match=r"no recorded rollout 2 in .*; there is 0 to 1"):
+        load_index(paths, 2)
+    recordings(tmp_path / "r.jsonl", record("q", [said("changed")]), record("other", []))
+    assert len(load_index(paths).recordings[1].steps) == 0
+
+
+def test_rotation_is_even_under_threads(tmp_path: Path) -> None:
+    index = index_of(tmp_path, *(record("q", [said(str(n))]) for n in range(4)))
+    seen: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: seen.extend(turn(index, "q")[0] for _ in range(100)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [seen.count(n) for n in range(4)] == [100] * 4
+
+
+async def test_answers_are_complete_responses(tmp_path: Path) -> None:
+    items = [{"role": "assistant", "content": "plain"}, call("1", "f", "{}")]
+    usage = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5, "output_tokens_details": None}
+    one = record("q", items)
+    one["response"] |= {"usage": usage, "incomplete_details": {"reason": "max_output_tokens"}}
+    recordings(tmp_path / "r.jsonl", one)
+    tools = [{"type": "function", "name": "f", "parameters": {}}]
+    backend = ReplayBackend.load([tmp_path / "r.jsonl"])
+    answer = await backend.call({"input": "q", "tools": tools, "tool_choice": "required", "model": "asked"})
+    body = answer.body
+    assert (body["id"], body["created_at"], body["model"]) == ("resp_1", 7, "m")
+    assert (body["tools"], body["tool_choice"], body["object"]) == (tools, "required", "response")
+    assert body["output"][0]["content"] == [{"annotations": [], "type": "output_text", "text": "plain"}]
+    assert {item["status"] for item in body["output"]} == {"completed"}
+    assert all(item["id"] for item in body["output"])
+    assert body["usage"]["total_tokens"] == 5
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert answer.details == {"recording": "r.jsonl:1", "index": 0, "turn": 0}
+
+
+async def test_usage_of_several_calls_is_not_given_to_one(tmp_path: Path) -> None:
+    several = record("q", [call("1"), output("1"), said("a")])
+    several["response"]["usage"] = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
+    recordings(tmp_path / "r.jsonl", several)
+    backend = ReplayBackend.load([tmp_path / "r.jsonl"])
+    first = (await backend.call({"input": "q"})).body
+    last = await backend.call({"input": [user("q"), call("1"), output("1", "other")]})
+    assert (first["usage"], last.body["usage"]) == (None, None)
+    assert (first["id"] != "resp_1", last.body["id"]) == (True, "resp_1")
+    assert last.details["tool_output_differs"] is True
+
+
+async def test_a_script_says_what_it_is_told(tmp_path: Path) -> None:
+    backend = ReplayBackend.script(["one", call("1"), [reasoning(), said("three")]])
+    conversation: list[Any] = [user("q")]
+    kinds = []
+    for _ in range(3):
+        answer = (await backend.call({"input": conversation})).body
+        kinds.append([item["type"] for item in answer["output"]])
+        conversation += [*answer["output"], user("next")]
+    assert kinds == [["message"], ["function_call"], ["reasoning", "message"]]
+    with pytest.raises(UnknownConversationError, match="asked for turn 4, the script has 3"):
+        await backend.call({"input": conversation})
+    echo = ReplayBackend.script(lambda items: f"echo {blocks_of(items)[-1].text}")
+    assert (await echo.call({"input": "x"})).body["output"][0]["content"][0]["text"] == "echo x"
