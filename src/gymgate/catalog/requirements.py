@@ -1,0 +1,136 @@
+"""PyPI requirements of servers, read from the files that Gym itself installs them from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(.*)$")
+_CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)*)$")
+_OWN = re.compile(r"nemo[-_.]gym\s*(?:\[([^\]]*)\])?")
+
+
+class Installed:
+    """The distributions in a site directory, by the names of their metadata directories."""
+
+    def __init__(self, site: Path) -> None:
+        self._site = site
+        self._versions: dict[str, str] = {}
+        for path in site.glob("*.dist-info") if site.is_dir() else ():
+            name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
+            self._versions[normal(name)] = version
+
+    def satisfies(self, requirement: str) -> bool:
+        """True only if that is certain: extras, URLs and unusual versions count as not satisfied."""
+        text = requirement.partition(";")[0].strip()
+        match = _NAME.match(text)
+        if match is None or match[2] or "@" in match[3]:
+            return False
+        version = self._versions.get(normal(match[1]))
+        if version is None:
+            return False
+        return all(_holds(version, clause.strip()) for clause in match[3].strip(" ()").split(",") if clause)
+
+    def gym_extra(self, extra: str) -> list[str]:
+        """What nemo-gym's own extra of that name requires, from its metadata."""
+        found = next(iter(self._site.glob("nemo_gym-*.dist-info/METADATA")), None)
+        lines = found.read_text(errors="replace").splitlines() if found else []
+        mark = re.compile(rf"Requires-Dist: (.+?)\s*;\s*extra == ['\"]{re.escape(extra)}['\"]\s*$")
+        return [match[1] for line in lines if (match := mark.match(line))]
+
+
+def normal(name: str) -> str:
+    """A distribution's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _holds(version: str, clause: str) -> bool:
+    match = _CLAUSE.match(clause)
+    if match is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):
+        return False
+    have, want = _release(version), _release(match[2])
+    size = max(len(have), len(want))
+    left, right = have + (0,) * (size - len(have)), want + (0,) * (size - len(want))
+    return {
+        "==": left == right,
+        "===": left == right,
+        "!=": left != right,
+        ">=": left >= right,
+        "<=": left <= right,
+        ">": left > right,
+        "<": left < right,
+        "~=": left >= right and have[: len(want) - 1] == want[:-1],
+    }[match[1]]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def read_requirements(directory: Path, installed: Installed) -> list[str]:
+    """Requirements of the server in `directory`, in its own order: nemo-gym itself is left out (of its extras
+    only `dev`), and so are editable and relative lines, which no index has. Markers and `git+` URLs stay."""
+    if (directory / "requirements.txt").is_file():
+        lines = _lines(directory / "requirements.txt")
+    else:
+        lines = _project(directory / "pyproject.toml")
+    return list(_flat(lines, installed))
+
+
+def local_requirements(directory: Path) -> list[str]:
+    """Editable or relative lines other than nemo-gym: code beside the server that nothing installs."""
+    lines = _lines(directory / "requirements.txt")
+    return [line for line in lines if _is_local(line) and not _OWN.search(line)]
+
+
+def _lines(path: Path) -> list[str]:
+    """Requirement lines without comments, blanks and index options; included files are read too."""
+    if not path.is_file():
+        return []
+    found = []
+    for raw in path.read_text(errors="replace").replace("\\\n", " ").splitlines():
+        line = re.sub(r"(^|\s)#.*$", "", raw).strip()
+        if match := re.match(r"(?:-r|--requirement)[ =]\s*(.+)$", line):
+            found += _lines(path.parent / match[1])
+        elif line and (not line.startswith("-") or _is_local(line)):
+            found.append(line)
+    return found
+
+
+def _is_local(line: str) -> bool:
+    return line.startswith(("-e ", "--editable", "./", "../", "/", "file:"))
+
+
+def _project(path: Path) -> list[str]:
+    """Dependencies of a pyproject.toml, with git sources that uv's table gives them."""
+    if not path.is_file():
+        return []
+    try:
+        table = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return []
+    sources = table.get("tool", {}).get("uv", {}).get("sources", {})
+    return [_sourced(line, sources) for line in table.get("project", {}).get("dependencies", [])]
+
+
+def _sourced(line: str, sources: dict[str, Any]) -> str:
+    match = _NAME.match(line)
+    source = sources.get(match[1]) if match else None
+    if not isinstance(source, dict) or "git" not in source or "@" in line:
+        return line
+    revision = source.get("rev") or source.get("tag") or source.get("branch")
+    return f"{line} @ git+{source['git']}" + (f"@{revision}" if revision else "")
+
+
+def _flat(lines: Iterable[str], installed: Installed) -> Iterator[str]:
+    for line in lines:
+        own = _OWN.search(line)
+        if own and (_is_local(line) or own.start() == 0):
+            for extra in (own[1] or "").split(","):
+                if extra.strip() and extra.strip() != "dev":
+                    yield from installed.gym_extra(extra.strip())
+        elif not _is_local(line):
+            yield " ".join(line.split())

@@ -1,0 +1,170 @@
+"""What a server's code reaches for, read from its source: the modules its entrypoint imports, by syntax tree.
+
+Only modules reachable from the entrypoint count, so that scripts which prepare data do not. A branch that a
+config never takes counts all the same: this is an estimate that errs on the side of naming a need.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gymgate.catalog.model import Need, NeedKind
+
+_PACKAGES = ("resources_servers", "responses_api_agents", "environments", "benchmarks", "environment_servers")
+_IMPORTS: dict[str, tuple[NeedKind, str]] = {
+    "docker": ("docker", "talks to docker"),
+    "nemo_gym.sandbox": ("docker", "runs sandboxes"),
+    "harbor": ("docker", "runs Harbor tasks in containers"),
+    "swebench": ("docker", "runs SWE-bench containers"),
+    "torch": ("gpu", "imports torch"),
+    "vllm": ("gpu", "imports vLLM"),
+    "tavily": ("search", "searches the web through Tavily"),
+    "exa_py": ("search", "searches the web through Exa"),
+    "googleapiclient": ("search", "searches the web through Google"),
+}
+_CALLS: dict[str, tuple[NeedKind, str]] = {
+    "load_dataset": ("download", "Hugging Face dataset"),
+    "snapshot_download": ("download", "Hugging Face snapshot"),
+    "hf_hub_download": ("download", "Hugging Face file"),
+    "urlretrieve": ("download", "file by URL"),
+    "urlopen": ("download", "URL"),
+}
+_COMMANDS: dict[tuple[str, ...], tuple[NeedKind, str]] = {
+    ("git", "clone"): ("git", "clones a repository"),
+    ("docker",): ("docker", "runs docker"),
+    ("podman",): ("docker", "runs podman"),
+    ("apptainer",): ("docker", "runs apptainer"),
+    ("singularity",): ("docker", "runs singularity"),
+    ("enroot",): ("docker", "runs enroot"),
+    ("uv", "venv"): ("download", "makes a virtual environment of its own"),
+    ("npm", "install"): ("download", "installs from npm"),
+    ("curl",): ("download", "downloads with curl"),
+}
+_EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
+
+
+class CodeReader:
+    """Reads server sources below some component roots; each module is parsed once."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = tuple(roots)
+        self._trees: dict[Path, ast.Module] = {}
+
+    def needs(self, directory: Path, entrypoint: str) -> list[Need]:
+        """Needs that the server started by `entrypoint` in `directory` shows, each kind and cause once."""
+        found: dict[Need, None] = {}
+        for module in self._reachable(directory, directory / entrypoint):
+            place = f"{directory.name}/{module.relative_to(directory)}" if directory in module.parents else ""
+            place = place or f"{module.parent.name}/{module.name}"
+            for kind, detail in _signals(self._tree(module)):
+                found[Need(kind, f"{detail} ({place})")] = None
+        return list(found)
+
+    def _reachable(self, directory: Path, start: Path) -> list[Path]:
+        pending, seen = [start], {start}
+        for module in pending:
+            for name in _imported(self._tree(module)):
+                for path in self._locate(name, module, directory):
+                    if path not in seen:
+                        seen.add(path)
+                        pending.append(path)
+        return [path for path in pending if path.is_file()]
+
+    def _tree(self, path: Path) -> ast.Module:
+        if path not in self._trees:
+            try:
+                with warnings.catch_warnings(action="ignore"):
+                    self._trees[path] = ast.parse(path.read_bytes())
+            except (OSError, SyntaxError, ValueError):
+                self._trees[path] = ast.Module(body=[], type_ignores=[])
+        return self._trees[path]
+
+    def _locate(self, name: str, module: Path, directory: Path) -> Iterator[Path]:
+        """Files of a dotted import: relative, a sibling of the server, or a component of the release."""
+        dots = len(name) - len(name.lstrip("."))
+        parts = [part for part in name.lstrip(".").split(".") if part]
+        if dots:
+            bases = [module.parents[dots - 1]]
+        elif parts[0] in _PACKAGES:
+            bases = list(self._roots)
+        else:
+            bases = [directory]
+        for base in bases:
+            for path in (base.joinpath(*parts).with_suffix(".py"), base.joinpath(*parts, "__init__.py")):
+                if parts and path.is_file():
+                    yield path
+                    return
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Dotted names that a module imports; of `from a import b` both `a` and `a.b`, which may be a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            yield base
+            joint = "" if base.endswith(".") else "."
+            yield from (f"{base}{joint}{alias.name}" for alias in node.names)
+
+
+def _signals(tree: ast.Module) -> Iterator[tuple[NeedKind, str]]:
+    for name in _imported(tree):
+        for prefix, signal in _IMPORTS.items():
+            if name == prefix or name.startswith(prefix + "."):
+                yield signal
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield from _call_signals(node)
+        elif isinstance(node, ast.List | ast.Tuple):
+            yield from _command_signals(_leading_strings(node.elts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 2000:
+            yield from _shell_signals(node.value)
+
+
+def _call_signals(call: ast.Call) -> Iterator[tuple[NeedKind, str]]:
+    name = _called(call.func)
+    first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+    if name in _CALLS and first not in ("json", "csv", "parquet"):
+        yield _CALLS[name]
+    if name == "which" and isinstance(first, str) and first not in _EVERYWHERE:
+        yield ("binary", f"looks for {first!r} on PATH")
+
+
+def _called(function: ast.expr) -> str:
+    if isinstance(function, ast.Name):
+        return function.id
+    if not isinstance(function, ast.Attribute):
+        return ""
+    own = isinstance(function.value, ast.Name) and function.value.id in ("self", "cls")
+    return "" if own else function.attr
+
+
+def _leading_strings(elements: Sequence[ast.expr]) -> tuple[str, ...]:
+    values = [node.value if isinstance(node, ast.Constant) else None for node in elements[:2]]
+    return tuple(value for value in values if isinstance(value, str))
+
+
+def _command_signals(words: tuple[str, ...]) -> Iterator[tuple[NeedKind, str]]:
+    for command, signal in _COMMANDS.items():
+        if words[: len(command)] == command and (len(command) > 1 or _is_command_word(words)):
+            yield signal
+
+
+def _is_command_word(words: tuple[str, ...]) -> bool:
+    """A list that starts with `docker` is a command if its second word is one, not another tool's name."""
+    return len(words) > 1 and (words[1],) not in _COMMANDS and words[1] != "local"
+
+
+def _shell_signals(text: str) -> Iterator[tuple[NeedKind, str]]:
+    """Command lines within strings; prose about them has no flags or URLs behind the command."""
+    for command, signal in _COMMANDS.items():
+        start = text.find(" ".join(command) + " ")
+        if start < 0 or (start and text[start - 1] not in " \n;&|(`\"'"):
+            continue
+        rest = text[start:].split()[len(command) : len(command) + 1]
+        if rest and (rest[0].startswith(("-", "http", "exec", "run", "{")) or "://" in rest[0]):
+            yield signal
