@@ -1,0 +1,69 @@
+"""One row of work, as it stands in its source."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymgate.dataset.jsonl import canonical
+from gymgate.errors import DataError
+
+
+@dataclass(frozen=True)
+class Row:
+    """A validated row: it has `responses_create_params` with `input`; the rest is the environment's business."""
+
+    data: dict[str, Any]
+    """Verbatim."""
+    key: str
+    """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*`
+    entries."""
+    agent: str | None
+    """Agent instance that `agent_ref` names."""
+    source: str
+    """File or dataset it was read from."""
+    line: int
+    """1-based."""
+
+
+def make_row(data: dict[str, Any], source: str, line: int) -> Row:
+    """Validate a row. Raises `DataError` with the source and line."""
+    params = data.get("responses_create_params")
+    if not isinstance(params, Mapping) or "input" not in params:
+        raise row_error(_lacks_params(data, params), source, line)
+    try:
+        key = row_key(data)
+    except (TypeError, ValueError) as error:
+        raise row_error(f"holds a value that JSON cannot express: {error}", source, line) from error
+    return Row(data, key, _agent_name(data, source, line), source, line)
+
+
+def row_key(data: Mapping[str, Any]) -> str:
+    """16 hex digits of a row's content; Gym's own `_ng_*` entries do not enter."""
+    own = {key: value for key, value in data.items() if not key.startswith("_ng_")}
+    return hashlib.sha256(canonical(own)).hexdigest()[:16]
+
+
+def row_error(reason: str, source: str, line: int) -> DataError:
+    """`SOURCE:LINE: reason`, with both as attributes."""
+    return DataError(f"{source}:{line}: {reason}", path=source, line=line)
+
+
+def _lacks_params(data: Mapping[str, Any], params: Any) -> str:
+    if params is not None and not isinstance(params, Mapping):
+        return f"responses_create_params must be an object, not {type(params).__name__}"
+    lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
+    keys = ", ".join(repr(key) for key in list(data)[:5]) or "nothing"
+    return f"{lack}; it looks like raw data ({keys}), which a prompt must be put to first (materialised)"
+
+
+def _agent_name(data: Mapping[str, Any], source: str, line: int) -> str | None:
+    reference = data.get("agent_ref")
+    if reference is None:
+        return None
+    name = reference.get("name") if isinstance(reference, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise row_error(f'agent_ref must be {{"name": AGENT}}, not {str(reference)[:80]!r}', source, line)
+    return name

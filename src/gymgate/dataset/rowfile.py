@@ -1,0 +1,103 @@
+"""A JSONL file as a sequence of dicts, never whole in memory."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from gymgate.dataset.index import LineIndex, line_index
+from gymgate.dataset.jsonl import parse_line
+from gymgate.dataset.row import row_error
+from gymgate.errors import DataError
+
+_READ = 1 << 20
+
+
+class RowFile(Sequence[dict[str, Any]]):
+    """Rows of a JSONL file by byte offset.
+
+    Iteration streams and needs no index, so that the first rows of a large file come at once. `len()` and
+    indexing use an index that is built on first use and cached by path, size and time. Blank lines are
+    skipped. Safe between threads and across fork; pickles as its path. A malformed line raises `DataError`
+    with path and line.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._opened: tuple[int, LineIndex] | None = None
+        if not self.path.is_file():
+            raise DataError(f"no file of rows at {str(path)!r}", path=str(path))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row for _, row in self.numbered())
+
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each row with its 1-based line, streaming."""
+        with self.path.open("rb", buffering=_READ) as file:
+            for number, line in enumerate(file, 1):
+                if not line.isspace():
+                    yield number, self._parse(line, number)
+
+    def __len__(self) -> int:
+        return len(self._index()[1].offsets)
+
+    @overload
+    def __getitem__(self, position: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, position: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
+        if isinstance(position, slice):
+            return [self.numbered_at(index)[1] for index in range(*position.indices(len(self)))]
+        return self.numbered_at(position)[1]
+
+    def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        """The row at a position with its 1-based line. Raises `IndexError`; `DataError` if the file changed."""
+        handle, index = self._index()
+        count = len(index.offsets)
+        if not -count <= position < count:
+            raise IndexError(f"row {position} of {count} in {self.path}")
+        position %= count
+        status = os.fstat(handle)
+        if (status.st_size, status.st_mtime_ns) != (index.size, index.mtime_ns):
+            raise DataError(
+                f"{self.path} changed while it was being read; open it again", path=str(self.path)
+            )
+        start = index.offsets[position]
+        line = index.line(position)
+        return line, self._parse(_read_exactly(handle, index.end(position) - start, start), line)
+
+    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            return parse_line(line)
+        except ValueError as error:
+            raise row_error(str(error), str(self.path), number) from error
+
+    def _index(self) -> tuple[int, LineIndex]:
+        """The file's descriptor and index, opened on first use and kept as long as this object."""
+        with self._lock:
+            if self._opened is None:
+                index = line_index(self.path)
+                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, handle)
+                self._opened = handle, index
+            return self._opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.path,))
+
+    def __repr__(self) -> str:
+        return f"RowFile({str(self.path)!r})"
+
+
+def _read_exactly(handle: int, size: int, start: int) -> bytes:
+    """`os.pread` may give less than asked for: at most 2 GiB on Linux."""
+    parts, done = [], 0
+    while done < size and (part := os.pread(handle, size - done, start + done)):
+        parts.append(part)
+        done += len(part)
+    return b"".join(parts)

@@ -1,0 +1,172 @@
+"""Where rows come from: packaged data, a user's JSONL, a Hugging Face dataset."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import orjson
+
+from gymgate.catalog import Environment
+from gymgate.dataset.row import Row, make_row
+from gymgate.dataset.rowfile import RowFile
+from gymgate.errors import ConfigError, MissingExtraError
+
+
+class Rows(Sequence[Row]):
+    """Validated rows of one source; a slice is a list. Iterating streams; `len()` and indexing may build an
+    index first. Raises `DataError` where a row is malformed, when that row is reached."""
+
+    source: str
+    """File or dataset, as shown in errors."""
+
+    def __iter__(self) -> Iterator[Row]:
+        return (make_row(data, self.source, line) for line, data in self._numbered())
+
+    @overload
+    def __getitem__(self, position: int) -> Row: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Row]: ...
+    def __getitem__(self, position: int | slice) -> Row | list[Row]:
+        if isinstance(position, slice):
+            return [self[index] for index in range(*position.indices(len(self)))]
+        line, data = self._numbered_at(position)
+        return make_row(data, self.source, line)
+
+    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        raise NotImplementedError
+
+    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        raise NotImplementedError
+
+
+class FileRows(Rows):
+    """Rows of a JSONL file."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = RowFile(path)
+        self.source = str(path)
+
+    def __len__(self) -> int:
+        return len(self._file)
+
+    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return self._file.numbered()
+
+    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        return self._file.numbered_at(position)
+
+
+class DatasetRows(Rows):
+    """Rows of a Hugging Face dataset, which lies on disk as Arrow tables.
+
+    Arrow gives every struct the union of all keys, with nulls; within `responses_create_params`, where absent
+    and null mean the same, they are taken out again. That field may also be a JSON string.
+    """
+
+    def __init__(self, dataset: Any, source: str) -> None:
+        self._dataset = dataset
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((line, _unpadded(data)) for line, data in enumerate(self._dataset, 1))
+
+    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        count = len(self)
+        if not -count <= position < count:
+            raise IndexError(f"row {position} of {count} in {self.source}")
+        position %= count
+        return position + 1, _unpadded(self._dataset[position])
+
+
+def open_rows(source: str, *, environment: Environment | None) -> Rows:
+    """Rows of `source`: packaged data of `environment` by name (`example`), a path to a JSONL file, a
+    Hugging Face dataset as `hf:owner/name[:split]`, or a directory that a dataset was saved to.
+
+    Raises `ConfigError` with the choices for an unknown name, `DataError` for a missing file and
+    `MissingExtraError` where `datasets` is not installed.
+    """
+    if source.startswith("hf:"):
+        return _hugging_face(source)
+    path = Path(source).expanduser()
+    if os.sep in source or (environment is None and path.exists()):
+        return _by_path(source, path)
+    if environment is None:
+        raise ConfigError(
+            f"no data {source!r}: name a JSONL file or hf:owner/name, or an environment with it"
+        )
+    try:
+        return FileRows(environment.data_file(source).path)
+    except ConfigError:
+        if path.exists():
+            return _by_path(source, path)
+        raise
+
+
+def _by_path(source: str, path: Path) -> Rows:
+    if path.is_dir():
+        return _hugging_face(f"hf:{source}")
+    return FileRows(path)
+
+
+def _hugging_face(source: str) -> Rows:
+    name, split = _name_and_split(source.removeprefix("hf:"))
+    try:
+        datasets = importlib.import_module("datasets")
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{source!r} needs the datasets library: pip install 'gymgate[datasets]'"
+        ) from error
+    try:
+        if _was_saved(Path(name).expanduser()):
+            loaded = datasets.load_from_disk(str(Path(name).expanduser()))
+        else:
+            loaded = datasets.load_dataset(name)
+    except Exception as error:  # the library raises its own, the hub's, HTTP's and the file system's
+        first = str(error).strip().split("\n", 1)[0]
+        raise ConfigError(f"cannot load {source!r}: {type(error).__name__}: {first}") from error
+    return DatasetRows(_one_split(loaded, split, source), source)
+
+
+def _name_and_split(text: str) -> tuple[str, str | None]:
+    name, colon, split = text.rpartition(":")
+    return (name, split) if colon and "/" not in split else (text, None)
+
+
+def _was_saved(path: Path) -> bool:
+    return any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+
+
+def _one_split(loaded: Any, split: str | None, source: str) -> Any:
+    if not isinstance(loaded, Mapping):
+        if split is not None and str(getattr(loaded, "split", None)) != split:
+            raise ConfigError(f"{source!r}: the saved dataset has no splits; leave out {split!r}")
+        return loaded
+    names = list(loaded)
+    wanted = split or (names[0] if len(names) == 1 else "train")
+    if wanted not in loaded:
+        what = f"no split {split!r}" if split else "several splits"
+        raise ConfigError(f"{source!r} has {what}; append one of: {', '.join(':' + name for name in names)}")
+    return loaded[wanted]
+
+
+def _unpadded(data: Any) -> dict[str, Any]:
+    params = data.get("responses_create_params")
+    if isinstance(params, str):
+        try:
+            params = orjson.loads(params)
+        except orjson.JSONDecodeError:
+            return dict(data)
+    return {**data, "responses_create_params": _without_nulls(params)} if params is not None else dict(data)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
