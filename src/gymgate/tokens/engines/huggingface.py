@@ -1,0 +1,177 @@
+"""A Hugging Face causal language model in this process, with requests batched as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gymgate.errors import MissingExtraError, PolicyError
+from gymgate.tokens.engines.base import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+_GENERATE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass
+class _Request:
+    prompt_ids: list[int]
+    sampling: dict[str, Any]
+    done: asyncio.Future[Sample]
+
+
+class HuggingFaceEngine:
+    """Samples with `model.generate`, as many waiting requests at once as share their sampling parameters.
+
+    `model` is a causal LM or a function that returns the current one (a trainer swaps it). Requests that arrive while a batch is
+    being generated form the next. Generation runs in a worker thread, in eval mode and without gradients; the model's training
+    mode is put back. Logprobs are of the distribution at the requested temperature, before top-k, top-p and min-p cut it, which
+    is what trainers recompute. Rows stop at any of `stop_token_ids`; `stop` strings are refused, since ids are what is exact.
+    """
+
+    def __init__(
+        self,
+        model: Any | Callable[[], Any],
+        *,
+        pad_token_id: int = 0,
+        max_batch: int = 64,
+        version: Callable[[], int] | None = None,
+    ) -> None:
+        try:
+            import torch as _torch  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError(
+                "HuggingFaceEngine needs torch and transformers: pip install torch transformers"
+            ) from error
+        self._model = model if callable(model) and not hasattr(model, "generate") else (lambda: model)
+        self.pad_token_id = pad_token_id
+        self.max_batch = max_batch
+        self._version = version
+        self._waiting: list[_Request] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        if sampling.get("stop"):
+            raise PolicyError(
+                "the in-process engine stops at token ids; unset the sampling parameter 'stop'",
+                retryable=False,
+            )
+        request = _Request(list(prompt_ids), dict(sampling), asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        if self._worker is None or self._worker.done():
+            self._worker = asyncio.create_task(self._work())
+        return await request.done
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # let callers that are ready now join the first batch
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                samples = await asyncio.to_thread(self._sample, batch)
+            except Exception as error:
+                failure = PolicyError(
+                    f"generation in process failed: {type(error).__name__}: {error}", retryable=False
+                )
+                failure.__cause__ = error
+                for request in batch:
+                    if not request.done.done():
+                        request.done.set_exception(failure)
+                continue
+            for request, sample in zip(batch, samples, strict=True):
+                if not request.done.done():
+                    request.done.set_result(sample)
+
+    def _next_batch(self) -> list[_Request]:
+        """The oldest waiting request and those that can be generated with it."""
+        self._waiting = [request for request in self._waiting if not request.done.done()]
+        if not self._waiting:
+            return []
+        key = _batch_key(self._waiting[0])
+        batch = [request for request in self._waiting if _batch_key(request) == key][: self.max_batch]
+        self._waiting = [request for request in self._waiting if request not in batch]
+        return batch
+
+    def _sample(self, batch: list[_Request]) -> list[Sample]:
+        import torch
+
+        if not batch:
+            return []
+        model, sampling = self._model(), batch[0].sampling
+        version = self._version() if self._version else None
+        device = next(model.parameters()).device
+        inputs = {name: value.to(device) for name, value in _left_padded(batch, self.pad_token_id).items()}
+        stops = list(sampling.get("stop_token_ids") or [])
+        with torch.no_grad(), _evaluating(model):
+            if (seed := sampling.get("seed")) is not None:
+                torch.manual_seed(seed)
+            output = model.generate(
+                **inputs,
+                **_generate_arguments(sampling),
+                max_new_tokens=sampling.get("max_tokens") or DEFAULT_MAX_TOKENS,
+                eos_token_id=stops or None,
+                pad_token_id=self.pad_token_id,
+                return_dict_in_generate=True,
+                output_logits=True,
+            )
+        start = inputs["input_ids"].shape[1]
+        temperature = sampling.get("temperature", 1.0) or 1.0
+        sampled = output.sequences[:, start:]
+        steps = [torch.log_softmax(logits.float() / temperature, -1) for logits in output.logits]
+        chosen = torch.stack([step.gather(1, sampled[:, i : i + 1])[:, 0] for i, step in enumerate(steps)], 1)
+        rows = zip(sampled.tolist(), chosen.tolist(), strict=True)
+        return [_cut(ids, logprobs, stops, version) for ids, logprobs in rows]
+
+
+def _batch_key(request: _Request) -> str:
+    """Requests with equal keys may share a call of `generate`; one with a seed is generated alone."""
+    if request.sampling.get("seed") is not None:
+        return f"alone {id(request)}"
+    return json.dumps(request.sampling, sort_keys=True)
+
+
+def _generate_arguments(sampling: Mapping[str, Any]) -> dict[str, Any]:
+    if sampling.get("temperature", 1.0) == 0:
+        return {"do_sample": False}
+    chosen = {name: sampling[name] for name in _GENERATE if sampling.get(name) is not None}
+    if chosen.get("top_k", 0) < 0:
+        chosen["top_k"] = 0
+    return {"do_sample": True, "top_k": 0, **chosen}
+
+
+def _left_padded(batch: Sequence[_Request], pad: int) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask`, each (batch, longest prompt)."""
+    import torch
+
+    width = max(len(request.prompt_ids) for request in batch)
+    gaps = [width - len(request.prompt_ids) for request in batch]
+    ids = [[pad] * gap + request.prompt_ids for gap, request in zip(gaps, batch, strict=True)]
+    mask = [[0] * gap + [1] * (width - gap) for gap in gaps]
+    return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+
+
+def _cut(ids: list[int], logprobs: list[float], stops: Sequence[int], version: int | None) -> Sample:
+    """A row up to and including its first stop token; what follows is padding."""
+    versions = None if version is None else (version, version)
+    for position, token in enumerate(ids):
+        if token in stops:
+            return Sample(ids[: position + 1], logprobs[: position + 1], "stop", versions)
+    return Sample(ids, logprobs, "length", versions)
+
+
+@contextlib.contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
