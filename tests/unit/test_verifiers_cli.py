@@ -10,6 +10,7 @@ import pytest
 from gymgate.cli import eval as eval_command
 from gymgate.cli.eval_args import environment_names, read_settings, resume_args, split_taskset
 from gymgate.cli.eval_report import print_tallies, read_tallies
+from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 
 NOTHING = {
@@ -103,14 +104,15 @@ def test_resume_names_the_saved_config(tmp_path: Path) -> None:
 def test_a_model_without_an_endpoint_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match="needs an endpoint"),
-        eval_command._policy(["mcqa"], {"model": "m"}),
+        eval_command._policy(["mcqa"], {"model": "m"}, RuntimeConfig()),
     ):
         pass
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
     settings = {"client.base_url": "http://127.0.0.1:1/v1"}
-    with pytest.raises(ConfigError, match="cannot be reached"), eval_command._policy(["mcqa"], settings):
+    policy = eval_command._policy(["mcqa"], settings, RuntimeConfig())
+    with pytest.raises(ConfigError, match="cannot be reached"), policy:
         pass
 
 

@@ -63,12 +63,14 @@ def run(args: tuple[str, ...], **options: Any) -> None:
     require_verifiers()
     taskset, argv = _arguments(args, options)
     settings = read_settings(argv)
-    ours = PLUGIN_ID in (taskset, settings.get("env.taskset.id"))
-    if ours:
+    given = [*([taskset] if taskset else []), *argv]
+    if PLUGIN_ID in (taskset, settings.get("env.taskset.id")):
         names = environment_names(settings, DEFAULT_ENVIRONMENT)
-        _check_environments(names, settings)
-    with _policy(names, settings) if ours else _given() as endpoint:
-        code = _evaluate([*([taskset] if taskset else []), *argv, *endpoint])
+        runtime = _check_environments(names, settings)
+        with _policy(names, settings, runtime) as endpoint:
+            code = _evaluate([*given, *endpoint])
+    else:
+        code = _evaluate(given)
     if code:
         raise click.exceptions.Exit(code)
 
@@ -96,8 +98,8 @@ def _arguments(args: Sequence[str], options: Mapping[str, Any]) -> tuple[str | N
     return taskset, [*rest, *given, *push]
 
 
-def _check_environments(names: Sequence[str], settings: Mapping[str, Any]) -> None:
-    """`ConfigError` with near names before anything slow; installs nemo-gym if it is not there."""
+def _check_environments(names: Sequence[str], settings: Mapping[str, Any]) -> RuntimeConfig:
+    """The runtime that the settings name, installed if it is not there; `ConfigError` for an unknown environment."""
     from gymgate.catalog import Catalog
     from gymgate.runtime import ensure_runtime
 
@@ -107,13 +109,15 @@ def _check_environments(names: Sequence[str], settings: Mapping[str, Any]) -> No
         interpreter=settings.get("env.taskset.interpreter"),
     )
     runtime = ensure_runtime(config, progress=_progress)
-    catalog = Catalog(runtime.site, runtime.version)
+    roots = [Path(root) for root in settings.get("env.taskset.component_roots") or ()]
+    catalog = Catalog(runtime.site, runtime.version, roots)
     for name in names:
         catalog.find(name)
+    return config
 
 
 @contextmanager
-def _policy(names: Sequence[str], settings: Mapping[str, Any]) -> Iterator[list[str]]:
+def _policy(names: Sequence[str], settings: Mapping[str, Any], runtime: RuntimeConfig) -> Iterator[list[str]]:
     """What to add to the command line for a policy; the replay policy runs meanwhile if no other is named."""
     base_url, model = settings.get("client.base_url"), settings.get("model") or settings.get("m")
     replayed = settings.get("client.api_key_var") == REPLAY_KEY_VARIABLE
@@ -123,21 +127,16 @@ def _policy(names: Sequence[str], settings: Mapping[str, Any]) -> Iterator[list[
         return
     if model and not replayed:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
-    from gymgate.cli.serve import start_replay_server
+    from gymgate.cli.serve_process import start_replay_server
 
     port = urlparse(str(base_url)).port if base_url else 0
-    _progress(f"replaying the recorded rollouts of {', '.join(names)}")
-    with start_replay_server(list(names), port=port or 0) as server:
+    _progress(f"no endpoint named: replaying the recorded rollouts of {', '.join(names)}")
+    with start_replay_server(names, port=port or 0, runtime=runtime) as server:
         yield [] if base_url else _replay_flags(server.base_url)
 
 
 def _replay_flags(base_url: str) -> list[str]:
     return ["--client.base-url", base_url, "--client.api-key-var", REPLAY_KEY_VARIABLE, "--model", "replay"]
-
-
-@contextmanager
-def _given() -> Iterator[list[str]]:
-    yield []
 
 
 def _only_model(base_url: str) -> str:

@@ -9,6 +9,7 @@ from pydantic import SecretStr
 from verifiers.v1.runtimes import Runtime
 
 from gymgate.config import HTTPEndpoint
+from gymgate.errors import StackLostError
 from gymgate.integrations.verifiers import leases
 from gymgate.integrations.verifiers.requirement import PLUGIN_ID
 from gymgate.integrations.verifiers.task import GymRun, NeMoGymData, record, with_system_prompt
@@ -52,15 +53,19 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         run = data.gym
         row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
         stack = await leases.stack_for(run.stack)
-        rollout = await stack.run(
-            row,
-            policy=_policy(run, ctx.model, endpoint, secret),
-            environment=run.environment,
-            agent=run.agent,
-            limits=run.limits,
-            rollout_id=trace.id,
-            record_bodies=False,
-        )
+        try:
+            rollout = await stack.run(
+                row,
+                policy=_policy(run, ctx.model, endpoint, secret),
+                environment=run.environment,
+                agent=run.agent,
+                limits=run.limits,
+                rollout_id=trace.id,
+                record_bodies=False,
+            )
+        except StackLostError:
+            await leases.forget(run.stack, stack)
+            raise
         record(trace, rollout)
         if _reached_max_calls(rollout, run):
             trace.stop("max_turns")  # what verifiers counts as truncated

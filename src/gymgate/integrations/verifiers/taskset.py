@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -66,17 +67,13 @@ def find_environments(config: NeMoGymConfig) -> dict[str, Environment]:
 def _rows(config: NeMoGymConfig) -> Iterator[tuple[str, Row]]:
     """Each row with the environment it goes to. Packaged data is read for every environment in turn."""
     environments = find_environments(config)
-    packaged = not (
-        config.data.startswith("hf:") or config.data.endswith((".jsonl", ".json")) or "/" in config.data
-    )
-    if packaged or len(environments) == 1:
-        for name, environment in environments.items():
-            for row in open_rows(config.data, environment=environment):
-                yield name, row
+    blended = config.data.startswith("hf:") or os.sep in config.data or Path(config.data).exists()
+    if len(environments) > 1 and blended:
+        homes = _homes(environments, config.stack_config().environments)
+        yield from ((_home(row, homes), row) for row in open_rows(config.data, environment=None))
         return
-    homes = _homes(environments, config.stack_config().environments)
-    for row in open_rows(config.data, environment=None):
-        yield _home(row, homes, config.data), row
+    for name, environment in environments.items():
+        yield from ((name, row) for row in open_rows(config.data, environment=environment))
 
 
 def _homes(environments: Mapping[str, Environment], configs: tuple[EnvironmentConfig, ...]) -> dict[str, str]:
@@ -85,21 +82,17 @@ def _homes(environments: Mapping[str, Environment], configs: tuple[EnvironmentCo
     return {agent.name: name for name, config in chosen.items() for agent in config.agents}
 
 
-def _home(row: Row, homes: Mapping[str, str], source: str) -> str:
-    where = f"{source}, line {row.line + 1}"
+def _home(row: Row, homes: Mapping[str, str]) -> str:
     if row.agent is None:
-        raise DataError(
-            f"{where}: no agent_ref, so it could go to any of several environments",
-            path=source,
-            line=row.line,
-        )
+        raise _error(row, "has no agent_ref, so it could go to any of several environments")
     if row.agent not in homes:
-        raise DataError(
-            f"{where}: agent {row.agent!r} is in none of the environments; there are {', '.join(sorted(homes))}",
-            path=source,
-            line=row.line,
-        )
+        known = ", ".join(sorted(homes))
+        raise _error(row, f"agent {row.agent!r} is in none of the environments; there are {known}")
     return homes[row.agent]
+
+
+def _error(row: Row, reason: str) -> DataError:
+    return DataError(f"{row.source}:{row.line}: {reason}", path=row.source, line=row.line)
 
 
 def _prompt(row: Row, dialect: str) -> vf.Messages:
@@ -119,7 +112,5 @@ def _json_safe(row: Row) -> dict[str, Any]:
     try:
         safe: dict[str, Any] = orjson.loads(orjson.dumps(row.data, option=orjson.OPT_SERIALIZE_NUMPY))
     except orjson.JSONEncodeError as error:
-        raise DataError(
-            f"{row.source}, line {row.line}: not JSON ({error})", path=row.source, line=row.line
-        ) from None
+        raise _error(row, f"cannot be written as JSON: {error}") from None
     return safe
