@@ -117,6 +117,17 @@ def _unset_by_default(value: str) -> bool:
     return any("," in inner and inner.rpartition(",")[2].strip().lower() in _UNSET for inner in innermost)
 
 
+def required_needs(config: Node, server: ServerInstance, required: Sequence[str]) -> Iterator[Need]:
+    """Fields that the server's class requires and its block does not have."""
+    block = config[server.name][server.kind][server.type]
+    for field in required:
+        if field not in block:
+            kind: NeedKind = "key" if _KEYLIKE.search(field) else "config"
+            yield Need(
+                kind, f"{field} of {_OWN_KINDS[server.kind]} {server.name} has no default and is not set"
+            )
+
+
 def servers_of(config: Node) -> list[ServerInstance]:
     """Every server instance of a config, in its order."""
     found = []

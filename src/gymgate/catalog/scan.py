@@ -17,7 +17,14 @@ from gymgate.catalog.model import (
     Need,
     ServerInstance,
 )
-from gymgate.catalog.needs import POLICY, config_needs, missing_values, model_references, servers_of
+from gymgate.catalog.needs import (
+    POLICY,
+    config_needs,
+    missing_values,
+    model_references,
+    required_needs,
+    servers_of,
+)
 from gymgate.catalog.parse import (
     AGENTS,
     MISSING,
@@ -111,7 +118,7 @@ class Scanner:
             path=path,
             agents=agents,
             model_servers=tuple(sorted({model for model in models if model not in (POLICY, MISSING)})),
-            needs=tuple(dict.fromkeys([*config_needs(node, servers), *self._servers_need(servers)])),
+            needs=tuple(dict.fromkeys([*config_needs(node, servers), *self._servers_need(servers, node)])),
             datasets=tuple(dict.fromkeys(dataset for agent in agents for dataset in agent.datasets)),
             servers=servers,
             environment_servers=tuple(server for server in every if server.kind == RELAYS),
@@ -119,18 +126,25 @@ class Scanner:
         )
         return config, node
 
-    def _servers_need(self, servers: Sequence[ServerInstance]) -> list[Need]:
+    def _servers_need(self, servers: Sequence[ServerInstance], node: Node) -> list[Need]:
         found: list[Need] = []
         for server in servers:
             directory = self._directory(server)
             if directory is None:
                 found.append(Need("config", f"{server.kind}/{server.type} of {server.name} is not installed"))
             elif server.entrypoint:
-                key = (directory, server.entrypoint)
-                if key not in self._server_needs:
-                    self._server_needs[key] = self._code.needs(*key)
-                found += self._server_needs[key]
+                required = self._code.required(directory, server.entrypoint)
+                found += required_needs(node, server, required)
+                found += self._code_needs(directory, server.entrypoint)
+        if not any(server.kind == AGENTS for server in servers):
+            found.append(Need("config", "defines no agent"))
         return found + self._package_needs(servers)
+
+    def _code_needs(self, directory: Path, entrypoint: str) -> list[Need]:
+        key = (directory, entrypoint)
+        if key not in self._server_needs:
+            self._server_needs[key] = self._code.needs(directory, entrypoint)
+        return self._server_needs[key]
 
     def _package_needs(self, servers: Sequence[ServerInstance]) -> list[Need]:
         lines = self.requirements(servers)

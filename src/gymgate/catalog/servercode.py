@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gymgate.catalog.model import Need, NeedKind
@@ -23,6 +24,7 @@ _IMPORTS: dict[str, tuple[NeedKind, str]] = {
     "vllm": ("gpu", "imports vLLM"),
     "tavily": ("search", "searches the web through Tavily"),
     "exa_py": ("search", "searches the web through Exa"),
+    "playwright": ("binary", "drives a browser, which playwright installs apart"),
     "googleapiclient": ("search", "searches the web through Google"),
 }
 _CALLS: dict[str, tuple[NeedKind, str]] = {
@@ -46,41 +48,56 @@ _COMMANDS: dict[tuple[str, ...], tuple[NeedKind, str]] = {
 _EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
 
 
+@dataclass(frozen=True)
+class Module:
+    """What one source file shows."""
+
+    imports: tuple[str, ...] = ()
+    """Dotted; of `from a import b` both `a` and `a.b`, which may be a module."""
+    signals: tuple[tuple[NeedKind, str], ...] = ()
+    required: tuple[str, ...] = ()
+    """Fields without a default of the server's own config class."""
+
+
 class CodeReader:
     """Reads server sources below some component roots; each module is parsed once."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
-        self._trees: dict[Path, ast.Module] = {}
+        self._modules: dict[Path, Module] = {}
 
     def needs(self, directory: Path, entrypoint: str) -> list[Need]:
-        """Needs that the server started by `entrypoint` in `directory` shows, each kind and cause once."""
-        found: dict[Need, None] = {}
-        for module in self._reachable(directory, directory / entrypoint):
-            place = f"{directory.name}/{module.relative_to(directory)}" if directory in module.parents else ""
-            place = place or f"{module.parent.name}/{module.name}"
-            for kind, detail in _signals(self._tree(module)):
-                found[Need(kind, f"{detail} ({place})")] = None
-        return list(found)
+        """Needs that the server started by `entrypoint` in `directory` shows, each cause once."""
+        found: dict[tuple[NeedKind, str], str] = {}
+        for path in self._reachable(directory, directory / entrypoint):
+            inside = directory in path.parents
+            place = path.relative_to(directory.parent if inside else path.parents[1]).as_posix()
+            for signal in self._module(path).signals:
+                found.setdefault(signal, place)
+        return [Need(kind, f"{detail} ({place})") for (kind, detail), place in found.items()]
+
+    def required(self, directory: Path, entrypoint: str) -> tuple[str, ...]:
+        """Fields that the server's block must have, beside those of Gym's base classes."""
+        return self._module(directory / entrypoint).required
 
     def _reachable(self, directory: Path, start: Path) -> list[Path]:
         pending, seen = [start], {start}
         for module in pending:
-            for name in _imported(self._tree(module)):
+            for name in self._module(module).imports:
                 for path in self._locate(name, module, directory):
                     if path not in seen:
                         seen.add(path)
                         pending.append(path)
-        return [path for path in pending if path.is_file()]
+        return pending
 
-    def _tree(self, path: Path) -> ast.Module:
-        if path not in self._trees:
+    def _module(self, path: Path) -> Module:
+        if path not in self._modules:
             try:
                 with warnings.catch_warnings(action="ignore"):
-                    self._trees[path] = ast.parse(path.read_bytes())
-            except (OSError, SyntaxError, ValueError):
-                self._trees[path] = ast.Module(body=[], type_ignores=[])
-        return self._trees[path]
+                    self._modules[path] = read_module(ast.parse(path.read_bytes()))
+            except (OSError, SyntaxError, ValueError, RecursionError):
+                self._modules[path] = Module()
+        return self._modules[path]
 
     def _locate(self, name: str, module: Path, directory: Path) -> Iterator[Path]:
         """Files of a dotted import: relative, a sibling of the server, or a component of the release."""
@@ -99,30 +116,75 @@ class CodeReader:
                     return
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Dotted names that a module imports; of `from a import b` both `a` and `a.b`, which may be a module."""
+def read_module(tree: ast.Module) -> Module:
+    """Imports, signals and required config fields, in one walk over the tree."""
+    imports: dict[str, None] = {}
+    signals: dict[tuple[NeedKind, str], None] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = "." * node.level + (node.module or "")
-            yield base
-            joint = "" if base.endswith(".") else "."
-            yield from (f"{base}{joint}{alias.name}" for alias in node.names)
-
-
-def _signals(tree: ast.Module) -> Iterator[tuple[NeedKind, str]]:
-    for name in _imported(tree):
-        for prefix, signal in _IMPORTS.items():
-            if name == prefix or name.startswith(prefix + "."):
-                yield signal
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield from _call_signals(node)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.update(dict.fromkeys(_imported(node)))
+        elif isinstance(node, ast.Call):
+            signals.update(dict.fromkeys(_call_signals(node)))
         elif isinstance(node, ast.List | ast.Tuple):
-            yield from _command_signals(_leading_strings(node.elts))
+            signals.update(dict.fromkeys(_command_signals(_leading_strings(node.elts))))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 2000:
-            yield from _shell_signals(node.value)
+            signals.update(dict.fromkeys(_shell_signals(node.value)))
+    found = (
+        signal for prefix, signal in _IMPORTS.items() if any(_is_below(name, prefix) for name in imports)
+    )
+    return Module(tuple(imports), tuple({**dict.fromkeys(found), **signals}), tuple(_required_fields(tree)))
+
+
+def _is_below(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(prefix + ".")
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = "." * node.level + (node.module or "")
+    yield base
+    joint = "" if base.endswith(".") else "."
+    yield from (f"{base}{joint}{alias.name}" for alias in node.names)
+
+
+def _required_fields(tree: ast.Module) -> Iterator[str]:
+    """Of the class that the server class annotates its `config` with, and of its bases in the same file."""
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    used = [
+        field.annotation.id
+        for node in classes.values()
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and field.target.id == "config"
+        and isinstance(field.annotation, ast.Name)
+    ]
+    names = [name for name in used if name in classes]
+    for name in names:
+        names += [
+            base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes
+        ]
+        for field in classes[name].body:
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and _is_required(field)
+            ):
+                yield field.target.id
+
+
+def _is_required(field: ast.AnnAssign) -> bool:
+    if field.value is None:
+        return "ClassVar" not in ast.unparse(field.annotation)
+    if not (isinstance(field.value, ast.Call) and _called(field.value.func) == "Field"):
+        return False
+    first = field.value.args[0] if field.value.args else None
+    if isinstance(first, ast.Constant):
+        return first.value is ...
+    given = {keyword.arg for keyword in field.value.keywords}
+    return first is None and given.isdisjoint(("default", "default_factory", "alias", "validation_alias"))
 
 
 def _call_signals(call: ast.Call) -> Iterator[tuple[NeedKind, str]]:
