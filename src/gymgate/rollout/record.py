@@ -104,7 +104,7 @@ class Rollout(Record):
     """As Gym gave it; `None` where there is none, never 0 in its place."""
     reward_parts: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Every other finite number at the top level of Gym's result."""
+    """Every other finite number at the top level of Gym's result that the row did not have already."""
     error: RolloutError | None = None
     result: dict[str, Any] | None = None
     """The agent's answer to `/run`, routing entries removed."""

@@ -1,1 +1,21 @@
-"""."""
+"""Stacks: NeMo Gym's servers for one config, started once, shared by all who acquire them, gone with the last.
+
+async with acquire(StackConfig(environments=("mcqa",))) as stack:
+    rollout = await stack.run(row, policy=HTTPEndpoint(base_url="http://host:8000/v1"))
+"""
+
+from gymgate.stack.client import AgentInfo, OpenRoute, Policy, PolicyCallable, Stack
+from gymgate.stack.leases import acquire, connect
+from gymgate.stack.sync import SyncStack, acquire_sync
+
+__all__ = [
+    "AgentInfo",
+    "OpenRoute",
+    "Policy",
+    "PolicyCallable",
+    "Stack",
+    "SyncStack",
+    "acquire",
+    "acquire_sync",
+    "connect",
+]

@@ -1,0 +1,186 @@
+"""From an agent's answer to `/run` to the fields of a `Rollout`. Pure functions over plain dicts.
+
+A rollout travels from the daemon to the SDK process as such a dict; `as_rollout` makes the record of it there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from gymgate.errors import (
+    DataError,
+    EnvironmentServerError,
+    ErrorKind,
+    GymgateError,
+    PolicyError,
+    RolloutTimeoutError,
+    ServerDiedError,
+)
+from gymgate.rollout.record import ModelCall, Rollout, RolloutError, RolloutStatus, Timing, Usage
+
+TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
+"""Gym's own copy of the conversation, there because we turn on the rollout's URL; `Rollout.calls` has it all."""
+PARTS = ("reward_components", "verifier_rewards")
+PART_PREFIX = "reward_"
+MAX_MESSAGE = 600
+
+_KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
+    (RolloutTimeoutError, "timeout"),
+    (PolicyError, "policy"),
+    (DataError, "data"),
+    (EnvironmentServerError, "environment"),
+)
+
+
+def read_result(body: bytes, *, key: str, rollout_id: str, metadata_key: str) -> dict[str, Any] | None:
+    """The agent's answer without our routing; `None` if it is not a JSON object.
+
+    Wherever the rollout's secret key stands in it, its public id stands afterwards.
+    """
+    try:
+        result = orjson.loads(body.replace(key.encode(), rollout_id.encode()))
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(result, dict):
+        return None
+    for name in TRAJECTORIES:
+        result.pop(name, None)
+    for name in ("responses_create_params", "response"):
+        _without_entry(result.get(name), metadata_key)
+    return result
+
+
+def _without_entry(part: Any, metadata_key: str) -> None:
+    metadata = part.get("metadata") if isinstance(part, dict) else None
+    if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
+        del part["metadata"]
+
+
+def scored(result: Mapping[str, Any], row: Mapping[str, Any], truncated: str | None = None) -> dict[str, Any]:
+    """Status, reward, parts and metrics of an answer to a row."""
+    reward = number(result.get("reward"))
+    status: RolloutStatus = "completed"
+    if is_masked(result):
+        status = "masked"
+    elif truncated is not None or is_incomplete(result.get("response")):
+        status = "truncated"
+    return {
+        "status": status,
+        "reward": reward,
+        "reward_parts": reward_parts(result),
+        "metrics": metrics(result, row),
+        "result": result,
+    }
+
+
+def number(value: Any) -> float | None:
+    """A finite number, booleans included; `None` for anything else."""
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
+    """The objectives of an environment with several, by Gym's name for each: the entries of
+    `reward_components` or `verifier_rewards`, and the numbers called `reward_...`."""
+    parts = {
+        name: part
+        for name in result
+        if name.startswith(PART_PREFIX) and (part := number(result[name])) is not None
+    }
+    for field in PARTS:
+        value = result.get(field)
+        if isinstance(value, dict):
+            parts |= {str(name): part for name in value if (part := number(value[name])) is not None}
+    return parts
+
+
+def metrics(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+    """Every other finite number at the top level. Gym repeats the row's fields there: those measure nothing,
+    and neither does its bookkeeping (`_ng_...`, `mask_sample`)."""
+    return {
+        name: value
+        for name in result
+        if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
+        if (value := number(result[name])) is not None and row.get(name) != result[name]
+    }
+
+
+def is_masked(result: Mapping[str, Any]) -> bool:
+    """Whether Gym says that the reward is no measurement: at the top level, or (older) in `instance_config`."""
+    config = result.get("instance_config")
+    return bool(result.get("mask_sample")) or bool(isinstance(config, dict) and config.get("mask_sample"))
+
+
+def is_incomplete(response: Any) -> bool:
+    """Whether the agent's last model call ended early."""
+    if not isinstance(response, dict):
+        return False
+    return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
+
+
+def failed(error: GymgateError) -> dict[str, Any]:
+    """Status and error of a rollout that has no result."""
+    kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
+    retryable = isinstance(error, ServerDiedError) or kind in ("infrastructure", "timeout")
+    described = RolloutError.model_construct(
+        kind=kind,
+        message=error.message,
+        type=type(error).__name__,
+        server=getattr(error, "server", None) or getattr(error, "endpoint", None),
+        status_code=getattr(error, "status_code", None),
+        retryable=bool(getattr(error, "retryable", None) or (kind != "policy" and retryable)),
+    )
+    return {"status": "failed", "error": described.model_dump()}
+
+
+def refused(status: int, body: bytes, agent: str) -> GymgateError:
+    """The error for an agent's `/run` that answered other than 200."""
+    message = condensed(body)
+    if status == 422:
+        return DataError(f"agent {agent!r} rejects the row: {message}")
+    return EnvironmentServerError(
+        f"agent {agent!r}: HTTP {status}: {message}", server=agent, status_code=status
+    )
+
+
+def condensed(body: bytes) -> str:
+    """An error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        value = body.decode(errors="replace")
+    if isinstance(value, dict) and "detail" in value:
+        value = value["detail"]
+    if isinstance(value, list):
+        value = "; ".join(_complaint(item) for item in value)
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} ... {line[-MAX_MESSAGE // 2 :]}"
+
+
+def _complaint(item: Any) -> str:
+    if not isinstance(item, dict) or "msg" not in item:
+        return str(item)
+    where = ".".join(str(part) for part in item.get("loc", ()) if part != "body")
+    return f"{where}: {item['msg']}"
+
+
+def as_rollout(value: Mapping[str, Any]) -> Rollout:
+    """The record of a dict that the daemon built; its parts are trusted, not validated again."""
+    fields = dict(value)
+    fields["calls"] = [_as_call(call) for call in value.get("calls", ())]
+    fields["timing"] = Timing.model_construct(**value.get("timing", {}))
+    if (error := value.get("error")) is not None:
+        fields["error"] = RolloutError.model_construct(**error)
+    fields.setdefault("reward_parts", {})
+    fields.setdefault("metrics", {})
+    return Rollout.model_construct(**fields)
+
+
+def _as_call(value: Mapping[str, Any]) -> ModelCall:
+    return ModelCall.model_construct(**{**value, "usage": Usage.model_construct(**value["usage"])})

@@ -1,0 +1,105 @@
+"""One row to one agent, with a deadline: from an open route to the fields of a `Rollout`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from gymgate.errors import GymgateError, RolloutTimeoutError, StackLostError
+from gymgate.gateway import METADATA_KEY, POLICY, Route
+from gymgate.rollout import result as results
+from gymgate.rollout.record import ModelCall
+
+_JSON = {"Content-Type": "application/json"}
+# Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
+_KEEPALIVE_S = 2.0
+# Within this time the agent's death, if that was it, is known and this rollout is ended for it.
+_DEATH_SHOWS_S = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to post where."""
+
+    environment: str
+    agent: str
+    url: str
+    row: Mapping[str, Any]
+    """As the caller gave it."""
+    body: bytes
+    """The row with its routing, as JSON."""
+    rollout_id: str
+    timeout_s: float
+
+
+def new_session() -> aiohttp.ClientSession:
+    """For posting rows: no cookies kept, since a session cookie is one rollout's; no timeout but the job's."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+async def run_job(session: aiohttp.ClientSession, job: Job, route: Route) -> dict[str, Any]:
+    """Status, reward, result and so on, or status and error: a failure comes back as data.
+
+    Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7), and its late model calls are
+    refused once the caller closes the route.
+    """
+    try:
+        status, body = await _post(session, job)
+    except TimeoutError:
+        return results.failed(RolloutTimeoutError(f"no result after {job.timeout_s:g} s from {job.agent!r}"))
+    except aiohttp.ClientError as error:
+        await asyncio.sleep(_DEATH_SHOWS_S)
+        message = f"agent {job.agent!r} broke the connection: {type(error).__name__}: {error}"
+        return results.failed(StackLostError(message))
+    if status != 200:
+        return results.failed(_blame(status, body, job, route))
+    result = results.read_result(body, key=route.key, rollout_id=job.rollout_id, metadata_key=METADATA_KEY)
+    if result is None:
+        text = results.condensed(body)
+        return results.failed(StackLostError(f"agent {job.agent!r} answered with no JSON object: {text}"))
+    return results.scored(result, job.row, route.truncated)
+
+
+async def _post(session: aiohttp.ClientSession, job: Job) -> tuple[int, bytes]:
+    async with (
+        asyncio.timeout(job.timeout_s),
+        session.post(job.url, data=job.body, headers=_JSON, allow_redirects=False) as response,
+    ):
+        return response.status, await response.read()
+
+
+def _blame(status: int, body: bytes, job: Job, route: Route) -> GymgateError:
+    """Whose fault an agent's error is: the policy's, if a model call of this rollout failed."""
+    if route.failure is not None:
+        return route.failure
+    clean = body.replace(route.key.encode(), job.rollout_id.encode())
+    return results.refused(status, clean, job.agent)
+
+
+def finished(job: Job, outcome: Mapping[str, Any], calls: list[ModelCall], started: float) -> dict[str, Any]:
+    """The whole rollout as a dict, ready to be serialised; `started` as of `time.monotonic`."""
+    return {
+        "id": job.rollout_id,
+        "environment": job.environment,
+        "agent": job.agent,
+        **outcome,
+        "calls": [_as_dict(call) for call in calls],
+        "timing": {
+            "total_s": time.monotonic() - started,
+            "model_s": sum(call.duration_s for call in calls if call.model_server == POLICY),
+            "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
+        },
+    }
+
+
+def _as_dict(call: ModelCall) -> dict[str, Any]:
+    return {**call.__dict__, "usage": call.usage.__dict__}

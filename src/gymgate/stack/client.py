@@ -1,0 +1,231 @@
+"""The SDK process's side: one connection to a stack's daemon, and the stack that callers see."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
+from gymgate.errors import ConfigError, StackLostError
+from gymgate.rollout import ModelCall, Rollout
+from gymgate.rollout.result import as_rollout
+from gymgate.stack.launch import Place
+from gymgate.stack.protocol import PROTOCOL, Peer
+from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
+
+if TYPE_CHECKING:
+    from gymgate.gateway import CallableBackend
+
+Progress = Callable[[str], None]
+PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
+"""Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""
+Policy = Endpoint | PolicyCallable
+
+EXIT_TIMEOUT_S = 5.0
+"""To wait for the daemon to have stopped everything, when the last lease is given back."""
+_CALLABLE = CallableEndpoint(name="policy")
+
+
+@dataclass(frozen=True)
+class AgentInfo:
+    """An agent of a stack."""
+
+    environment: str
+    instance: str
+    """What a row's `agent_ref` names."""
+    type: str
+    """Its implementation, such as `simple_agent`."""
+
+
+class Connection:
+    """A connection to a daemon and the lease that it is; belongs to the event loop that made it."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.pid = os.getpid()
+        self.agents: dict[str, AgentInfo] = {}
+        self.gateway_url = ""
+        self.progress: list[Progress] = []
+        self.callables: dict[str, CallableBackend] = {}
+        self.peer = Peer(
+            {"policy": self._answer_policy},
+            {"progress": self._say},
+            describe_loss=place.describe_loss,
+        )
+
+    async def hello(self, config: StackConfig) -> None:
+        """Take the lease; returns when the stack is up and raises why it is not."""
+        described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
+        self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
+        self.gateway_url = described["gateway_url"]
+
+    async def goodbye(self) -> bool:
+        """Give the lease back; if it was the last, wait (bounded) for the daemon to be gone, and say so."""
+        try:
+            async with asyncio.timeout(EXIT_TIMEOUT_S):
+                if not (await self.peer.call("bye"))["last"]:
+                    return False
+                await self.peer.lost.wait()
+        except (StackLostError, TimeoutError):
+            pass
+        finally:
+            self.peer.abort()
+        return True
+
+    def serve(self, name: str, policy: PolicyCallable, endpoint: CallableEndpoint) -> None:
+        """Answer the daemon's calls for a callable endpoint."""
+        from gymgate.gateway.backends.callable import CallableBackend
+
+        self.callables[name] = CallableBackend(policy, endpoint.dialect, endpoint.timeout_s)
+
+    async def _answer_policy(self, message: dict[str, Any]) -> dict[str, Any]:
+        name = message["endpoint"]["name"]
+        if name not in self.callables:
+            known = ", ".join(sorted(self.callables)) or "none"
+            raise ConfigError(f"no callable is registered as {name!r} (registered: {known})")
+        return (await self.callables[name].call(message["body"])).body
+
+    def _say(self, message: dict[str, Any]) -> None:
+        for progress in self.progress:
+            progress(message["message"])
+
+
+class OpenRoute:
+    """A route that is not one rollout's: for clients that call the gateway themselves. Close it."""
+
+    def __init__(self, connection: Connection, described: Mapping[str, str]) -> None:
+        self.key = described["key"]
+        self.base_url = described["base_url"]
+        self.rollout_id = described["rollout_id"]
+        self._connection = connection
+
+    async def calls(self) -> list[ModelCall]:
+        """The calls so far."""
+        found = await self._connection.peer.call("route_calls", key=self.key)
+        return [ModelCall.model_validate(call) for call in found]
+
+    async def close(self) -> None:
+        """Retire the key; idempotent."""
+        await self._connection.peer.call("close_route", key=self.key)
+
+    async def __aenter__(self) -> OpenRoute:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+
+class Stack:
+    """A running stack, for the event loop that acquired it. Several may stand for the same one."""
+
+    def __init__(
+        self, config: StackConfig, connection: Connection, release: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.config = config
+        self._connection = connection
+        self._release = release
+        self._closed = False
+
+    @property
+    def agents(self) -> dict[str, AgentInfo]:
+        """Every agent that rows can go to, by instance name."""
+        return self._connection.agents
+
+    @property
+    def gateway_url(self) -> str:
+        """Where Gym's servers find their policy model."""
+        return self._connection.gateway_url
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        *,
+        policy: Policy,
+        environment: str | None = None,
+        agent: str | None = None,
+        limits: RolloutLimits | None = None,
+        rollout_id: str | None = None,
+        record_bodies: bool = True,
+    ) -> Rollout:
+        """Run one row with its own policy endpoint.
+
+        The row goes to `agent`, else to the agent that its `agent_ref` names, else to the default of
+        `environment`, which may be left out in a stack of one. A callable gets chat-completions requests;
+        `register` one for another dialect. Cancelling it cancels the rollout.
+
+        A failed rollout comes back as data, `status="failed"`. Raises `ConfigError` and `DataError` for what the
+        caller got wrong and `StackLostError` if the stack is gone.
+        """
+        message = self._message(policy, limits, rollout_id, record_bodies)
+        call = functools.partial(self._peer.call, "run", row=row, environment=environment, agent=agent)
+        try:
+            return as_rollout(await call(**message))
+        finally:
+            self._forget(message)
+
+    async def open_route(
+        self,
+        policy: Policy,
+        *,
+        limits: RolloutLimits | None = None,
+        rollout_id: str | None = None,
+        record_bodies: bool = True,
+    ) -> OpenRoute:
+        """A route to `policy` for a client of one's own: `base_url` takes any dialect and any API key."""
+        message = self._message(policy, limits, rollout_id, record_bodies)
+        return OpenRoute(self._connection, await self._peer.call("open_route", **message))
+
+    def register(
+        self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
+    ) -> CallableEndpoint:
+        """Serve a callable under a name for as long as this connection lives, as policy or as judge."""
+        endpoint = CallableEndpoint(name=name, dialect=dialect)
+        self._connection.serve(name, policy, endpoint)
+        return endpoint
+
+    async def status(self) -> dict[str, Any]:
+        """Environments with their servers' pids and ports, rollouts in flight, leases."""
+        status: dict[str, Any] = await self._peer.call("status")
+        return status
+
+    async def close(self) -> None:
+        """Give the lease back; returns when it, if the last, has stopped everything. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._release()
+
+    @property
+    def _peer(self) -> Peer:
+        if self._closed:
+            raise StackLostError("the stack was closed")
+        if self._connection.pid != os.getpid():
+            raise StackLostError(
+                f"the stack was acquired by process {self._connection.pid}; acquire it again in this one"
+            )
+        return self._connection.peer
+
+    def _message(
+        self, policy: Policy, limits: RolloutLimits | None, rollout_id: str | None, record_bodies: bool
+    ) -> dict[str, Any]:
+        rollout_id = rollout_id or secrets.token_hex(8)
+        if callable(policy):
+            endpoint = _CALLABLE.model_copy(update={"name": f"{rollout_id}-{secrets.token_hex(4)}"})
+            self._connection.serve(endpoint.name, policy, endpoint)
+            policy = endpoint
+        return {
+            "policy": endpoint_to_wire(policy),
+            "limits": (limits or RolloutLimits()).model_dump(),
+            "rollout_id": rollout_id,
+            "record_bodies": record_bodies,
+        }
+
+    def _forget(self, message: Mapping[str, Any]) -> None:
+        """Drop a callable that was registered for one rollout."""
+        name = str(message["policy"].get("name", ""))
+        if name.startswith(f"{message['rollout_id']}-"):
+            self._connection.callables.pop(name, None)

@@ -1,0 +1,306 @@
+"""The stack's daemon: one process per stack, outside the SDK's interpreter lock, forks and event loops.
+
+    python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY
+
+A connection that has said hello is a lease. The first one's config is what is started; when the last lease is
+gone, and `linger_s` has passed, everything stops and the process exits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
+from gymgate.errors import GymgateError, StackLostError, StackStartError
+from gymgate.gateway import Route
+from gymgate.stack import forkserver
+from gymgate.stack.places import locked, remove_traces
+from gymgate.stack.protocol import PROTOCOL, Peer
+from gymgate.stack.remote import RemoteBackend
+from gymgate.stack.running import Judge, Request, RunningStack
+from gymgate.stack.wire import endpoint_from_wire
+
+HELLO_TIMEOUT_S = 30.0
+"""For the first lease to come, before a daemon that nobody uses exits."""
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """One connection of an SDK process."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self.daemon = daemon
+        self.leased = False
+        self.left = False
+        """It said bye."""
+        self.routes: dict[str, Route] = {}
+        handlers = {
+            "hello": self.hello,
+            "bye": self.bye,
+            "run": self.run,
+            "status": self.status,
+            "open_route": self.open_route,
+            "route_calls": self.route_calls,
+            "close_route": self.close_route,
+        }
+        self.peer = Peer(handlers, on_lost=self.on_lost, describe_loss=lambda: "the SDK process is gone")
+        self._pidfd: int | None = None
+
+    async def hello(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Take a lease; answers when the stack is up, or with why it is not."""
+        self.peer.tell("welcome")
+        if message["protocol"] != PROTOCOL:
+            raise StackLostError(
+                f"the stack's daemon speaks protocol {PROTOCOL}, this process {message['protocol']}; "
+                f"both must run the same gymgate"
+            )
+        self.leased = True
+        self._watch_process()
+        running = await self.daemon.started(StackConfig.model_validate(message["config"]))
+        return running.describe()
+
+    async def bye(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Give the lease back; says whether everything stops now."""
+        self.leased, self.left = False, True
+        return {"last": self.daemon.lease_gone()}
+
+    async def run(self, message: dict[str, Any]) -> dict[str, Any]:
+        return await self.daemon.running.run(self._request(message))
+
+    async def status(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {**self.daemon.running.status(), "leases": self.daemon.leases}
+
+    async def open_route(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A route that lives until it is closed or the connection is."""
+        route = self.daemon.running.open(self._request(message), metadata_routing=True)
+        self.routes[route.key] = route
+        return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
+
+    async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return [call.model_dump() for call in self.routes[message["key"]].calls]
+
+    async def close_route(self, message: dict[str, Any]) -> None:
+        if (route := self.routes.pop(message["key"], None)) is not None:
+            await route.close()
+
+    def on_lost(self) -> None:
+        if self._pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        for route in self.routes.values():
+            self.daemon.close_later(route)
+        self.daemon.session_lost(self)
+
+    def _request(self, message: Mapping[str, Any]) -> Request:
+        stack_judges = self.daemon.running.config.models
+        policy = self._judge(endpoint_from_wire(message["policy"]))
+        assert not isinstance(policy, str)
+        return Request(
+            row=message.get("row") or {},
+            policy=policy,
+            judges={name: self._judge(endpoint) for name, endpoint in stack_judges},
+            rollout_id=message["rollout_id"],
+            environment=message.get("environment"),
+            agent=message.get("agent"),
+            limits=RolloutLimits.model_construct(**message["limits"]),
+            record_bodies=message["record_bodies"],
+        )
+
+    def _judge(self, endpoint: Judge) -> Judge:
+        return RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
+
+    def _watch_process(self) -> None:
+        """End the session with the process that made it, even if a child of it inherited the connection."""
+        pid = self.peer.peer_pid
+        if pid is None or self._pidfd is not None:
+            return
+        try:
+            self._pidfd = os.pidfd_open(pid)
+        except OSError:  # gone already, or in a namespace where it has no number: the connection will tell
+            return
+        asyncio.get_running_loop().add_reader(self._pidfd, self.peer.abort)
+
+
+class Daemon:
+    """Counts leases, starts the stack for the first and stops it after the last."""
+
+    def __init__(self, listener: socket.socket, path: Path, directory: Path) -> None:
+        self.listener = listener
+        self.path = path
+        self.directory = directory
+        self.sessions: set[Session] = set()
+        self._stop_asked = asyncio.Event()
+        self._doomed = False
+        """Stop whoever holds a lease: the start failed, or a signal came."""
+        self._stack: RunningStack | None = None
+        self._start: asyncio.Task[RunningStack] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Future[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    async def serve(self) -> None:
+        """Until the last lease is gone."""
+        self._loop.add_signal_handler(signal.SIGTERM, self._doom)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        server = await self._loop.create_unix_server(self._connected, sock=self.listener)
+        self._stop_in(HELLO_TIMEOUT_S)
+        while True:
+            await self._stop_asked.wait()
+            self._stop_asked.clear()
+            if await asyncio.to_thread(self._retire):
+                break
+            self._stay()
+        server.close()
+        await self._stop()
+
+    async def started(self, config: StackConfig) -> RunningStack:
+        """The stack, started by the first who asks; everyone who waits gets the same failure."""
+        self._disarm()
+        if self._start is None:
+            self._start = asyncio.create_task(self._start_stack(config))
+        return await asyncio.shield(self._start)
+
+    @property
+    def running(self) -> RunningStack:
+        """The stack, once it is up."""
+        if self._stack is None or not self._is_up:
+            raise StackLostError("the stack is not up")
+        return self._stack
+
+    @property
+    def leases(self) -> int:
+        return sum(session.leased for session in self.sessions)
+
+    def lease_gone(self) -> bool:
+        """Stop if that was the last lease; says whether it was and nothing lingers."""
+        if self.leases:
+            return False
+        linger_s = self._stack.config.linger_s if self._stack is not None and self._is_up else 0.0
+        if linger_s > 0:
+            self._stop_in(linger_s)
+            return False
+        self._stop_asked.set()
+        return True
+
+    def session_lost(self, session: Session) -> None:
+        self.sessions.discard(session)
+        if session.leased:
+            session.leased = False
+            self.lease_gone()
+
+    def close_later(self, route: Route) -> None:
+        """Close a route that nobody waits for."""
+        task = asyncio.ensure_future(route.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _progress(self, message: str) -> None:
+        """Tell everyone who waits for the stack; callable from any thread."""
+        self._loop.call_soon_threadsafe(self._tell, message)
+
+    def _tell(self, message: str) -> None:
+        logger.info("%s", message)
+        for session in self.sessions:
+            session.peer.tell("progress", message=message)
+
+    def _connected(self) -> Peer:
+        session = Session(self)
+        self.sessions.add(session)
+        return session.peer
+
+    async def _start_stack(self, config: StackConfig) -> RunningStack:
+        self._stack = RunningStack(config, self.directory, self._progress)
+        try:
+            await self._stack.start()
+        except BaseException as error:
+            self._doom()
+            if isinstance(error, GymgateError | asyncio.CancelledError):
+                raise
+            logger.exception("start failed")
+            raise StackStartError(
+                f"the stack could not be started: {type(error).__name__}: {error}"
+            ) from error
+        return self._stack
+
+    @property
+    def _is_up(self) -> bool:
+        start = self._start
+        return start is not None and start.done() and not start.cancelled() and start.exception() is None
+
+    def _doom(self) -> None:
+        self._doomed = True
+        self._stop_asked.set()
+
+    def _stop_in(self, seconds: float) -> None:
+        self._disarm()
+        self._timer = self._loop.call_later(seconds, self._stop_asked.set)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _retire(self) -> bool:
+        """Take the socket away from those who would connect; false if somebody just has."""
+        with locked(self.path):
+            connecting = bool(select.select([self.listener], [], [], 0)[0])
+            if not self._doomed and (connecting or self.leases):
+                return False
+            self.path.unlink(missing_ok=True)
+            return True
+
+    def _stay(self) -> None:
+        for session in list(self.sessions):
+            if session.left:
+                session.peer.abort()  # it waits for this, as it was told that everything stops
+        if not self.leases:
+            self._stop_in(HELLO_TIMEOUT_S)
+
+    async def _stop(self) -> None:
+        """Bounded: rollouts first, then servers, then what is left."""
+        if self._start is not None:
+            if not self._start.done():
+                self._start.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._start
+        await asyncio.sleep(0)  # whoever waited for a failed start is answered
+        for session in self.sessions:
+            for task in session.peer.tasks.values():
+                task.cancel()
+        if self._stack is not None:
+            await self._stack.stop()
+
+
+def main(argv: list[str]) -> None:
+    """Serve on an inherited listening socket."""
+    fd, path, directory = int(argv[0]), Path(argv[1]), Path(argv[2])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    forkserver.prctl(forkserver.PR_SET_CHILD_SUBREAPER, 1)
+    listener = socket.socket(fileno=fd)
+    listener.set_inheritable(False)
+    try:
+        uvloop.run(_serve(listener, path, directory))
+    finally:
+        remove_traces(path, directory)
+
+
+async def _serve(listener: socket.socket, path: Path, directory: Path) -> None:
+    await Daemon(listener, path, directory).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

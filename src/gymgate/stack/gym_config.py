@@ -1,0 +1,206 @@
+"""From an environment's config to the servers that it needs: what goes into Gym's parser and what comes of it.
+
+Pure functions over plain dicts; the parsing itself happens in a child of the fork server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.stack.ports import LOOPBACK
+
+AGENTS, RESOURCES, MODELS = "responses_api_agents", "resources_servers", "responses_api_models"
+RELAYS = "environment_servers"
+KINDS = (AGENTS, RESOURCES, MODELS, RELAYS)
+_USES_RAY = re.compile(
+    r"^\s*(?:import ray|from ray\b)|\bray\.(?:remote|get|init|wait)\(|@ray\.remote", re.MULTILINE
+)
+_NO_RAY = re.compile(r"^\s+ray_enabled(?:\s*:.*)?\s*=\s*False", re.MULTILINE)
+
+Block = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One server that a resolved config names."""
+
+    name: str
+    kind: str
+    type: str
+    """Name of its implementation's directory."""
+    block: Block
+
+    @property
+    def entrypoint(self) -> str:
+        return str(self.block["entrypoint"])
+
+
+def initial_config(version: str, results_dir: Path, cache_dir: Path) -> dict[str, Any]:
+    """What every environment is parsed with: a policy that is never called there, and the rollout's URL on."""
+    initial: dict[str, Any] = {
+        "policy_base_url": "http://127.0.0.1:1/v1",
+        "policy_api_key": "gymgate",
+        "policy_model_name": "policy",
+        "head_server": {"host": LOOPBACK, "port": 1},
+        "default_host": LOOPBACK,
+    }
+    if not version.startswith("0.4."):
+        initial |= {
+            "observability_enabled": True,
+            "allow_unsupported_pairing": True,
+            "results_dir": str(results_dir),
+            "cache_dir": str(cache_dir),
+        }
+    return initial
+
+
+def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any]:
+    """The resolved config in the parser's answer.
+
+    Raises `NeedMissingError` naming the keys that the user must give, `ConfigError` for anything else that
+    Gym's parser objects to.
+    """
+    if missing := answer.get("missing"):
+        keys = ", ".join(missing)
+        raise NeedMissingError(
+            f"environment {environment!r} needs a value for {keys}; give it as an override: "
+            f'EnvironmentConfig(name={environment!r}, overrides=(("{missing[0]}", ...),))',
+            environment=environment,
+            need=keys,
+        )
+    if error := answer.get("error"):
+        raise ConfigError(
+            f"NeMo Gym cannot read the config of {environment!r}: {' '.join(str(error).split())}"
+        )
+    config: dict[str, Any] = answer["config"]
+    return config
+
+
+def instances(config: Mapping[str, Any]) -> Iterator[Instance]:
+    """Every server of a resolved config, in its order."""
+    for name, block in config.items():
+        if not isinstance(block, dict):
+            continue
+        for kind in KINDS:
+            for type_, inner in (block.get(kind) or {}).items():
+                if isinstance(inner, dict) and "entrypoint" in inner:
+                    yield Instance(str(name), kind, str(type_), inner)
+
+
+def model_servers(config: Mapping[str, Any]) -> list[str]:
+    """Instances that the gateway stands in for."""
+    return [instance.name for instance in instances(config) if instance.kind == MODELS]
+
+
+def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[Instance]:
+    """Resources servers and agents; with `agent`, that one and those it refers to in place of all agents."""
+    found = {
+        instance.name: instance for instance in instances(config) if instance.kind in (AGENTS, RESOURCES)
+    }
+    if agent is None:
+        return list(found.values())
+    agents = sorted(name for name, instance in found.items() if instance.kind == AGENTS)
+    if agent not in agents:
+        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(agents) or 'none'}")
+    wanted = _reachable(found, agent)
+    return [item for item in found.values() if item.kind == RESOURCES or item.name in wanted]
+
+
+def _reachable(found: Mapping[str, Instance], start: str) -> set[str]:
+    seen: set[str] = set()
+    frontier = [start]
+    while frontier:
+        name = frontier.pop()
+        if name in found and name not in seen:
+            seen.add(name)
+            frontier.extend(_references(found[name].block))
+    return seen
+
+
+def _references(node: Any) -> Iterator[str]:
+    """Names in every `{"type": kind, "name": instance}` below a block."""
+    if isinstance(node, dict):
+        if node.get("type") in KINDS and isinstance(node.get("name"), str):
+            yield node["name"]
+        for child in node.values():
+            yield from _references(child)
+    elif isinstance(node, list):
+        for child in node:
+            yield from _references(child)
+
+
+def placed(
+    config: Mapping[str, Any], ports: Mapping[str, int], gateway: Mapping[str, int], ray: str | None = None
+) -> dict[str, Any]:
+    """The config that servers are given: relays dropped, models on the gateway, every port ours.
+
+    `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance.
+    """
+    result: dict[str, Any] = {}
+    for name, block in config.items():
+        if isinstance(block, dict) and RELAYS in block:
+            continue
+        result[name] = block
+    for instance in instances(config):
+        if instance.kind == MODELS:
+            result[instance.name] = _moved(instance, gateway[instance.name], entrypoint=False)
+        elif instance.name in ports:
+            result[instance.name] = _moved(instance, ports[instance.name], entrypoint=True)
+    if ray is not None:
+        result["ray_head_node_address"] = ray
+    return result
+
+
+def _moved(instance: Instance, port: int, *, entrypoint: bool) -> Block:
+    block = {key: value for key, value in instance.block.items() if entrypoint or key != "entrypoint"}
+    return {instance.kind: {instance.type: {**block, "host": LOOPBACK, "port": port}}}
+
+
+def directory_of(instance: Instance, roots: list[Path]) -> Path:
+    """Where a server's code is: under the first root that has it."""
+    for root in roots:
+        directory = root / instance.kind / instance.type
+        if (directory / instance.entrypoint).exists():
+            return directory
+    searched = ", ".join(str(root) for root in roots)
+    raise ConfigError(
+        f"server {instance.name!r} has no {instance.kind}/{instance.type}/{instance.entrypoint} in {searched}; "
+        f"name its directory's root in component_roots"
+    )
+
+
+def component_roots(config_path: Path, named: tuple[str, ...], site: Path) -> list[Path]:
+    """Where servers are looked for: the user's roots, the tree the config lies in, the installed nemo-gym."""
+    around = [
+        parent
+        for parent in config_path.parents
+        if any((parent / kind).is_dir() for kind in (AGENTS, RESOURCES))
+    ]
+    return [*(Path(root).expanduser().absolute() for root in named), *around, site]
+
+
+def uses_ray(directory: Path, entrypoint: str) -> bool:
+    """Whether a server's own code calls Ray; what Gym's base classes do with it is not needed.
+
+    From 0.7 on a server can say that it does not.
+    """
+    if _NO_RAY.search((directory / entrypoint).read_text(errors="replace")):
+        return False
+    files = [path for path in directory.rglob("*.py") if "tests" not in path.relative_to(directory).parts]
+    return any(_USES_RAY.search(path.read_text(errors="replace")) for path in files)
+
+
+def default_agent(config: Mapping[str, Any], chosen: str | None) -> str | None:
+    """The agent that rows without `agent_ref` go to: the one named, else the config's first."""
+    agents = [instance.name for instance in instances(config) if instance.kind == AGENTS]
+    return chosen or (agents[0] if agents else None)
+
+
+def file_name(name: str) -> str:
+    """A name as part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "_"

@@ -1,0 +1,240 @@
+"""The leases of this process: one connection per config and event loop, shared by everyone on that loop.
+
+Nothing is shared between event loops but the list of daemons to reap, and nothing survives a fork: a child finds
+an empty registry, and the connections it inherited replaced by `/dev/null`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary, WeakSet
+
+from gymgate.config import StackConfig
+from gymgate.errors import StackLostError
+from gymgate.stack.client import Connection, Progress, Stack
+from gymgate.stack.launch import Place, connect_or_start, place_of
+from gymgate.stack.places import process_directory, shared_directory
+
+ATTEMPTS = 3
+"""To connect, when the daemon that answered was about to exit."""
+REAP_TIMEOUT_S = 5.0
+
+
+@asynccontextmanager
+async def acquire(config: StackConfig, *, progress: Progress | None = None) -> AsyncIterator[Stack]:
+    """The config's stack, started if it does not run; the lease is given back at the end of the block.
+
+    `progress` gets one line per step while the stack starts. Every acquirer of one config on one event loop
+    shares a connection. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`, with the end
+    of the failing server's log, if the stack cannot be started.
+    """
+    stack = await connect(config, progress=progress)
+    try:
+        yield stack
+    finally:
+        await stack.close()
+
+
+async def connect(config: StackConfig, *, progress: Progress | None = None) -> Stack:
+    """As `acquire`, for callers that cannot use a block: `await stack.close()` gives the lease back."""
+    registry = current_registry()
+    lease = registry.lease(config)
+    lease.users += 1
+    if progress is not None:
+        lease.progress.append(progress)
+    try:
+        connection = await asyncio.shield(lease.ready)
+    except BaseException:
+        await registry.release(lease)
+        raise
+    finally:
+        if progress is not None:
+            lease.progress.remove(progress)
+    return Stack(config, connection, lambda: registry.release(lease))
+
+
+class Lease:
+    """A connection and who uses it; connecting, connected or lost."""
+
+    def __init__(self, config: StackConfig, registry: Registry) -> None:
+        self.config = config
+        self.users = 0
+        self.progress: list[Progress] = []
+        self._registry = registry
+        self.ready = asyncio.create_task(self._connect())
+
+    @property
+    def usable(self) -> bool:
+        """Connecting, or connected to a daemon that is there."""
+        if not self.ready.done():
+            return True
+        if self.ready.cancelled() or self.ready.exception() is not None:
+            return False
+        return not self.ready.result().peer.lost.is_set()
+
+    async def close(self) -> None:
+        """Give it back, whether it is connected yet or not."""
+        self.ready.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self._registry.close(await self.ready)
+
+    async def _connect(self) -> Connection:
+        place = await asyncio.to_thread(self._registry.place, self.config)
+        for attempt in range(1, ATTEMPTS + 1):
+            connection = await self._registry.open(place)
+            connection.progress = self.progress
+            try:
+                await connection.hello(self.config)
+                return connection
+            except BaseException as error:
+                await asyncio.shield(self._registry.close(connection))
+                if isinstance(error, StackLostError) and not connection.peer.heard and attempt < ATTEMPTS:
+                    continue
+                raise
+        raise AssertionError("unreachable")
+
+
+class Registry:
+    """Everything that this process holds. Made on first use, and again after a fork."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._leases: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[StackConfig, Lease]] = (
+            WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+        self._directory: Path | None = None
+        self._daemons: dict[Path, subprocess.Popen[bytes]] = {}
+        """By socket; those that this process started."""
+        self._replaced: list[subprocess.Popen[bytes]] = []
+        self._sockets: WeakSet[socket.socket] = WeakSet()
+
+    def lease(self, config: StackConfig) -> Lease:
+        """This loop's lease on the config's stack; a new one if there is none or it was lost."""
+        with self._lock:
+            leases = self._leases.setdefault(asyncio.get_running_loop(), {})
+        lease = leases.get(config)
+        if lease is None or not lease.usable:
+            lease = leases[config] = Lease(config, self)
+        return lease
+
+    async def release(self, lease: Lease) -> None:
+        """Undo one use. The last one gives the lease back, even if it is cancelled while it waits for that."""
+        lease.users -= 1
+        if lease.users > 0:
+            return
+        leases = self._leases.get(asyncio.get_running_loop(), {})
+        if leases.get(lease.config) is lease:
+            del leases[lease.config]
+        closing = asyncio.ensure_future(lease.close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    def place(self, config: StackConfig) -> Place:
+        """Where a config's stack is; blocking."""
+        if config.share == "machine":
+            return place_of(config, shared_directory())
+        with self._lock:
+            if self._directory is None:
+                self._directory = process_directory()
+        return place_of(config, self._directory)
+
+    async def open(self, place: Place) -> Connection:
+        """A connection to the daemon, which is started if none answers."""
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, place))
+        try:
+            sock = await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            (await connecting).close()
+            raise
+        connection = Connection(place)
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, sock=sock)
+        return connection
+
+    async def close(self, connection: Connection) -> None:
+        """Give a lease back; returns when its daemon, if this was the last lease, has exited."""
+        last = await connection.goodbye()
+        process = self._daemons.get(connection.place.socket_path)
+        if last and process is not None:
+            await asyncio.to_thread(_reap, process)
+        for other in [*self._daemons.values(), *self._replaced]:
+            other.poll()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what belongs to the parent. Nothing here takes a lock."""
+        with open(os.devnull, "r+b", buffering=0) as null:  # noqa: PTH123
+            for sock in list(self._sockets):
+                if (fd := sock.fileno()) >= 0:
+                    os.dup2(null.fileno(), fd, inheritable=False)
+        for process in [*self._daemons.values(), *self._replaced]:
+            process.returncode = 0  # not the child's to wait for
+
+    def at_exit(self) -> None:
+        """The backstop: drop every connection, wait until the daemons are gone."""
+        if self.pid != os.getpid():
+            return
+        for sock in list(self._sockets):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + REAP_TIMEOUT_S
+        for process in [*self._daemons.values(), *self._replaced]:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _connect(self, place: Place) -> socket.socket:
+        sock, process = connect_or_start(place)
+        self._sockets.add(sock)
+        if process is not None:
+            with self._lock:
+                if (previous := self._daemons.pop(place.socket_path, None)) is not None:
+                    self._replaced.append(previous)
+                self._daemons[place.socket_path] = process
+        sock.setblocking(False)
+        return sock
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a daemon that said it would stop; one that does not is killed, and its fork server sees to the rest."""
+    try:
+        process.wait(REAP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+_registry: Registry | None = None
+
+
+def current_registry() -> Registry:
+    """This process's registry."""
+    global _registry
+    if _registry is None or _registry.pid != os.getpid():
+        _registry = Registry()
+        atexit.register(_registry.at_exit)
+    return _registry
+
+
+def _after_fork() -> None:
+    global _registry
+    if _registry is not None:
+        _registry.abandon()
+        _registry = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,99 @@
+"""Where a stack's socket, lock and logs are."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from gymgate.config import StackConfig, cache_dir
+from gymgate.errors import SetupError
+
+MAX_SOCKET_PATH = 107
+_OWN = "p"
+_SHARED = "shared"
+
+
+def base_directory() -> Path:
+    """A directory of this user's alone, short enough to hold sockets: runtime, cache or temporary directory."""
+    candidates = (
+        [Path(os.environ["XDG_RUNTIME_DIR"]) / "gymgate"] if os.environ.get("XDG_RUNTIME_DIR") else []
+    )
+    candidates += [cache_dir() / "run", Path(tempfile.gettempdir()) / f"gymgate-{os.getuid()}"]
+    room = MAX_SOCKET_PATH - len(f"/{_OWN}{2**22}-01234567/0123456789abcdef.sock")
+    reasons = []
+    for path in candidates:
+        if len(os.fsencode(path)) > room:
+            reasons.append(f"{path}: too long for a socket's path")
+            continue
+        try:
+            make_private(path)
+            return path
+        except OSError as error:
+            reasons.append(f"{path}: {error.strerror or error}")
+    raise SetupError(f"no directory for the stack's socket; set XDG_RUNTIME_DIR ({'; '.join(reasons)})")
+
+
+def make_private(path: Path) -> None:
+    """Make the directory, or check that it is ours alone; `OSError` if it is not."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = path.stat(follow_symlinks=False)
+    if found.st_uid != os.getuid():
+        raise PermissionError(1, f"belongs to user {found.st_uid}")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)
+
+
+def process_directory() -> Path:
+    """A new directory for the stacks of this process; those of dead processes are removed on the way."""
+    base = base_directory()
+    for entry in base.glob(f"{_OWN}*-*"):
+        owner = entry.name[len(_OWN) :].partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(entry, ignore_errors=True)
+    path = base / f"{_OWN}{os.getpid()}-{os.urandom(4).hex()}"
+    make_private(path)
+    return path
+
+
+def shared_directory() -> Path:
+    """For stacks that every process of this user may use."""
+    path = base_directory() / _SHARED
+    make_private(path)
+    return path
+
+
+def remove_traces(socket_path: Path, directory: Path) -> None:
+    """What a daemon removes as it exits: its logs, unless they were wanted elsewhere, and what a dead process left."""
+    if directory == socket_path.with_suffix(""):
+        shutil.rmtree(directory, ignore_errors=True)
+    parent = socket_path.parent
+    owner = parent.name[len(_OWN) :].partition("-")[0]
+    if parent.name.startswith(_OWN) and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        shutil.rmtree(parent, ignore_errors=True)
+
+
+def log_directory(config: StackConfig, socket_path: Path) -> Path:
+    """For a stack's logs: in `state_dir` if it is given, where it stays; else beside the socket."""
+    if config.state_dir is None:
+        path = socket_path.with_suffix("")
+    else:
+        path = Path(config.state_dir).expanduser().absolute() / config.digest()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def locked(socket_path: Path) -> Iterator[None]:
+    """Hold the lock under which a stack's socket comes and goes. Blocks, for milliseconds."""
+    path = socket_path.with_suffix(".lock")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,101 @@
+"""How a rollout's key reaches its model calls, agent by agent, since agents differ in what they pass on.
+
+url       `_ng_rollout_id` in the body of `/run` puts `/ng-rollout/<key>` before the path of every model call
+          (nemo-gym 0.5 and later)
+metadata  an entry in `responses_create_params.metadata`, which the agent sends to the model unchanged
+body      `policy_base_url` and `policy_api_key` in the body of `/run`
+none      the agent passes nothing on, so its calls could not be told apart: it is refused
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from gymgate.errors import ConfigError, DataError
+
+Strategy = Literal["url", "metadata", "body", "none"]
+
+ROLLOUT_ID = "_ng_rollout_id"
+ATTEMPT_INDEX = "_ng_attempt_index"
+MAX_METADATA = 16
+"""Entries that the Responses API allows."""
+
+BEFORE_URLS = (0, 5)
+_URL_LOST: Mapping[str, Strategy] = {
+    "finance_agent": "metadata",
+    "langgraph_agent": "metadata",
+    "mini_swe_agent": "body",
+    "mini_swe_agent_2": "body",
+    "haystack_agent": "none",
+    "harbor_agent": "none",
+    "harbor_agent_general": "none",
+    "remote_agent": "none",
+}
+"""0.5 and later: agents whose model calls do not carry the URL's key."""
+_METADATA_KEPT = frozenset(
+    {
+        "simple_agent",
+        "non_executing_simple_agent",
+        "tool_simulation_agent",
+        "speed_bench_agent",
+        "browsecomp_agent",
+        "critpt_agent",
+        "cvdp_agent",
+        "finance_agent",
+        "gymnasium_agent",
+        "aviary_agent",
+        "labbench2_vlm_agent",
+        "langgraph_agent",
+        "proof_refinement_agent",
+        "scicode_agent",
+    }
+)
+"""Before 0.5: agents that send `responses_create_params` to the model as it came."""
+
+
+def strategy_for(agent_type: str, version: str) -> Strategy:
+    """How to route an agent, by its implementation's name and nemo-gym's version."""
+    if release(version) >= BEFORE_URLS:
+        return _URL_LOST.get(agent_type, "url")
+    return "metadata" if agent_type in _METADATA_KEPT else "none"
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number."""
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)
+
+
+def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
+    """The error for an agent of strategy `none`."""
+    return ConfigError(
+        f"agent {agent!r} ({agent_type}, nemo-gym {version}) does not pass on which rollout a model call belongs "
+        f"to, so concurrent rollouts would be mixed up; use another agent of this environment"
+    )
+
+
+def routed_row(
+    row: Mapping[str, Any], strategy: Strategy, *, key: str, base_url: str, metadata: Mapping[str, str]
+) -> dict[str, Any]:
+    """The body for `/run`: the row, which stays as it is, with what routes it."""
+    body = dict(row)
+    body.pop(ATTEMPT_INDEX, None)  # Gym would append it to the key
+    if strategy == "metadata":
+        body["responses_create_params"] = _with_metadata(row["responses_create_params"], metadata)
+        return body
+    body[ROLLOUT_ID] = key
+    if strategy == "body":
+        body["policy_base_url"] = base_url
+        body["policy_api_key"] = key
+    return body
+
+
+def _with_metadata(params: Mapping[str, Any], entries: Mapping[str, str]) -> dict[str, Any]:
+    merged = {**(params.get("metadata") or {}), **entries}
+    if len(merged) > MAX_METADATA:
+        raise DataError(
+            f"row has {len(merged) - len(entries)} metadata entries; this agent needs one of the "
+            f"{MAX_METADATA} that the Responses API allows"
+        )
+    return {**params, "metadata": merged}

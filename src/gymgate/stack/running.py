@@ -1,0 +1,324 @@
+"""A stack that runs: its gateway, fork servers and environments, and the rollouts on them. Lives in the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import orjson
+
+from gymgate.catalog import Catalog
+from gymgate.config import (
+    CallableEndpoint,
+    Endpoint,
+    EnvironmentConfig,
+    RolloutLimits,
+    StackConfig,
+    cache_dir,
+)
+from gymgate.errors import ConfigError, DataError, GymgateError, RolloutTimeoutError, StackStartError
+from gymgate.gateway import Backend, Gateway, Route
+from gymgate.rollout import result as results
+from gymgate.rollout import run as rollouts
+from gymgate.runtime import Runtime, clean_env, ensure_runtime
+from gymgate.stack import forkserver, routing
+from gymgate.stack.environment import Environment, Generation, Host
+from gymgate.stack.spawner import Spawner
+
+STARTING_AT_ONCE = 4
+"""Environments; a fork is cheap, what a server imports for itself is not."""
+RAY_POLL_S = 0.1
+STOP_TIMEOUT_S = 2.5
+
+Judge = Endpoint | Backend | Literal["policy"]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A rollout that somebody wants."""
+
+    row: Mapping[str, Any]
+    policy: Endpoint | Backend
+    judges: Mapping[str, Judge]
+    rollout_id: str
+    environment: str | None = None
+    agent: str | None = None
+    limits: RolloutLimits = field(default_factory=RolloutLimits)
+    record_bodies: bool = True
+
+
+class RunningStack:
+    """Started once, stopped once. Belongs to one event loop."""
+
+    def __init__(self, config: StackConfig, directory: Path, progress: Progress) -> None:
+        self.config = config
+        self.directory = directory
+        self.environments: dict[str, Environment] = {}
+        self.gateway = Gateway(judges=_for_keyless(config))
+        self._progress = progress
+        self._exits = AsyncExitStack()
+        self._session: aiohttp.ClientSession | None = None
+        self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
+        self._rays: dict[Spawner, asyncio.Task[str]] = {}
+
+    async def start(self) -> None:
+        """Return when every server listens.
+
+        Raises the first failure of an environment; `stop` has to be called all the same.
+        """
+        specs = [await asyncio.to_thread(self._resolve, spec) for spec in self.config.environments]
+        await self._exits.enter_async_context(self.gateway)
+        self._session = await self._exits.enter_async_context(rollouts.new_session())
+        for spec, config_path, runtime in specs:
+            self.environments[spec.name] = Environment(spec, config_path, self._host(runtime))
+        slots = asyncio.Semaphore(STARTING_AT_ONCE)
+        starts = [self._start(environment, slots) for environment in self.environments.values()]
+        await _all_or_first_error(starts)
+
+    async def stop(self) -> None:
+        """Stop every process; bounded, idempotent."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                stops = (environment.stop() for environment in self.environments.values())
+                await asyncio.gather(*stops, return_exceptions=True)
+                await asyncio.gather(*(self._close_spawner(task) for task in self._spawners.values()))
+                await self._exits.aclose()
+        for pid in forkserver.descendants(os.getpid()):
+            forkserver.send_signal(pid, signal.SIGKILL)
+
+    def describe(self) -> dict[str, Any]:
+        """What a client needs to know once the stack is up."""
+        agents = {
+            name: {"environment": environment.name, "instance": name, "type": type_}
+            for environment in self.environments.values()
+            for name, type_ in environment.agents.items()
+        }
+        return {"agents": agents, "gateway_url": self.gateway.url}
+
+    def status(self) -> dict[str, Any]:
+        """For people and tests."""
+        servers = [task.result() for task in self._spawners.values() if _succeeded(task)]
+        return {
+            "pid": os.getpid(),
+            "directory": str(self.directory),
+            "fork_servers": [spawner.process.pid for spawner in servers if not spawner.dead.is_set()],
+            "rollouts": len(self.gateway.routes),
+            "environments": {name: item.describe() for name, item in self.environments.items()},
+        }
+
+    async def run(self, request: Request) -> dict[str, Any]:
+        """The rollout as a dict; raises only what is the caller's fault (`ConfigError`, `DataError`)."""
+        started = time.monotonic()
+        environment, agent = self.choose(request.row, request.environment, request.agent)
+        agent_type = environment.agents[agent]
+        strategy = routing.strategy_for(agent_type, environment.version)
+        if strategy == "none":
+            raise routing.refuse_unroutable(agent, agent_type, environment.version)
+        route = self.open(request, metadata_routing=strategy == "metadata")
+        try:
+            body = routing.routed_row(
+                request.row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
+            )
+            job = rollouts.Job(
+                environment=environment.name,
+                agent=agent,
+                url=f"http://127.0.0.1:{environment.port(agent)}/run",
+                row=request.row,
+                body=orjson.dumps(body),
+                rollout_id=route.rollout_id,
+                timeout_s=request.limits.timeout_s,
+            )
+            outcome = await self._on_servers(environment, job, route)
+        finally:
+            await route.close()
+        return rollouts.finished(job, outcome, route.calls, started)
+
+    def open(self, request: Request, *, metadata_routing: bool = False) -> Route:
+        """A route for a rollout, to be closed by the caller."""
+        return self.gateway.open(
+            request.policy,
+            rollout_id=request.rollout_id,
+            judges=request.judges,
+            limits=request.limits,
+            record_bodies=request.record_bodies,
+            metadata_routing=metadata_routing,
+        )
+
+    def choose(
+        self, row: Mapping[str, Any], environment: str | None, agent: str | None
+    ) -> tuple[Environment, str]:
+        """The environment and agent for a row: as named, else by the row's `agent_ref`, else the default."""
+        check_row(row)
+        if environment is not None and environment not in self.environments:
+            known = ", ".join(sorted(self.environments))
+            raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
+        places = [self.environments[environment]] if environment else list(self.environments.values())
+        name = agent or agent_of(row)
+        if name is None:
+            return self._default(places)
+        found = [place for place in places if name in place.agents]
+        if len(found) == 1:
+            return found[0], name
+        if found:
+            raise ConfigError(
+                f"agent {name!r} is in {', '.join(e.name for e in found)}; name the environment"
+            )
+        known = ", ".join(sorted(agent for place in places for agent in place.agents))
+        where = f"environment {environment!r}" if environment else "this stack"
+        raise ConfigError(f"agent {name!r} is not in {where}; there is {known}")
+
+    def _default(self, places: list[Environment]) -> tuple[Environment, str]:
+        if len(places) > 1:
+            names = ", ".join(place.name for place in places)
+            raise ConfigError(
+                f"the row has no agent_ref, so it could go to any of {names}; name the environment"
+            )
+        place = places[0]
+        assert place.default_agent is not None
+        return place, place.default_agent
+
+    async def _on_servers(self, environment: Environment, job: rollouts.Job, route: Route) -> dict[str, Any]:
+        """Run the job, unless a server it needs dies first."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(job.timeout_s):
+                generation = await environment.generation()
+        except TimeoutError:
+            message = f"no servers of {environment.name!r} for {job.timeout_s:g} s"
+            return results.failed(RolloutTimeoutError(message))
+        except GymgateError as error:
+            return results.failed(error)
+        return await _while_alive(generation, rollouts.run_job(self._session, job, route))
+
+    async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> None:
+        async with slots:
+            await environment.start()
+
+    def _resolve(self, spec: EnvironmentConfig) -> tuple[EnvironmentConfig, Path, Runtime]:
+        """Find the config and make the runtime; blocking, minutes on first use."""
+        config = self.config
+        base = ensure_runtime(config.runtime, progress=self._progress)
+        roots = [Path(root).expanduser() for root in config.component_roots]
+        catalog = Catalog(base.site, base.version, roots)
+        environment = catalog.find(spec.name)
+        chosen = environment.config(spec.config)
+        requirements = catalog.requirements(environment, chosen)
+        if not requirements:
+            return spec, chosen.path, base
+        return spec, chosen.path, ensure_runtime(config.runtime, requirements, progress=self._progress)
+
+    def _host(self, runtime: Runtime) -> Host:
+        return Host(
+            spawner=lambda: self._spawner(runtime.python),
+            ray_address=self._ray_address,
+            gateway=self.gateway,
+            version=runtime.version,
+            site=runtime.site,
+            component_roots=self.config.component_roots,
+            directory=self.directory,
+            cache_dir=cache_dir() / "gym",
+            start_timeout_s=self.config.start_timeout_s,
+            max_restarts=self.config.max_restarts,
+            progress=self._progress,
+        )
+
+    async def _spawner(self, python: Path) -> Spawner:
+        """The fork server of an interpreter: one for all who ask, another if it died."""
+        task = self._spawners.get(python)
+        if task is None or (task.done() and (not _succeeded(task) or task.result().dead.is_set())):
+            self._progress("importing NeMo Gym")
+            task = self._spawners[python] = asyncio.create_task(self._start_spawner(python))
+        return await asyncio.shield(task)
+
+    async def _start_spawner(self, python: Path) -> Spawner:
+        environment = {**clean_env(self.config.env_vars), "PYTHONUNBUFFERED": "1"}
+        environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
+        if self.config.component_roots:
+            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self.config.component_roots)
+        return await Spawner.start(python, environment, self.directory)
+
+    async def _ray_address(self, spawner: Spawner) -> str:
+        if spawner not in self._rays:
+            self._progress("starting Ray")
+            self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
+        return await asyncio.shield(self._rays[spawner])
+
+    async def _start_ray(self, spawner: Spawner) -> str:
+        child, address = await spawner.start_ray(self.directory / "ray.log")
+        while child.alive:
+            if address.exists():
+                return address.read_text()
+            await asyncio.sleep(RAY_POLL_S)
+        tail = child.log_tail()
+        raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
+
+    async def _close_spawner(self, task: asyncio.Task[Spawner]) -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GymgateError):
+            await (await task).close()
+
+
+async def _while_alive(generation: Generation, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    """The work's outcome; that of a failed rollout if a server of the generation dies meanwhile."""
+    task = asyncio.current_task()
+    assert task is not None
+    generation.users.add(task)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if generation.error is None or task.uncancel() > 0:
+            raise
+        return results.failed(generation.error)
+    finally:
+        generation.users.discard(task)
+
+
+async def _all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Run all; at the first failure cancel the others, wait for them, and raise it."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def _for_keyless(config: StackConfig) -> dict[str, Endpoint | Backend]:
+    """Judges that can also serve calls without a rollout's key: those with an endpoint of their own."""
+    return {
+        name: endpoint for name, endpoint in config.models if not isinstance(endpoint, str | CallableEndpoint)
+    }
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise `DataError` for a row that no agent can take."""
+    params = row.get("responses_create_params")
+    if not isinstance(params, dict):
+        raise DataError(
+            "row has no responses_create_params (an object with input); benchmarks' raw rows need preparing first"
+        )
+    if "input" not in params:
+        raise DataError("row's responses_create_params has no input")
+
+
+def agent_of(row: Mapping[str, Any]) -> str | None:
+    """The agent that the row names, if it does."""
+    reference = row.get("agent_ref")
+    name = reference.get("name") if isinstance(reference, dict) else reference
+    return name if isinstance(name, str) and name else None
