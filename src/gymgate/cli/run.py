@@ -1,0 +1,309 @@
+"""`gymgate run`: rollouts of NeMo Gym environments with a policy endpoint, without an SDK."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import click
+import orjson
+
+from gymgate.cli import run_plan as plan
+from gymgate.cli.run_plan import Job, Source
+from gymgate.cli.run_report import Progress, Report, progress
+from gymgate.config import (
+    DEFAULT_NEMO_GYM,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+    RuntimeConfig,
+    StackConfig,
+)
+from gymgate.errors import ConfigError, DataError, GymgateError
+from gymgate.rollout import Rollout
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a run needs to know."""
+
+    stack: StackConfig
+    policy: HTTPEndpoint | ReplayEndpoint
+    sources: Sequence[Source]
+    rows: int | None
+    repeats: int
+    concurrency: int
+    limits: RolloutLimits
+    output: Path | None
+
+    def jobs(self) -> Iterator[Job]:
+        return plan.jobs(self.sources, self.rows, self.repeats)
+
+    def total(self) -> int:
+        return sum(source.count(self.rows) for source in self.sources) * self.repeats
+
+
+@click.command("run")
+@click.argument("environments", nargs=-1, required=True, metavar="ENV...")
+@click.option(
+    "--data",
+    default="example",
+    show_default=True,
+    help="Packaged file by name, JSONL path, or hf:owner/name[:split].",
+)
+@click.option("-n", "--rows", type=click.IntRange(1), help="Rows to run, of each environment. [all]")
+@click.option(
+    "-r", "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per row."
+)
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), default=32, show_default=True, help="Rollouts at once."
+)
+@click.option("-b", "--base-url", help="Policy endpoint, up to /v1. [replay of recorded rollouts]")
+@click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]")
+@click.option(
+    "--dialect",
+    type=click.Choice(["chat", "responses"]),
+    default="chat",
+    show_default=True,
+    help="What the endpoint speaks.",
+)
+@click.option(
+    "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
+)
+@click.option("--replay", is_flag=True, help="Answer from recorded rollouts; the default without -b.")
+@click.option(
+    "--replay-file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="Recorded rollouts to replay. [those that come with ENV]",
+)
+@click.option(
+    "--model",
+    "judges",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL or NAME=policy.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override in the environment's config, dotted; ENV:KEY=VALUE with several.",
+)
+@click.option("--config", help="Which of the environment's configs.")
+@click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    help="Seconds per rollout.",
+)
+@click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]")
+@click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append each result to this JSONL file as it lands.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
+def command(as_json: bool, **options: Any) -> None:
+    """Run rows of NeMo Gym environments with a policy, score them, and print a short table.
+
+    Several ENVs run in one stack; with a JSONL file, each of its rows then names its agent (agent_ref). Exits
+    with 1 if a rollout failed and with 130 if interrupted, after a table of what was done.
+    """
+    run = _prepare(**options)
+    report = Report()
+    interrupted, error = _execute(run, report)
+    if as_json:
+        click.echo(orjson.dumps(report.as_dict(interrupted=interrupted, error=str(error) if error else None)))
+    elif report.rollouts:
+        report.print_table()
+    if run.output is not None and report.rollouts:
+        click.echo(f"results: {run.output}", err=True)
+    if error is not None:
+        raise error
+    if interrupted:
+        click.echo("interrupted", err=True)
+    if code := INTERRUPTED if interrupted else int(report.failed > 0):
+        raise click.exceptions.Exit(code)
+
+
+def _prepare(
+    environments: tuple[str, ...],
+    data: str,
+    rows: int | None,
+    repeats: int,
+    concurrency: int,
+    base_url: str | None,
+    model: str | None,
+    dialect: Literal["chat", "responses"],
+    api_key_var: str | None,
+    replay: bool,
+    files: tuple[str, ...],
+    judges: tuple[str, ...],
+    settings: tuple[str, ...],
+    config: str | None,
+    agent: str | None,
+    timeout: float,
+    max_calls: int | None,
+    gym: str,
+    output: Path | None,
+) -> Run:
+    """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
+    replay = replay or bool(files)
+    if replay and base_url:
+        raise ConfigError(f"--replay needs no endpoint, and -b names one: {base_url}")
+    if model and not base_url:
+        raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
+    stack = StackConfig(
+        environments=plan.environment_configs(environments, config, agent, settings),
+        runtime=RuntimeConfig(version=gym),
+        models=tuple(sorted(plan.judges(judges).items())),
+    )
+    found = _environments(stack)
+    sources = plan.sources(data, found, several=len(found) > 1)
+    policy: HTTPEndpoint | ReplayEndpoint
+    if base_url:
+        policy = plan.http_endpoint(base_url, model, dialect, api_key_var)
+    else:
+        policy = plan.replay(found, files)
+        if all(source.environment for source in sources) and not files:
+            sources = plan.only_recorded(sources, policy, _say)
+    return Run(
+        stack=stack,
+        policy=policy,
+        sources=sources,
+        rows=rows,
+        repeats=repeats,
+        concurrency=concurrency,
+        limits=RolloutLimits(timeout_s=timeout, max_calls=max_calls),
+        output=plan.checked(output) if output else None,
+    )
+
+
+def _environments(stack: StackConfig) -> list[Any]:
+    from gymgate.catalog import Catalog
+    from gymgate.runtime import ensure_runtime
+
+    runtime = ensure_runtime(stack.runtime, progress=_say)
+    catalog = Catalog(runtime.site, runtime.version)
+    return [catalog.find(environment.name) for environment in stack.environments]
+
+
+def _execute(run: Run, report: Report) -> tuple[bool, GymgateError | None]:
+    """Run it; whether it was interrupted, and the fault that ended it early, if one did."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_interruptible(run, report))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            return True, None
+        except GymgateError as error:
+            return False, error
+    return False, None
+
+
+async def _interruptible(run: Run, report: Report) -> None:
+    """The first signal cancels, and what was started is stopped; the second ends this process at once.
+
+    Nothing outlives that either: the stack belongs to whoever holds its lease, and goes with it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    signals = 0
+
+    def interrupt() -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os.write(2, b"\x1b[?25h\ninterrupted twice\n" if os.isatty(2) else b"interrupted twice\n")
+            os._exit(INTERRUPTED)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        await _run(run, report)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _run(run: Run, report: Report) -> None:
+    from gymgate.stack import acquire
+
+    total = await asyncio.to_thread(run.total)
+    async with acquire(run.stack, progress=_say) as stack:
+        with _appending(run.output) as write, progress(total) as show:
+            report.start()
+            await _run_all(stack, run, report, write, show)
+
+
+async def _run_all(
+    stack: Any, run: Run, report: Report, write: Callable[[Job, Rollout], None], show: Progress
+) -> None:
+    todo = run.jobs()
+
+    async def work() -> None:
+        for job in todo:
+            rollout = await stack.run(
+                job.row.data,
+                policy=run.policy,
+                environment=job.environment,
+                limits=run.limits,
+                record_bodies=run.output is not None,
+            )
+            write(job, rollout)
+            report.count(rollout)
+            show(report)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(run.concurrency):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from errors
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error = errors.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+@contextmanager
+def _appending(path: Path | None) -> Iterator[Callable[[Job, Rollout], None]]:
+    """A function that appends a result to the file, whole lines only."""
+    if path is None:
+        yield lambda job, rollout: None
+        return
+    with path.open("ab") as file:
+        yield lambda job, rollout: _append(file, job, rollout)
+
+
+def _append(file: IO[bytes], job: Job, rollout: Rollout) -> None:
+    origin = {"key": job.row.key, "source": job.row.source, "line": job.row.line, "repeat": job.repeat}
+    line = orjson.dumps({"row": origin, **rollout.model_dump(mode="json")}, option=orjson.OPT_APPEND_NEWLINE)
+    try:
+        file.write(line)
+        file.flush()
+    except OSError as error:
+        raise DataError(f"cannot write results to {file.name}: {error.strerror}", path=file.name) from error
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)

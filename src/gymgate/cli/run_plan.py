@@ -1,0 +1,204 @@
+"""What a `gymgate run` is to do: which rows, with which policy, on which stack. Reads files; starts nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+
+from gymgate.catalog import Environment
+from gymgate.config import Endpoint, EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
+from gymgate.dataset import Row, Rows, open_rows
+from gymgate.errors import ConfigError, DataError
+
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+MODELS_TIMEOUT_S = 10.0
+
+
+class Job(NamedTuple):
+    """One rollout to run."""
+
+    row: Row
+    environment: str | None
+    """`None`: the row's `agent_ref` says which."""
+    repeat: int
+    """0-based."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one environment, or of several if each names its agent."""
+
+    rows: Rows | list[Row]
+    environment: str | None
+
+    def take(self, limit: int | None) -> Iterator[Row]:
+        return itertools.islice(iter(self.rows), limit)
+
+    def count(self, limit: int | None) -> int:
+        """Rows that `take` yields; may build the index of a large file."""
+        return len(self.rows) if limit is None else min(limit, len(self.rows))
+
+
+def sources(data: str, environments: Sequence[Environment], *, several: bool) -> list[Source]:
+    """Where the rows come from: each environment's packaged data, or one file for all of them."""
+    is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
+    if several and is_file:
+        return [Source(open_rows(data, environment=None), None)]
+    return [Source(open_rows(data, environment=each), each.name) for each in environments]
+
+
+def jobs(found: Sequence[Source], rows: int | None, repeats: int) -> Iterator[Job]:
+    """Every rollout to run, rows read as they are reached."""
+    for source in found:
+        for row in source.take(rows):
+            for repeat in range(repeats):
+                yield Job(row, source.environment, repeat)
+
+
+def only_recorded(
+    found: Sequence[Source], endpoint: ReplayEndpoint, note: Callable[[str], None]
+) -> list[Source]:
+    """The sources without packaged rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
+
+    Raises `ConfigError` if nothing is left to run.
+    """
+    from gymgate.gateway.replay import pair_rows, recorded_rollouts
+
+    recordings = recorded_rollouts(endpoint.rollouts)
+    kept = []
+    for source in found:
+        rows = list(source.rows)
+        answered = {id(row) for row in pair_rows(recordings, rows)}
+        left = [row for row in rows if id(row) in answered]
+        if len(left) < len(rows):
+            note(
+                f"{source.environment}: {len(rows) - len(left)} of {len(rows)} rows have no recorded rollout"
+            )
+        kept.append(Source(left, source.environment))
+    if not any(source.rows for source in kept):
+        raise ConfigError(
+            "none of these rows has a recorded rollout to replay; name a policy endpoint: -b http://host:8000/v1"
+        )
+    return kept
+
+
+def http_endpoint(
+    base_url: str, model: str | None, dialect: Literal["chat", "responses"], key_variable: str | None
+) -> HTTPEndpoint:
+    """The policy endpoint; without a model name, the only model that it serves.
+
+    Raises `ConfigError` if a key variable that was named is not set or the endpoint does not tell its model.
+    """
+    variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
+    endpoint = HTTPEndpoint(base_url=base_url, dialect=dialect, model=model, api_key_env=variable).resolved()
+    return endpoint if model else endpoint.model_copy(update={"model": only_model(endpoint)})
+
+
+def only_model(endpoint: HTTPEndpoint) -> str:
+    """The model that an endpoint serves; `ConfigError` if it cannot be reached or does not serve exactly one."""
+    url = f"{endpoint.base_url.rstrip('/')}/models"
+    key = endpoint.api_key.get_secret_value() if endpoint.api_key else None
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=MODELS_TIMEOUT_S) as answer:
+            models = [str(item["id"]) for item in json.load(answer)["data"]]
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"name the model with -m: {url} answered {error.code} {error.reason}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"endpoint {endpoint.base_url!r} cannot be reached: {reason}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"name the model with -m: {url} answered no list of models") from None
+    if len(models) != 1:
+        serves = ", ".join(models) or "none"
+        raise ConfigError(f"name the model with -m; {endpoint.base_url} serves {serves}")
+    return models[0]
+
+
+def replay(environments: Sequence[Environment], files: Sequence[str]) -> ReplayEndpoint:
+    """The recorded rollouts of environments, or those in files; `ConfigError` for an environment without."""
+    if files:
+        return ReplayEndpoint(rollouts=tuple(files))
+    for environment in environments:
+        if not environment.recordings():
+            raise ConfigError(
+                f"environment {environment.name!r} ships no recorded rollouts to replay; name a policy endpoint: "
+                "-b http://host:8000/v1, or recordings: --replay-file FILE"
+            )
+    return ReplayEndpoint(
+        rollouts=tuple(str(file.path) for each in environments for file in each.recordings())
+    )
+
+
+def judges(given: Sequence[str]) -> dict[str, Endpoint | Literal["policy"]]:
+    """`NAME=policy`, `NAME=URL` or `NAME=MODEL@URL`, as model server -> endpoint."""
+    found: dict[str, Endpoint | Literal["policy"]] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"--model {text!r}: write NAME=URL, NAME=MODEL@URL or NAME=policy")
+        if value == "policy":
+            found[name] = "policy"
+            continue
+        model, _, url = value.rpartition("@")
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"--model {text!r}: {url!r} is no URL; write NAME=URL, NAME=MODEL@URL or NAME=policy"
+            )
+        found[name] = HTTPEndpoint(base_url=url, model=model or None)
+    return found
+
+
+def environment_configs(
+    names: Sequence[str], config: str | None, agent: str | None, settings: Sequence[str]
+) -> tuple[EnvironmentConfig, ...]:
+    """The stack's environments; options that are for one environment are refused where there are several."""
+    if len(names) > 1 and (wrong := [o for o, v in (("--config", config), ("--agent", agent)) if v]):
+        raise ConfigError(
+            f"{' and '.join(wrong)} can be given for one environment only, not for {len(names)}"
+        )
+    overrides = _overrides(names, settings)
+    return tuple(
+        EnvironmentConfig(name=name, config=config, agent=agent, overrides=tuple(overrides[name].items()))
+        for name in names
+    )
+
+
+def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    """`KEY=VALUE`, or `ENV:KEY=VALUE` where there are several; values are YAML."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        name, colon, rest = key.rpartition(":")
+        target = name if colon else names[0]
+        if not equals or not rest or target not in found or (len(names) > 1 and not colon):
+            form = "ENV:KEY=VALUE, ENV one of " + ", ".join(names) if len(names) > 1 else "KEY=VALUE"
+            raise ConfigError(f"--set {text!r}: write {form}")
+        found[target][rest] = _yaml(text, value)
+    return found
+
+
+def _yaml(text: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text!r}: the value is not YAML: {error}") from None
+
+
+def checked(path: Path) -> Path:
+    """A file that results can be appended to; `DataError` otherwise, before anything is run."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise DataError(f"cannot write results to {path}: {error.strerror}", path=str(path)) from error
+    return path
