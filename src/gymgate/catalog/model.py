@@ -181,13 +181,15 @@ class Environment:
 
     def _no_data(self, name: str) -> str:
         declared = {dataset.name: dataset.path for config in self.configs for dataset in config.datasets}
-        names = choices(file.name for file in self.data if file.kind != "other")
+        names = [file.name for file in self.data if file.kind in ("rows", "raw", "rollouts")]
         if name in declared:
-            return (
-                f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]}); "
-                f"download it and pass its path, or {names}"
-            )
-        return f"environment {self.name!r} has no data {name!r}; {names}"
+            what = f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]})"
+        else:
+            what = f"environment {self.name!r} has no data {name!r}"
+        if names:
+            return f"{what}; {choices(names)}, or a path to a JSONL file"
+        made = f" (it declares {', '.join(declared)}, to be downloaded)" if declared else ""
+        return f"{what}; the wheel has no rows for it{made}: give a path to a JSONL file"
 
 
 def _is_file_of(dataset: Dataset, file: DataFile) -> bool:

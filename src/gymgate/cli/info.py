@@ -1,0 +1,132 @@
+"""`gymgate info`: one environment in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from gymgate.cli.list import read_catalog
+from gymgate.config import DEFAULT_NEMO_GYM
+
+if TYPE_CHECKING:
+    from gymgate.catalog import Catalog, EnvConfig, Environment
+
+
+@click.command()
+@click.argument("environment", metavar="ENV")
+@click.option("--config", "config_name", metavar="NAME", help="Describe this config, not the default one.")
+@click.option(
+    "--gym", default=DEFAULT_NEMO_GYM, show_default=True, metavar="VERSION", help="nemo-gym release."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(environment: str, config_name: str | None, gym: str, as_json: bool) -> None:
+    """Show an environment's configs, agents, packaged data with row counts, and needs.
+
+    Needs are read from files: an estimate made before anything runs.
+    """
+    catalog = read_catalog(gym)
+    found = catalog.find(environment)
+    config = found.config(config_name)
+    if as_json:
+        click.echo(orjson.dumps(description(catalog, found), option=orjson.OPT_INDENT_2))
+        return
+    _head(found)
+    _configs(found, config)
+    _data(found, config)
+    _needs(catalog, found, config)
+
+
+def description(catalog: Catalog, environment: Environment) -> dict[str, Any]:
+    """An environment as `--json` shows it, with row counts and every config."""
+    return {
+        "name": environment.name,
+        "kind": environment.kind,
+        "path": str(environment.path),
+        "domain": environment.domain,
+        "description": environment.description,
+        "default_config": environment.config().name,
+        "configs": [_config_description(catalog, environment, item) for item in environment.configs],
+        "data": [
+            {"name": file.name, "kind": file.kind, "rows": file.rows(), "path": str(file.path)}
+            for file in environment.data
+        ],
+        "recordings": [file.name for file in environment.recordings()],
+    }
+
+
+def _config_description(catalog: Catalog, environment: Environment, config: EnvConfig) -> dict[str, Any]:
+    return {
+        "name": config.name,
+        "path": str(config.path),
+        "agents": [
+            {"name": agent.name, "type": agent.type, "resources_server": agent.resources_server}
+            for agent in config.agents
+        ],
+        "model_servers": list(config.model_servers),
+        "datasets": [dataset._asdict() for dataset in config.datasets],
+        "needs": [{"kind": need.kind, "detail": need.detail} for need in config.needs],
+        "requirements": list(catalog.requirements(environment, config)),
+        "missing": list(config.missing),
+    }
+
+
+def _head(environment: Environment) -> None:
+    click.echo(f"{environment.name} ({environment.kind}, domain {environment.domain or 'unknown'})")
+    if environment.description:
+        click.echo(environment.description)
+    click.echo(str(environment.path))
+
+
+def _configs(environment: Environment, shown: EnvConfig) -> None:
+    from gymgate.cli.tables import print_table
+
+    click.echo()
+    print_table(
+        ("config", "agents", "other model servers", "needs"),
+        (
+            (
+                f"{config.name} *" if config is shown and len(environment.configs) > 1 else config.name,
+                ", ".join(f"{agent.name} ({agent.type})" for agent in config.agents) or "-",
+                ", ".join(config.model_servers) or "-",
+                ", ".join(config.need_kinds) or "none",
+            )
+            for config in environment.configs
+        ),
+    )
+
+
+def _data(environment: Environment, config: EnvConfig) -> None:
+    from gymgate.cli.tables import print_table
+
+    click.echo()
+    if environment.data:
+        print_table(
+            ("data", "kind", "rows"),
+            ((file.name, file.kind, str(file.rows())) for file in environment.data),
+        )
+    else:
+        click.echo("no packaged data")
+    elsewhere = [
+        f"{dataset.name} ({dataset.path})"
+        for dataset in config.datasets
+        if not any(file.path.as_posix().endswith(dataset.path) for file in environment.data)
+    ]
+    if elsewhere:
+        click.echo(f"declared but not in the wheel: {', '.join(elsewhere)}")
+
+
+def _needs(catalog: Catalog, environment: Environment, config: EnvConfig) -> None:
+    click.echo()
+    if not config.needs:
+        click.echo(f"config {config.name} needs nothing beside the wheel and a policy")
+        return
+    click.echo(f"config {config.name} needs (estimated from its files):")
+    for need in config.needs:
+        click.echo(f"  {need.kind}: {need.detail}")
+    requirements = catalog.requirements(environment, config)
+    if requirements:
+        click.echo(
+            f"{len(requirements)} Python requirement(s) are installed on first use or by `gymgate setup`"
+        )

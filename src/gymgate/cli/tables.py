@@ -1,0 +1,31 @@
+"""Tables for people: fitted to a terminal, whole and greppable in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDE = 100_000
+"""Columns assumed of a pipe, so that nothing is cut or wrapped there."""
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, fixed: int = 1) -> None:
+    """Print to stdout; the first `fixed` columns are never wrapped. In a pipe: one line a row, no frame."""
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDE)
+    table = Table(box=SIMPLE_HEAD if console.is_terminal else None, pad_edge=False, header_style="bold")
+    for number, title in enumerate(header):
+        table.add_column(title, no_wrap=number < fixed or not console.is_terminal, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
