@@ -100,6 +100,10 @@ class RuntimeConfig(Config):
     """An interpreter that already has nemo-gym (a container's, a checkout's), used as it is."""
 
 
+def _hashable(value: Any) -> Any:
+    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
 class EnvironmentConfig(Config):
     """One environment of a stack."""
 
@@ -109,7 +113,7 @@ class EnvironmentConfig(Config):
     """Which of its configs (file stem); `None`: the catalog's default."""
     agent: str | None = None
     """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
-    overrides: tuple[tuple[str, Any], ...] = ()
+    overrides: Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_hashable)] = ()
     """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
 
 
