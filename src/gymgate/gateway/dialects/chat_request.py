@@ -1,0 +1,157 @@
+"""A chat-completions request as a Responses request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymgate.errors import ConfigError
+from gymgate.gateway.dialects._read import Json, field, mappings, stable_id
+from gymgate.gateway.dialects.fingerprints import message_mark
+from gymgate.gateway.dialects.memory import ConversationMemory, Original
+from gymgate.gateway.dialects.parts import content_to_responses
+from gymgate.gateway.dialects.reasoning import message_reasoning
+from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tools_to_responses
+
+_HANDLED = frozenset(
+    (
+        *(
+            "messages",
+            "max_tokens",
+            "max_completion_tokens",
+            "reasoning_effort",
+            "response_format",
+            "verbosity",
+        ),
+        *("tools", "tool_choice", "logprobs", "top_logprobs", "stream_options"),
+    )
+)
+_DEFAULTS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "modalities": ["text"]}
+"""Values that say nothing; a Responses endpoint may not know the field."""
+
+
+def request_to_responses(body: Json, memory: ConversationMemory) -> Json:
+    """The Responses request that says the same; unknown fields (`seed`, `stop`, engine knobs) are kept.
+
+    OpenAI's own endpoint refuses those it does not know, which beats a silent change of sampling.
+    """
+    shared = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in _HANDLED and _DEFAULTS.get(name) != value
+    }
+    if shared.get("n") is not None:
+        raise ConfigError(
+            f"n={body['n']!r}: a Responses endpoint gives one answer; send the request {body['n']} times"
+        )
+    messages = mappings(field(body, "messages", "the chat request"), "messages")
+    return {**shared, "input": _items(messages, memory), **_settings(body), **_tools(body)}
+
+
+def _settings(body: Json) -> Json:
+    settings: Json = {}
+    for name in ("max_tokens", "max_completion_tokens"):
+        if body.get(name) is not None:
+            settings["max_output_tokens"] = body[name]
+    if body.get("reasoning_effort") is not None:
+        settings["reasoning"] = {"effort": body["reasoning_effort"]}
+    if text := format_to_responses(body.get("response_format"), body.get("verbosity")):
+        settings["text"] = text
+    if body.get("logprobs"):
+        settings["include"] = ["message.output_text.logprobs"]
+        if body.get("top_logprobs") is not None:
+            settings["top_logprobs"] = body["top_logprobs"]
+    return settings
+
+
+def _tools(body: Json) -> Json:
+    fields: Json = {}
+    if tools := tools_to_responses(body.get("tools")):
+        fields["tools"] = tools
+    if body.get("tool_choice") is not None:
+        fields["tool_choice"] = choice_to_responses(body["tool_choice"])
+    return fields
+
+
+def _items(messages: list[Json], memory: ConversationMemory) -> list[Json]:
+    custom_calls = _custom_call_ids(messages)
+    items: list[Json] = []
+    for message in messages:
+        role = message.get("role")
+        if isinstance(message, Original):
+            items.append(message)
+        elif role == "assistant":
+            run = memory.match("chat", "responses", [message_mark(message)], 0)
+            items.extend(run.originals if run is not None else _assistant_items(message))
+        elif role == "tool":
+            items.append(_tool_output(message, custom_calls))
+        elif role in ("user", "system", "developer"):
+            content = content_to_responses(message.get("content"), f"a {role} message")
+            items.append({"type": "message", "role": role, "content": content})
+        else:
+            raise ConfigError(
+                f"message with role {role!r}; roles are system, developer, user, assistant, tool"
+            )
+    return items
+
+
+def _custom_call_ids(messages: list[Json]) -> set[Any]:
+    calls = [call for message in messages for call in message.get("tool_calls") or []]
+    return {call.get("id") for call in calls if call.get("custom") is not None} | {
+        message.get("call_id") for message in messages if message.get("type") == "custom_tool_call"
+    }
+
+
+def _assistant_items(message: Json) -> list[Json]:
+    items: list[Json] = []
+    reasoning, _ = message_reasoning(message)
+    if reasoning:
+        summary = [{"type": "summary_text", "text": reasoning}]
+        items.append({"type": "reasoning", "id": stable_id("rs", reasoning), "summary": summary})
+    calls = message.get("tool_calls") or []
+    content, refusal = message.get("content"), message.get("refusal")
+    if content or refusal or not (calls or reasoning):
+        items.append(_assistant_message(content, refusal))
+    return [*items, *map(_call_item, calls)]
+
+
+def _assistant_message(content: Any, refusal: Any) -> Json:
+    if refusal is None and not isinstance(content, list):
+        return {"type": "message", "role": "assistant", "content": content or ""}
+    given = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    parts = [_assistant_part(part) for part in mappings(given, "content of an assistant message")]
+    if refusal:
+        parts.append({"type": "refusal", "refusal": refusal})
+    item_id = stable_id("msg", *(part.get("text") or part.get("refusal") or "" for part in parts))
+    return {"type": "message", "role": "assistant", "id": item_id, "status": "completed", "content": parts}
+
+
+def _assistant_part(part: Json) -> Json:
+    if part.get("type") == "refusal":
+        return {"type": "refusal", "refusal": part.get("refusal") or ""}
+    return {"type": "output_text", "text": part.get("text") or "", "annotations": []}
+
+
+def _call_item(call: Json) -> Json:
+    call_id = field(call, "id", "a tool call")
+    custom = call.get("custom")
+    if custom is not None:
+        given = custom.get("input") or ""
+        return {"type": "custom_tool_call", "call_id": call_id, "name": custom["name"], "input": given}
+    function = field(call, "function", "a tool call")
+    arguments = function.get("arguments")
+    return {
+        "type": "function_call",
+        "call_id": call_id,
+        "name": field(function, "name", "a tool call's function"),
+        "arguments": "{}" if arguments is None else arguments,
+    }
+
+
+def _tool_output(message: Json, custom_calls: set[Any]) -> Json:
+    call_id = field(message, "tool_call_id", "a tool message")
+    kind = "custom_tool_call_output" if call_id in custom_calls else "function_call_output"
+    return {
+        "type": kind,
+        "call_id": call_id,
+        "output": content_to_responses(message.get("content"), "a tool message"),
+    }

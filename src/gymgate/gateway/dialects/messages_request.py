@@ -1,0 +1,257 @@
+"""An Anthropic messages request as a chat-completions request, which is also the way to Responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gymgate.config import Dialect
+from gymgate.errors import ConfigError
+from gymgate.gateway.dialects._read import Json, field, joined_text, mappings, metadata_of, without_none
+from gymgate.gateway.dialects.fingerprints import block_mark
+from gymgate.gateway.dialects.memory import ConversationMemory
+from gymgate.gateway.dialects.reasoning import set_reasoning
+
+_HANDLED = frozenset(
+    (
+        *(
+            "messages",
+            "system",
+            "tools",
+            "tool_choice",
+            "stop_sequences",
+            "thinking",
+            "output_config",
+            "metadata",
+        ),
+        # Hints for Anthropic's own service.
+        *("service_tier", "inference_geo", "context_management", "cache_control", "betas", "anthropic_beta"),
+        *("anthropic_version", "speed", "container", "mcp_servers"),
+    )
+)
+_MAX_USER = 64
+"""Characters; OpenAI refuses a longer `user`."""
+
+
+def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) -> Json:
+    """The chat request that says the same; `endpoint` is the dialect whose originals the memory is asked for.
+
+    `ConfigError` for tools and content that only Anthropic's service has.
+    """
+    for name in ("mcp_servers", "container"):
+        if body.get(name):
+            raise ConfigError(f"{name} runs inside Anthropic's service and has no chat-completions form")
+    shared = {name: value for name, value in body.items() if value is not None and name not in _HANDLED}
+    messages = mappings(field(body, "messages", "the messages request"), "messages")
+    history = [*_system(body.get("system")), *_Conversation(memory, endpoint).translate(messages)]
+    return {**shared, "messages": history, **_settings(body), **_tools(body)}
+
+
+def _system(system: Any) -> list[Json]:
+    if not system:
+        return []
+    return [{"role": "system", "content": _content(system, "system")}]
+
+
+def _settings(body: Json) -> Json:
+    settings: Json = {}
+    if body.get("stop_sequences"):
+        settings["stop"] = body["stop_sequences"]
+    user = metadata_of(body).get("user_id")
+    if isinstance(user, str) and len(user) <= _MAX_USER:
+        settings["user"] = user
+    output = body.get("output_config") or {}
+    if (effort := output.get("effort")) is not None:
+        settings["reasoning_effort"] = "xhigh" if effort == "max" else effort
+    shape = output.get("format") or {}
+    if shape.get("type") == "json_schema":
+        schema = {"name": "output", "schema": shape.get("schema"), "strict": True}
+        settings["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return settings
+
+
+def _tools(body: Json) -> Json:
+    tools = [_tool(tool) for tool in mappings(body.get("tools") or [], "tools")]
+    if not tools:
+        return {}
+    fields: Json = {"tools": tools}
+    choice = body.get("tool_choice") or {}
+    if choice:
+        fields["tool_choice"] = _choice(choice)
+    if choice.get("disable_parallel_tool_use") is not None:
+        fields["parallel_tool_calls"] = not choice["disable_parallel_tool_use"]
+    return fields
+
+
+def _tool(tool: Json) -> Json:
+    if tool.get("type") not in (None, "custom"):
+        raise ConfigError(
+            f"tool of type {tool['type']!r} is Anthropic's own and has no chat-completions form; use custom tools"
+        )
+    function = {
+        "name": field(tool, "name", "a tool"),
+        "description": tool.get("description"),
+        "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
+        "strict": tool.get("strict"),
+    }
+    return {"type": "function", "function": without_none(function)}
+
+
+def _choice(choice: Json) -> Any:
+    kind = choice.get("type")
+    if kind == "tool":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    if kind in ("auto", "none"):
+        return kind
+    if kind == "any":
+        return "required"
+    raise ConfigError(f"tool_choice of type {kind!r}; types are auto, any, tool, none")
+
+
+class _Conversation:
+    """Blocks of consecutive messages of the assistant are one turn, however an agent cuts them up."""
+
+    def __init__(self, memory: ConversationMemory, endpoint: Dialect) -> None:
+        self._memory = memory
+        self._endpoint = endpoint
+        self._messages: list[Json] = []
+        self._turn: list[Json] = []
+
+    def translate(self, messages: list[Json]) -> list[Json]:
+        for message in messages:
+            role = message.get("role")
+            if role == "assistant":
+                self._turn.extend(_blocks(message))
+                continue
+            self._flush()
+            if role == "user":
+                self._messages.extend(_user_messages(_blocks(message)))
+            elif role == "system":
+                self._messages.extend(_system(message.get("content")))
+            else:
+                raise ConfigError(f"message with role {role!r}; roles are user, assistant, system")
+        self._flush()
+        return self._messages
+
+    def _flush(self) -> None:
+        blocks, self._turn = self._turn, []
+        marks = [block_mark(block) for block in blocks]
+        unknown: list[Json] = []
+        at = 0
+        while at < len(blocks):
+            run = self._memory.match("messages", self._endpoint, marks, at)
+            if run is None:
+                unknown.append(blocks[at])
+                at += 1
+                continue
+            self._append(unknown)
+            unknown = []
+            self._messages.extend(run.originals)
+            at += len(run.fingerprints)
+        self._append(unknown)
+
+    def _append(self, blocks: list[Json]) -> None:
+        if blocks:
+            style = self._memory.reasoning_style if self._endpoint == "chat" else ("reasoning_content",)
+            self._messages.append(_assistant_message(blocks, style))
+
+
+def _blocks(message: Json) -> list[Json]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return mappings(content or [], f"content of the {message.get('role')} message")
+
+
+def _assistant_message(blocks: list[Json], style: tuple[str, ...]) -> Json:
+    texts, thoughts, calls = [], [], []
+    for block in blocks:
+        kind = block.get("type")
+        if kind == "text":
+            texts.append(block.get("text"))
+        elif kind == "thinking":
+            thoughts.append(block.get("thinking"))
+        elif kind == "tool_use":
+            calls.append(_call(block))
+        elif kind != "redacted_thinking":  # encrypted for Anthropic only
+            raise ConfigError(
+                f"content block of type {kind!r} in an assistant message has no chat-completions form"
+            )
+    message: Json = {"role": "assistant", "content": joined_text(texts) or (None if calls else "")}
+    if reasoning := joined_text(thoughts, "\n\n"):
+        set_reasoning(message, reasoning, style)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _call(block: Json) -> Json:
+    function = {
+        "name": field(block, "name", "a tool_use block"),
+        "arguments": orjson.dumps(block.get("input") or {}).decode(),
+    }
+    return {"id": field(block, "id", "a tool_use block"), "type": "function", "function": function}
+
+
+def _user_messages(blocks: list[Json]) -> list[Json]:
+    """Results of tools are messages of their own, ahead of what the user says beside them."""
+    results = [block for block in blocks if block.get("type") == "tool_result"]
+    said = [block for block in blocks if block.get("type") != "tool_result"]
+    messages = [
+        {
+            "role": "tool",
+            "tool_call_id": field(block, "tool_use_id", "a tool_result block"),
+            "content": _content(block.get("content"), "a tool_result"),
+        }
+        for block in results
+    ]
+    if said or not results:
+        messages.append({"role": "user", "content": _content(said, "a user message")})
+    return messages
+
+
+def _content(content: Any, what: str) -> Any:
+    """Blocks as chat content: a string if there is one text only."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = [part for block in mappings(content, f"content of {what}") for part in _parts(block, what)]
+    if len(parts) == 1 and parts[0]["type"] == "text":
+        return parts[0]["text"]
+    return parts or ""
+
+
+def _parts(block: Json, what: str) -> list[Json]:
+    kind = block.get("type")
+    if kind == "text":
+        return [{"type": "text", "text": block.get("text") or ""}]
+    if kind == "image":
+        return [{"type": "image_url", "image_url": {"url": _source_url(block, what)}}]
+    if kind == "document":
+        return _document(block, what)
+    raise ConfigError(f"content block of type {kind!r} in {what} has no chat-completions form")
+
+
+def _document(block: Json, what: str) -> list[Json]:
+    source = block.get("source") or {}
+    if source.get("type") == "text":
+        return [{"type": "text", "text": source.get("data") or ""}]
+    if source.get("type") == "content":
+        inner = source.get("content")
+        blocks = [{"type": "text", "text": inner}] if isinstance(inner, str) else inner or []
+        return [part for entry in blocks for part in _parts(entry, what)]
+    if source.get("type") != "base64":
+        raise ConfigError(
+            f"document with a source of type {source.get('type')!r} in {what}; chat takes inline data"
+        )
+    file = {"filename": block.get("title") or "document.pdf", "file_data": _source_url(block, what)}
+    return [{"type": "file", "file": file}]
+
+
+def _source_url(block: Json, what: str) -> str:
+    source = block.get("source") or {}
+    if source.get("type") == "base64":
+        return f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if source.get("type") == "url":
+        return str(source.get("url"))
+    raise ConfigError(
+        f"{block.get('type')} with a source of type {source.get('type')!r} in {what} has no chat form"
+    )

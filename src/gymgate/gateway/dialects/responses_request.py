@@ -1,0 +1,224 @@
+"""A Responses request as a chat-completions request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymgate.errors import ConfigError
+from gymgate.gateway.dialects._read import Json, as_text, field, joined_text, mappings
+from gymgate.gateway.dialects.fingerprints import item_mark
+from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
+from gymgate.gateway.dialects.memory import ConversationMemory
+from gymgate.gateway.dialects.parts import content_to_chat
+from gymgate.gateway.dialects.reasoning import item_reasoning, set_reasoning
+from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tools_to_chat
+
+_ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
+_OUTPUT_KINDS = ("function_call_output", "custom_tool_call_output")
+_INEXPRESSIBLE = {
+    "previous_response_id": "send the whole conversation as input",
+    "conversation": "send the whole conversation as input",
+    "prompt": "send the prompt's text as instructions or input",
+    "background": "send it without background",
+    "context_management": "compaction needs an endpoint with dialect='responses'",
+}
+_DROPPED = frozenset(
+    # Hints, and bounds on tools that run inside a Responses endpoint.
+    ("include", "truncation", "max_tool_calls", "stream_options", *_INEXPRESSIBLE)
+)
+_HANDLED = frozenset(
+    (
+        *("input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice"),
+        *("top_logprobs", "parallel_tool_calls"),
+    )
+)
+
+
+def request_to_chat(body: Json, memory: ConversationMemory) -> Json:
+    """The chat request that says the same; fields both sides share, and unknown ones, are kept as they are.
+
+    `ConfigError` for what a chat-completions endpoint cannot do (stored conversations, built-in tools, ...).
+    """
+    _refuse_inexpressible(body)
+    shared = {
+        name: value
+        for name, value in body.items()
+        if value is not None and name not in _HANDLED and name not in _DROPPED
+    }
+    chat = {**shared, "messages": _messages(body, memory), **_settings(body), **_tools(body)}
+    return apply_gym_metadata(chat)
+
+
+def _refuse_inexpressible(body: Json) -> None:
+    for name, advice in _INEXPRESSIBLE.items():
+        if body.get(name):
+            raise ConfigError(
+                f"{name}={body[name]!r} cannot be sent to a chat-completions endpoint, which keeps no state; {advice}"
+            )
+
+
+def _settings(body: Json) -> Json:
+    settings: Json = format_to_chat(body.get("text") or {})
+    if body.get("max_output_tokens") is not None:
+        # As Gym's model server says it: every engine knows max_tokens, not all know max_completion_tokens.
+        settings["max_tokens"] = body["max_output_tokens"]
+    effort = (body.get("reasoning") or {}).get("effort")
+    if effort is not None:
+        settings["reasoning_effort"] = effort
+    if wants_logprobs(body):
+        settings["logprobs"] = True
+        if body.get("top_logprobs") is not None:
+            settings["top_logprobs"] = body["top_logprobs"]
+    return settings
+
+
+def wants_logprobs(body: Json) -> bool:
+    """Whether a Responses request asks for logprobs."""
+    return bool(body.get("top_logprobs")) or "message.output_text.logprobs" in (body.get("include") or ())
+
+
+def _tools(body: Json) -> Json:
+    """Nothing without tools: vLLM refuses tool_choice and OpenAI parallel_tool_calls without them."""
+    choice = body.get("tool_choice")
+    tools = tools_to_chat(body.get("tools"))
+    if not tools:
+        if choice not in (None, "auto", "none"):
+            raise ConfigError(f"tool_choice={choice!r} needs tools, and the request has none")
+        return {}
+    fields: Json = {"tools": tools}
+    if choice is not None:
+        fields["tool_choice"] = choice_to_chat(choice)
+    if body.get("parallel_tool_calls") is not None:
+        fields["parallel_tool_calls"] = body["parallel_tool_calls"]
+    return fields
+
+
+def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
+    instructions = body.get("instructions")
+    leading = [{"role": "system", "content": instructions}] if instructions else []
+    given = field(body, "input", "the Responses request")
+    if isinstance(given, str):
+        return [*leading, {"role": "user", "content": given}]
+    return [*leading, *items_to_messages(mappings(given, "input"), memory)]
+
+
+def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:
+    """Items as chat messages; what an endpoint said earlier in the rollout comes back as it said it."""
+    marks = {at: item_mark(item) for at, item in enumerate(items) if _is_assistant(item)}
+    messages: list[Json] = []
+    turn = _Turn(memory)
+    at = 0
+    while at < len(items):
+        end = at
+        while end in marks:
+            end += 1
+        spoken = [marks[index] for index in range(at, end)]
+        offset = 0
+        while offset < len(spoken):
+            run = memory.match("responses", "chat", spoken, offset)
+            if run is None:
+                turn.add(items[at + offset], messages)
+                offset += 1
+            else:
+                turn.flush(messages)
+                messages.extend(run.originals)
+                offset += len(run.fingerprints)
+        turn.flush(messages)
+        if end < len(items):
+            messages.append(_other_message(items[end]))
+        at = end + 1
+    return messages
+
+
+def _is_assistant(item: Json) -> bool:
+    kind = item.get("type") or "message"
+    return kind in _ASSISTANT_KINDS or (kind == "message" and item.get("role") == "assistant")
+
+
+def _other_message(item: Json) -> Json:
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role = item.get("role")
+        if role not in ("user", "system", "developer"):
+            raise ConfigError(
+                f"input message with role {role!r}; roles are user, assistant, system, developer"
+            )
+        return {"role": role, "content": content_to_chat(item.get("content"), f"a {role} message")}
+    if kind in _OUTPUT_KINDS:
+        call_id = field(item, "call_id", f"a {kind} item")
+        return {"role": "tool", "tool_call_id": call_id, "content": _tool_output(item)}
+    raise ConfigError(
+        f"input item of type {kind!r} has no chat-completions form; use an endpoint with dialect='responses'"
+    )
+
+
+def _tool_output(item: Json) -> Any:
+    output = item.get("output")
+    if isinstance(output, list) and all(isinstance(part, dict) and part.get("type") for part in output):
+        return content_to_chat(output, "a tool's output")
+    return "" if output is None else as_text(output)
+
+
+class _Turn:
+    """The assistant message under way: consecutive items make one, as one answer of a chat model would."""
+
+    def __init__(self, memory: ConversationMemory) -> None:
+        self._memory = memory
+        self._open: list[Json] = []
+
+    def add(self, item: Json, messages: list[Json]) -> None:
+        kinds = [entry.get("type") or "message" for entry in self._open]
+        kind = item.get("type") or "message"
+        # A second text, or reasoning after one, is a turn of its own, except after calls: their outputs must
+        # follow the message that holds all of them.
+        if "message" in kinds and kind in ("message", "reasoning") and kinds[-1] == "message":
+            self.flush(messages)
+        self._open.append(item)
+
+    def flush(self, messages: list[Json]) -> None:
+        if self._open:
+            messages.append(_assistant_message(self._open, self._memory))
+            self._open = []
+
+
+def _assistant_message(items: list[Json], memory: ConversationMemory) -> Json:
+    by_kind: dict[str, list[Json]] = {}
+    for item in items:
+        by_kind.setdefault(item.get("type") or "message", []).append(item)
+    texts = by_kind.get("message", [])
+    message: Json = {"role": "assistant", "content": "".join(map(_text, texts)) if texts else None}
+    if refusal := "".join(map(_refusal, texts)):
+        message["refusal"] = refusal
+    if reasoning := "\n\n".join(filter(None, map(item_reasoning, by_kind.get("reasoning", [])))):
+        set_reasoning(message, reasoning, memory.reasoning_style)
+    calls = [_tool_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
+    if calls:
+        message["tool_calls"] = calls
+    elif message["content"] is None:
+        message["content"] = ""  # strict endpoints refuse null without calls
+    return message
+
+
+def _text(item: Json) -> str:
+    content = item.get("content")
+    return content if isinstance(content, str) else joined_text(content or [])
+
+
+def _refusal(item: Json) -> str:
+    content = item.get("content")
+    if not isinstance(content, list):
+        return ""
+    return "".join(part.get("refusal") or "" for part in content if isinstance(part, dict))
+
+
+def _tool_call(item: Json) -> Json:
+    kind, name = item["type"], field(item, "name", f"a {item['type']} item")
+    if item.get("namespace"):
+        raise ConfigError(
+            f"call of {name!r} in namespace {item['namespace']!r}: chat-completions has no namespaces"
+        )
+    call_id = field(item, "call_id", f"a {kind} item")
+    if kind == "custom_tool_call":
+        return {"id": call_id, "type": "custom", "custom": {"name": name, "input": item.get("input") or ""}}
+    arguments = as_text(item.get("arguments") if item.get("arguments") is not None else "{}")
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

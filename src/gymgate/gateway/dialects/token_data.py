@@ -1,0 +1,85 @@
+"""Token ids and logprobs in an endpoint's answer, wherever engines put them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from gymgate.config import Dialect
+from gymgate.gateway.dialects._read import Json
+
+_TOKEN_ID = "token_id:"
+
+
+class TokenData(NamedTuple):
+    """`None` where the answer has none; `logprobs`, if any, are as many as `completion_ids`, if any."""
+
+    prompt_ids: list[int] | None
+    completion_ids: list[int] | None
+    logprobs: list[float] | None
+
+
+def token_data_of(answer: Json, dialect: Dialect) -> TokenData:
+    """Of an answer as its endpoint gave it.
+
+    Chat: vLLM's `return_token_ids` (`prompt_token_ids` of the answer, `token_ids` of the choice) or
+    `return_tokens_as_token_ids` (tokens that read `token_id:17`). Either dialect: NeMo Gym's bundle of
+    `prompt_token_ids`, `generation_token_ids`, `generation_log_probs` on the message or the last item.
+    """
+    if dialect == "chat":
+        return _of_chat(answer)
+    if dialect == "responses":
+        return _of_responses(answer)
+    return TokenData(None, None, None)
+
+
+def _of_chat(answer: Json) -> TokenData:
+    choice = (answer.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    content = (choice.get("logprobs") or {}).get("content") or []
+    prompt = (
+        message.get("prompt_token_ids") or answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    )
+    completion = message.get("generation_token_ids") or choice.get("token_ids") or _ids_in_tokens(content)
+    logprobs = message.get("generation_log_probs") or [entry.get("logprob") for entry in content]
+    return _checked(prompt, completion, logprobs)
+
+
+def _of_responses(answer: Json) -> TokenData:
+    items = [item for item in answer.get("output") or [] if isinstance(item, dict)]
+    bundle: Json = next((item for item in reversed(items) if "generation_token_ids" in item), {})
+    if bundle:
+        ids = bundle.get("generation_token_ids")
+        return _checked(bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs"))
+    content = [entry for item in items for entry in _item_logprobs(item)]
+    return _checked(None, _ids_in_tokens(content), [entry.get("logprob") for entry in content])
+
+
+def _item_logprobs(item: Json) -> list[Json]:
+    content = item.get("content") if item.get("type") == "message" else None
+    parts = content if isinstance(content, list) else []
+    return [entry for part in parts if isinstance(part, dict) for entry in part.get("logprobs") or []]
+
+
+def _ids_in_tokens(content: list[Json]) -> list[int] | None:
+    tokens = [str(entry.get("token")) for entry in content]
+    if not tokens or not all(token.startswith(_TOKEN_ID) for token in tokens):
+        return None
+    digits = [token.removeprefix(_TOKEN_ID) for token in tokens]
+    return [int(digit) for digit in digits] if all(digit.isdecimal() for digit in digits) else None
+
+
+def _checked(prompt: Any, completion: Any, logprobs: Any) -> TokenData:
+    ids, floats = _list_of(completion, int), _list_of(logprobs, float)
+    if ids is not None and floats is not None and len(ids) != len(floats):
+        floats = None
+    return TokenData(_list_of(prompt, int), ids, floats)
+
+
+def _list_of(value: Any, kind: type) -> list[Any] | None:
+    """Gym's own capture writes ids as decimal strings."""
+    if not isinstance(value, list) or not value:
+        return None
+    try:
+        return [kind(entry) for entry in value]
+    except (TypeError, ValueError):
+        return None

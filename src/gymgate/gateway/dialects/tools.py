@@ -1,0 +1,110 @@
+"""Tools, tool_choice and output formats: flat in Responses, nested in chat-completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymgate.errors import ConfigError
+from gymgate.gateway.dialects._read import Json, field, mappings, without_none
+
+_KINDS = ("function", "custom")
+
+
+def tools_to_chat(tools: Any) -> list[Json]:
+    """`ConfigError` names the type of a tool that only a Responses endpoint has."""
+    return [_tool_to_chat(tool) for tool in mappings(tools or [], "tools")]
+
+
+def _tool_to_chat(tool: Json) -> Json:
+    kind = tool.get("type")
+    if kind == "function":
+        rest = {
+            name: value for name, value in tool.items() if name not in ("type", "defer_loading", "function")
+        }
+        return {"type": "function", "function": without_none({**rest, **(tool.get("function") or {})})}
+    if kind == "custom":
+        custom = without_none({name: value for name, value in tool.items() if name != "type"})
+        if (grammar := custom.get("format")) and grammar.get("type") == "grammar":
+            inner = {name: value for name, value in grammar.items() if name != "type"}
+            custom["format"] = {"type": "grammar", "grammar": inner}
+        return {"type": "custom", "custom": custom}
+    raise ConfigError(
+        f"tool of type {kind!r} runs inside a Responses endpoint and has no chat-completions form; "
+        "use function tools, or an endpoint with dialect='responses'"
+    )
+
+
+def tools_to_responses(tools: Any) -> list[Json]:
+    """As Responses endpoints take them: `parameters` and `strict` are always there."""
+    return [_tool_to_responses(tool) for tool in mappings(tools or [], "tools")]
+
+
+def _tool_to_responses(tool: Json) -> Json:
+    kind = tool.get("type", "function")
+    if kind not in _KINDS:
+        raise ConfigError(f"tool of type {kind!r} is unknown; chat-completions has function and custom tools")
+    inner = dict(field(tool, kind, f"a tool of type {kind!r}"))
+    if kind == "function":
+        return {"type": "function", "parameters": None, "strict": None, **inner}
+    if (grammar := inner.get("format")) and grammar.get("type") == "grammar":
+        inner["format"] = {"type": "grammar", **grammar.get("grammar", {})}
+    return {"type": "custom", **inner}
+
+
+def choice_to_chat(choice: Any) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind in _KINDS:
+        name = choice.get("name") or (choice.get(kind) or {}).get("name")
+        return {"type": kind, kind: {"name": name}}
+    if kind == "allowed_tools":
+        allowed = [choice_to_chat(tool) for tool in choice.get("tools") or []]
+        return {"type": kind, kind: {"mode": choice.get("mode", "auto"), "tools": allowed}}
+    raise ConfigError(f"tool_choice of type {kind!r} has no chat-completions form")
+
+
+def choice_to_responses(choice: Any) -> Any:
+    if choice is None or isinstance(choice, str):
+        return choice
+    kind = choice.get("type")
+    if kind in _KINDS:
+        return {"type": kind, **(choice.get(kind) or {})}
+    if kind == "allowed_tools":
+        allowed = choice.get(kind) or {}
+        tools = [choice_to_responses(tool) for tool in allowed.get("tools") or []]
+        return {"type": kind, "mode": allowed.get("mode", "auto"), "tools": tools}
+    raise ConfigError(f"tool_choice of type {kind!r} has no Responses form")
+
+
+def format_to_chat(text: Json) -> Json:
+    """Responses `text` as the chat fields `response_format` and `verbosity`."""
+    fields: Json = {}
+    shape = text.get("format") or {}
+    kind = shape.get("type")
+    if kind == "json_schema":
+        schema = without_none({name: value for name, value in shape.items() if name != "type"})
+        fields["response_format"] = {"type": kind, "json_schema": schema}
+    elif kind == "json_object":
+        fields["response_format"] = {"type": kind}
+    elif kind not in (None, "text"):
+        raise ConfigError(f"text.format of type {kind!r} has no chat-completions form")
+    if text.get("verbosity") is not None:
+        fields["verbosity"] = text["verbosity"]
+    return fields
+
+
+def format_to_responses(response_format: Json | None, verbosity: str | None) -> Json:
+    """The Responses field `text`, empty if nothing is to be said."""
+    text: Json = {}
+    if response_format is not None:
+        kind = response_format.get("type")
+        if kind == "json_schema":
+            text["format"] = {"type": kind, **response_format.get("json_schema", {})}
+        elif kind in ("json_object", "text"):
+            text["format"] = {"type": kind}
+        else:
+            raise ConfigError(f"response_format of type {kind!r} has no Responses form")
+    if verbosity is not None:
+        text["verbosity"] = verbosity
+    return text

@@ -1,0 +1,89 @@
+"""Which translation takes a request or an answer from one dialect to another, and what is remembered of it."""
+
+from __future__ import annotations
+
+from gymgate.config import Dialect
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.gateway.dialects._read import Json
+from gymgate.gateway.dialects.chat_answer import chat_answer_to_responses, checked_chat_answer, read_reply
+from gymgate.gateway.dialects.chat_request import request_to_responses
+from gymgate.gateway.dialects.fingerprints import marks_of_answer
+from gymgate.gateway.dialects.memory import ConversationMemory
+from gymgate.gateway.dialects.messages_answer import chat_answer_to_messages
+from gymgate.gateway.dialects.messages_request import messages_to_chat
+from gymgate.gateway.dialects.responses_answer import checked_responses_answer, responses_answer_to_chat
+from gymgate.gateway.dialects.responses_request import request_to_chat
+
+
+def translate_request(
+    body: Json, source: Dialect, target: Dialect, memory: ConversationMemory | None = None
+) -> Json:
+    """An agent's request in `source`, as an endpoint that speaks `target` takes it.
+
+    `body` is not changed, but the result may share parts with it. `stream` is left to the caller.
+    `ConfigError` if the endpoint cannot do what the request asks; the message names it.
+    """
+    if source == target:
+        return body
+    memory = memory if memory is not None else ConversationMemory()
+    if source == "responses" and target == "chat":
+        return request_to_chat(body, memory)
+    if source == "chat" and target == "responses":
+        return request_to_responses(body, memory)
+    if source == "messages" and target == "chat":
+        return messages_to_chat(body, memory, "chat")
+    if source == "messages" and target == "responses":
+        return request_to_responses(messages_to_chat(body, memory, "responses"), memory)
+    raise ConfigError(f"a {source} request cannot be sent to an endpoint that speaks {target}")
+
+
+def translate_answer(
+    answer: Json,
+    request: Json,
+    source: Dialect,
+    target: Dialect,
+    memory: ConversationMemory | None = None,
+) -> Json:
+    """An endpoint's answer in `source`, as the agent that sent `request` (in `target`) takes it.
+
+    With a memory, the answer is remembered there, and comes back unchanged in that rollout's next requests.
+    `PolicyError` if `answer` is not a valid answer, or says that the model failed.
+    """
+    checked = _checked(answer, source)
+    if source == target:
+        return answer
+    translated = _translated(checked, request, source, target)
+    if memory is not None:
+        _remember(checked, translated, source, target, memory)
+    return translated
+
+
+def _checked(answer: Json, source: Dialect) -> Json:
+    if not isinstance(answer, dict):
+        raise PolicyError(f"the endpoint's answer is not a JSON object: {answer!r:.200}")
+    if source == "chat":
+        return checked_chat_answer(answer)
+    return checked_responses_answer(answer) if source == "responses" else answer
+
+
+def _translated(answer: Json, request: Json, source: Dialect, target: Dialect) -> Json:
+    if source == "responses":
+        chat = responses_answer_to_chat(answer, request if target == "chat" else {})
+        return chat if target == "chat" else chat_answer_to_messages(chat, request)
+    if source == "chat" and target == "responses":
+        return chat_answer_to_responses(answer, request)
+    if source == "chat" and target == "messages":
+        return chat_answer_to_messages(answer, request)
+    raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
+
+
+def _remember(
+    answer: Json, translated: Json, source: Dialect, target: Dialect, memory: ConversationMemory
+) -> None:
+    if source == "chat":
+        if (style := read_reply(answer).style) is not None:
+            memory.learn_reasoning_style(style)
+        originals = [answer["choices"][0]["message"]]
+    else:
+        originals = answer["output"]
+    memory.record(target, source, marks_of_answer(translated, target), originals)
