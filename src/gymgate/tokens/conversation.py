@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from gymgate.errors import PolicyError
 from gymgate.rollout.record import Segment
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.gate import Gate
@@ -53,7 +52,9 @@ class Renderer(Protocol):
 class TokenPolicy:
     """One policy for many rollouts: an engine, a renderer, the trainer's sampling parameters.
 
-    `sampling` wins over what a row asks for; the first difference is reported once (see `SamplingGuard`).
+    `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
+    room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the rollout's first prompt, samples
+    nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class TokenPolicy:
         *,
         sampling: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
+        max_completion_len: int | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.max_model_len = max_model_len
+        self.max_completion_len = max_completion_len
         self.gate = Gate()
         self.guard = SamplingGuard(dict(sampling or {}))
 
@@ -120,9 +123,11 @@ class TokenConversation:
         messages, tools = list(request["messages"]), request.get("tools") or None
         prompt_ids, bridged = self._prompt(messages, tools)
         sampling = self._sampling(request, len(prompt_ids))
+        if sampling.get("max_tokens", 1) <= 0:
+            return self._answer(request, tools, prompt_ids, Sample([], None, "length"))
         sample = await self.policy.engine.generate(prompt_ids, sampling, session=self.session)
         turn = check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs, sample.policy_version))
-        answer = self._answer(request, tools, turn, sample)
+        answer = self._answer(request, tools, prompt_ids, sample)
         self._remember(
             messages, tools, answer["choices"][0]["message"], _Turn(turn, len(messages) + 1, bridged)
         )
@@ -160,20 +165,25 @@ class TokenConversation:
     def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         sampling = self.policy.guard.apply(requested_sampling(request))
         sampling["stop_token_ids"] = list(self.policy.renderer.get_stop_token_ids())
-        if (limit := self.policy.max_model_len) is None:
-            return sampling
-        room = limit - prompt_length
-        if room <= 0:
-            message = f"prompt of {prompt_length} tokens leaves no room in max_model_len={limit}"
-            raise PolicyError(message, status_code=400, retryable=False)
-        sampling["max_tokens"] = min(sampling.get("max_tokens") or room, room)
+        if (room := self._room(prompt_length)) is not None:
+            sampling["max_tokens"] = min(sampling.get("max_tokens", room), room)
         return sampling
 
+    def _room(self, prompt_length: int) -> int | None:
+        """Ids that may still be sampled; `None` without a bound."""
+        bounds = []
+        if (limit := self.policy.max_model_len) is not None:
+            bounds.append(limit - prompt_length)
+        if (limit := self.policy.max_completion_len) is not None:
+            first = len(self._turns[0].turn.prompt_ids) if self._turns else prompt_length
+            bounds.append(first + limit - prompt_length)
+        return max(0, min(bounds)) if bounds else None
+
     def _answer(
-        self, request: Mapping[str, Any], tools: list[Any] | None, turn: TokenTurn, sample: Sample
+        self, request: Mapping[str, Any], tools: list[Any] | None, prompt_ids: list[int], sample: Sample
     ) -> dict[str, Any]:
         parsed = self.policy.renderer.parse_response(
-            list(sample.token_ids), tools=_tool_specs(tools), prompt_ids=list(turn.prompt_ids)
+            list(sample.token_ids), tools=_tool_specs(tools), prompt_ids=prompt_ids
         )
         message, reason = _message(parsed, self.session, len(self._turns)), sample.finish_reason
         if message.get("tool_calls") and reason == "stop":
@@ -187,14 +197,14 @@ class TokenConversation:
             "token_ids": list(sample.token_ids),
         }
         choice["logprobs"] = _logprobs(sample)
-        used = (len(turn.prompt_ids), len(sample.token_ids))
+        used = (len(prompt_ids), len(sample.token_ids))
         return {
             "id": f"chatcmpl-{self.session}-{len(self._turns)}",
             "object": "chat.completion",
             "created": 0,
             "model": request.get("model") or "policy",
             "choices": [choice],
-            "prompt_token_ids": list(turn.prompt_ids),
+            "prompt_token_ids": prompt_ids,
             "usage": {"prompt_tokens": used[0], "completion_tokens": used[1], "total_tokens": sum(used)},
         }
 
