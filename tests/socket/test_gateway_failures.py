@@ -42,7 +42,7 @@ async def ask(route: Route, body: Any = BODY, operation: str = "chat/completions
         http.post(f"{route.base_url}/{operation}", json=body) as response,
     ):
         answer = await response.json()
-        return response.status, answer.get("error", {}).get("message", "")
+        return response.status, (answer.get("error") or {}).get("message", "")
 
 
 ANSWERS = {

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 import uvloop
 from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway import CallableBackend, Gateway, Route
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -236,3 +238,59 @@ def test_close_cancels_upstream_answers_the_agent_and_records_no_more(on_stage: 
         await scene.route.close()
 
     on_stage(play)
+
+
+def test_a_drop_in_the_middle_of_the_request_starts_nothing(
+    on_stage: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(scene: Scene) -> None:
+        connection = await RawConnection.open(scene.gateway.port)
+        head = f"POST {scene.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
+        connection.writer.write(head.encode() + BODY[:10])
+        await connection.writer.drain()
+        await scene.send()  # by the time this one is upstream, the other was read as far as it goes
+        await scene.policy.arrivals(1)
+        await connection.drop()
+        scene.gate.opened.set()
+        assert await said(scene.connections[0]) == "1"
+        assert await scene.ask() == "2"
+        assert len(scene.route.calls) == 2
+
+    on_stage(play)
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
+def test_leaving_the_gateway_answers_what_is_in_flight(on_stage: Callable[..., None]) -> None:
+    async def play(scene: Scene) -> None:
+        waiting = await scene.send()
+        await scene.policy.arrivals(1)
+        await scene.gateway.__aexit__()
+        assert (await waiting.answer())[0] == 404
+        with pytest.raises(ConnectionRefusedError):
+            await scene.send()
+
+    on_stage(play)
+
+
+def test_a_backend_that_ignores_cancellation_records_nothing_late() -> None:
+    async def stubborn(body: dict[str, Any]) -> dict[str, Any]:
+        arrived.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return chat_answer()
+
+    arrived = asyncio.Event()
+
+    async def main() -> None:
+        async with Gateway() as gateway:
+            route = gateway.open(CallableBackend(stubborn))
+            connection = await RawConnection.open(gateway.port)
+            await connection.post(f"/ng-rollout/{route.key}/v1/chat/completions", BODY)
+            await arrived.wait()
+            await route.close()
+            assert (await connection.answer())[0] == 404
+            [call] = route.calls
+            assert (call.status_code, call.response) == (None, None)
+            connection.writer.close()
+
+    asyncio.run(main())

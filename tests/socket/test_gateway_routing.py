@@ -101,6 +101,26 @@ async def test_same_dialect_passes_bytes_through_unchanged(
         assert route.calls[0].response == json.loads(answer)
 
 
+@pytest.mark.parametrize("endpoint", ["chat", "responses"])
+async def test_anthropic_messages_inward(
+    endpoint: Any, gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    route = gateway.open(policy.endpoint(dialect=endpoint))
+    url = f"{gateway.url}/v1/messages?beta=true"
+    body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+    status, answer = await post(http, url, body, **{"x-api-key": route.key})
+    assert (status, answer["content"][0]["text"]) == (200, "hello")
+    async with http.post(url, json={**body, "stream": True}, headers={"x-api-key": route.key}) as response:
+        assert response.content_type == "text/event-stream"
+        assert "event: message_stop" in await response.text()
+    plain, streamed = route.calls
+    assert (plain.request, plain.dialect, plain.usage.input_tokens) == (body, "messages", 3)
+    assert plain.upstream_request == policy.seen[0].body
+    assert plain.upstream_response is not None
+    assert streamed.response is not None
+    assert streamed.response["content"] == answer["content"]
+
+
 async def test_a_large_body_passes(gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession) -> None:
     route = gateway.open(policy.endpoint())
     body = {**BODY, "messages": [{"role": "user", "content": "x" * (3 << 20)}]}

@@ -13,6 +13,8 @@ from gymgate.gateway import codec
 from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
 from gymgate.rollout import ModelCall, Usage
 
+Connection = web.RequestHandler
+
 
 class Facts(NamedTuple):
     """What the record keeps of an answer beside its body."""
@@ -56,19 +58,38 @@ class Call:
     """What is written to the agent: `response`, or the stream made of it."""
     streamed: bool = False
     """Whether `payload` is a stream of server-sent events."""
-    task: asyncio.Task[None] | None = None
-    connection: web.RequestHandler | None = None
+    done: bool = False
+    task: asyncio.Task[Any] | None = None
+    """The task that performs the call, while it does."""
+    connection: Connection | None = None
     """The connection that waits for the answer, or that it was written to."""
+    _done: asyncio.Event | None = None
     _record: ModelCall | None = None
 
-    @property
-    def finished(self) -> bool:
-        return self.task is not None and self.task.done()
+    def finish(self) -> None:
+        """Wake those who wait."""
+        self.done = True
+        self.task = None  # it holds the request and the response, and calls are kept
+        if self._done is not None:
+            self._done.set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether the call came to its end, in time."""
+        if self.done:
+            return True
+        if self._done is None:
+            self._done = asyncio.Event()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._done.wait()
+        except TimeoutError:
+            return False
+        return True
 
     @property
     def failed(self) -> bool:
         """Finished with anything else than an answer."""
-        return self.finished and (self.status is None or self.status >= 400)
+        return self.done and (self.status is None or self.status >= 400)
 
     @property
     def connection_lost(self) -> bool:
@@ -80,7 +101,7 @@ class Call:
         if self._record is not None:
             return self._record
         record = self._build()
-        if self.finished:
+        if self.done:
             self._record = record
         return record
 

@@ -8,7 +8,6 @@ a failure after that is the dialect's error event.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -45,23 +44,9 @@ async def deliver(
     request: web.BaseRequest, call: Call, times: StreamTimes
 ) -> tuple[web.StreamResponse, bool]:
     """Wait for the call and write its answer; whether it was fully written to the connection."""
-    assert call.task is not None
-    if call.streamed and not call.task.done():
-        await asyncio.wait((call.task,), timeout=times.hold_s)
-        if not call.task.done():
-            return await _deliver_late_stream(request, call, times)
-    await _finished(call.task)
+    if not await call.wait(times.hold_s if call.streamed else None):
+        return await _deliver_late_stream(request, call, times)
     return await _write(request, _response(call))
-
-
-async def _finished(task: asyncio.Task[None]) -> None:
-    """Wait for a call's end, its cancellation included; the waiter's own cancellation is raised."""
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if not task.cancelled() or (current is not None and current.cancelling()):
-            raise
 
 
 def _response(call: Call) -> web.Response:
@@ -88,14 +73,13 @@ async def _write(request: web.BaseRequest, response: web.StreamResponse) -> tupl
 async def _deliver_late_stream(
     request: web.BaseRequest, call: Call, times: StreamTimes
 ) -> tuple[web.StreamResponse, bool]:
-    assert call.task is not None
     response = web.StreamResponse(headers=STREAM_HEADERS)
     ping = b'event: ping\ndata: {"type": "ping"}\n\n' if call.dialect == "messages" else b": waiting\n\n"
     try:
         await response.prepare(request)
-        while not call.task.done():
+        await response.write(ping)
+        while not await call.wait(times.ping_s):
             await response.write(ping)
-            await asyncio.wait((call.task,), timeout=times.ping_s)
         await response.write(call.payload if call.status == 200 else _error_event(call))
     except ConnectionError:
         return response, False

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gymgate.gateway import codec
-from gymgate.gateway.call import Call
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
 from gymgate.gateway.requests import (
     DIALECTS,
@@ -65,27 +64,24 @@ class Handler:
             return self._other(request, path)
         except Refusal as refusal:
             return error_response(path.dialect, refusal.status, refusal.message, refusal.kind)
+        except ConnectionError:
+            return web.Response()  # the agent is gone, in the middle of its request
 
     async def _model_call(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:
         raw, body, route = await self._read(request, path)
         if (connection := request.protocol) is None or connection.transport is None:
             return web.Response()  # gone already: nothing was started, so there is nothing to join
         call_key = RequestKey(self._model_server, path.operation, raw, request.headers.get("Idempotency-Key"))
-        call = self._find_or_start(route, call_key, path, body, request)
-        call.connection = connection
+        call = route.find_resent(call_key, retry=is_marked_retry(request.headers))
+        if call is None:
+            call = await route.start(call_key, DIALECTS[path.operation], body, connection)
+        else:
+            logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.index)
+            call.connection = connection
         response, written = await deliver(request, call, self._gateway.stream_times)
         if call.connection is connection or written:
             route.settle(call_key, call, written=written)
         return response
-
-    def _find_or_start(
-        self, route: Route, key: RequestKey, path: Path, body: dict[str, Any], request: web.BaseRequest
-    ) -> Call:
-        call = route.find_resent(key, retry=is_marked_retry(request.headers))
-        if call is not None:
-            logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.index)
-            return call
-        return route.start(key, DIALECTS[path.operation], body, key.body)
 
     async def _read(self, request: web.BaseRequest, path: Path) -> tuple[bytes, dict[str, Any], Route]:
         """The request without our routing entry, as sent and as parsed, and the rollout that it belongs to."""

@@ -1,7 +1,8 @@
-"""The limit on open files: a rollout in a model call holds two sockets."""
+"""Settings of a process that serves many rollouts: open files, garbage collector."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 
@@ -12,7 +13,10 @@ _warned = False
 
 
 def raise_file_limit() -> None:
-    """Raise this process's soft limit on open files to its hard limit; warn, once, if that is low."""
+    """Raise this process's soft limit on open files to its hard limit; warn, once, if that is low.
+
+    A model call under way holds two sockets.
+    """
     global _warned
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -24,3 +28,14 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < LOW and not _warned:
         _warned = True
         logger.warning("open files are limited to %d: about %d concurrent model calls", soft, soft // 2)
+
+
+def relax_collector() -> None:
+    """For a process that does nothing but serve: collect less often, and not what was imported.
+
+    Calls are kept for the record, so that the default collector goes through ever more objects (a quarter of the
+    gateway's time, measured with 16,000 calls kept); hardly any of them are in cycles.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gymgate.config import Dialect, RolloutLimits
 from gymgate.errors import GymgateError, PolicyError
 from gymgate.gateway import codec
 from gymgate.gateway.backends.base import Backend
-from gymgate.gateway.call import Call, facts_of
+from gymgate.gateway.call import Call, Connection, facts_of
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
@@ -30,6 +31,7 @@ from gymgate.rollout import ModelCall
 POLICY = "policy_model"
 CLOSE_TIMEOUT_S = 5.0
 _KEYLESS_RESEND_S = 60.0
+_OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
 _STREAM_FIELDS = ("stream", "stream_options")
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,8 @@ class Target:
 
 class Route:
     """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
+
+    METADATA_KEY: ClassVar[str] = METADATA_KEY
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class Route:
         self.failure: PolicyError | None = None
         """The first failure of the policy's or a judge's endpoint."""
         self.truncated: str | None = None
-        """The limit that ended the rollout (`"max_calls"`), if one did."""
+        """The limit that ended the rollout, if one did: `"max_calls"`, or `"context_length"` as the policy's endpoint said."""
         self.closed = False
         self._targets = dict(targets)
         self._max_calls = limits.max_calls if limits is not None else None
@@ -79,7 +83,7 @@ class Route:
         self._opened = clock()
         self._calls: list[Call] = []
         self._policy_calls = 0
-        self._running: set[asyncio.Task[None]] = set()
+        self._running: set[Call] = set()
         self._resends = Resends()
 
     def __repr__(self) -> str:
@@ -94,10 +98,11 @@ class Route:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
         self.closed = True
         self._on_close(self)
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running, timeout=CLOSE_TIMEOUT_S)
+        running = list(self._running)
+        for call in running:
+            if call.task is not None:
+                call.task.cancel()
+        await asyncio.gather(*(call.wait(CLOSE_TIMEOUT_S) for call in running))
 
     def target(self, model_server: str) -> Target | None:
         """Where calls to a model server go."""
@@ -110,17 +115,28 @@ class Route:
         """The call that a request repeats, if it does."""
         return self._resends.find(key, retry=retry)
 
-    def start(self, key: RequestKey, dialect: Dialect, body: dict[str, Any], raw: bytes) -> Call:
-        """Send a new call on its way; `Refusal` if a limit forbids it or it has nowhere to go."""
+    async def start(
+        self, key: RequestKey, dialect: Dialect, body: dict[str, Any], connection: Connection
+    ) -> Call:
+        """Make a new call and, unless it is to be streamed, see it through; it stays when `connection` breaks.
+
+        Raises `Refusal` if a limit forbids it or it has nowhere to go.
+        """
         target = self._admit(key.model_server)
         call = self._new_call(key.model_server, dialect)
+        call.connection = connection
         call.streamed = body.get("stream") is True
         if self._record_bodies:
-            call.request = raw
-        call.task = asyncio.create_task(self._perform(call, target, body, raw))
-        self._running.add(call.task)
-        call.task.add_done_callback(self._running.discard)
+            call.request = key.body
+        self._running.add(call)
         self._resends.add(key, call)
+        performing = self._perform(call, target, body, key.body)
+        if call.streamed:
+            call.task = asyncio.create_task(performing)
+        else:
+            # In the request's own task: one task and two turns of the loop less for every call.
+            call.task = asyncio.current_task()
+            await performing
         return call
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
@@ -159,7 +175,9 @@ class Route:
             await self._ask(call, target, body, raw)
         except asyncio.CancelledError:
             call.error = "cancelled: the rollout was released"
-            raise
+            if not self.closed or call.task is None:
+                raise
+            call.task.uncancel()  # the cancellation was meant for the call, not for the agent's request
         except PolicyError as error:
             self._fail(call, error, relayed_status(error))
         except GymgateError as error:
@@ -170,6 +188,8 @@ class Route:
             self._fail(call, PolicyError(f"model call failed: {type(error).__name__}: {error}"), 502)
         finally:
             call.duration_s = self._clock() - started
+            self._running.discard(call)
+            call.finish()
 
     async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
         backend = target.backend
@@ -188,6 +208,8 @@ class Route:
                 call.upstream_dialect = backend.dialect
                 call.upstream_request = upstream_raw
                 call.upstream_response = answer.raw or codec.dumps(answer.body)
+        if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
+            return
         if self._record_bodies:
             call.response = response
         else:
@@ -196,6 +218,8 @@ class Route:
         call.status = 200
 
     def _fail(self, call: Call, error: PolicyError, status: int) -> None:
+        if self.closed:
+            return
         kind = "invalid_request_error" if status < 500 else "api_error"
         call.streamed = False
         call.payload = codec.dumps(error_body(call.dialect, status, error.message, kind))
@@ -203,6 +227,8 @@ class Route:
         call.error = error.message
         call.status = status
         self._keep_failure(error)
+        if status == 400 and call.model_server == POLICY and _OVERFLOW.search(error.message):
+            self.truncated = "context_length"
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.index, error.message)
 
     def _keep_failure(self, error: PolicyError) -> None:

@@ -81,11 +81,11 @@ class Gateway:
                 {name: Target(self._backend(judge), memory=None) for name, judge in self._judges.items()}
             )
             self._port = await self.port_for(POLICY)
-            exits.push_async_callback(self._close_routes)
             self._exits = exits.pop_all()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        await self._close_routes()
         await self._exits.aclose()
 
     @property
@@ -107,7 +107,11 @@ class Gateway:
         """The port of a model server by its Gym instance name; listens on it from the first call on."""
         if model_server not in self._ports:
             self._ports[model_server] = asyncio.create_task(self._listen(model_server))
-        return await asyncio.shield(self._ports[model_server])
+        try:
+            return await asyncio.shield(self._ports[model_server])
+        except OSError:
+            self._ports.pop(model_server, None)
+            raise
 
     def open(
         self,
@@ -160,7 +164,7 @@ class Gateway:
         loop = asyncio.get_running_loop()
         server = web.Server(
             Handler(self, model_server),
-            request_factory=_make_request,
+            request_factory=_request_factory(loop),
             access_log=None,
             logger=_http_logger,
             keepalive_timeout=KEEPALIVE_S,
@@ -180,9 +184,11 @@ class Gateway:
             await backend.close()
 
 
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
+def _request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
+    def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
+
+    return make
 
 
 async def _stop(listener: asyncio.Server, server: web.Server) -> None:

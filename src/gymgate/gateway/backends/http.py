@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import random
 import secrets
 from typing import Any
@@ -57,6 +58,8 @@ class HTTPBackend:
         self._shown = str(base.with_user(None))
         self._url = base / _PATHS[endpoint.dialect]
         self._proxy = _proxy_for(base)
+        self._name = secrets.token_hex(16)
+        self._numbers = itertools.count()
         self._session = session
         self._owns_session = session is None
         self._key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
@@ -76,7 +79,7 @@ class HTTPBackend:
         payload = self._payload(body, raw)
         headers = self._headers.copy()
         # Lets an endpoint that keeps the calls it answered tell our retry from a new call.
-        headers["Idempotency-Key"] = secrets.token_hex(16)
+        headers["Idempotency-Key"] = f"{self._name}-{next(self._numbers)}"
         retries = 0
         while True:
             try:
