@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
+import click
+
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, StackStartError
 
@@ -68,9 +70,13 @@ def start_replay_server(
 
 def recording_files(environments: Sequence[str], runtime: RuntimeConfig | None = None) -> list[str]:
     """Paths of the rollouts recorded for environments; `ConfigError` for one that ships none."""
-    from gymgate.api import replay_endpoint
+    if not environments:
+        return []
+    from gymgate.api import load_catalog
+    from gymgate.cli.run_plan import replay
 
-    return [path for name in environments for path in replay_endpoint(name, runtime=runtime).rollouts]
+    catalog = load_catalog(runtime, progress=lambda message: click.echo(message, err=True))
+    return list(replay([catalog.find(name) for name in environments], ()).rollouts)
 
 
 def _start(argv: list[str]) -> ReplayServer:
