@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import Script, Seen, chat_answer, drop, drop_midway, upstream
+from gateway_upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
@@ -265,3 +265,43 @@ async def test_a_callables_fault_is_said(case: str) -> None:
         assert got == status
         assert text in message
         assert route.failure is not None
+
+
+async def test_logs_hold_no_keys(caplog: pytest.LogCaptureFixture) -> None:
+    async def script(seen: Seen) -> web.Response:
+        return web.json_response({"error": f"bad key {seen.headers['Authorization']}"}, status=401)
+
+    caplog.set_level("DEBUG")
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(api_key=SECRET), rollout_id="public")
+        await ask(route)
+        broken = await RawConnection.open(gateway.port)
+        broken.writer.write(f"POST /ng-rollout/{route.key}/v1/responses HTTP/9\x00\r\n\r\n".encode())
+        assert (await broken.answer())[0] == 400
+        await broken.drop()
+        await route.close()
+        await ask(route)
+    assert "rollout public: call 0: " in caplog.text
+    assert route.key not in caplog.text
+    assert SECRET not in caplog.text
+
+
+async def test_a_failing_judge_is_named() -> None:
+    async with upstream() as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(), judges={"judge": CallableBackend(raises)})
+        port = await gateway.port_for("judge")
+        route.base_url = route.base_url.replace(str(gateway.port), str(port))
+        status, message = await ask(route)
+        assert status == 502
+        assert message.startswith("model server 'judge': callable raises raised KeyError")
+
+
+async def test_a_context_overflow_counts_as_truncated() -> None:
+    async def script(seen: Seen) -> web.Response:
+        said = "This model's maximum context length is 32768 tokens. However, you requested 32818 tokens"
+        return web.json_response({"message": said, "type": "BadRequestError"}, status=400)
+
+    async with upstream(script) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        assert (await ask(route))[0] == 400
+        assert route.truncated == "context_length"

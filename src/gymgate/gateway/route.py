@@ -220,6 +220,9 @@ class Route:
     def _fail(self, call: Call, error: PolicyError, status: int) -> None:
         if self.closed:
             return
+        if call.model_server != POLICY:
+            error.message = f"model server {call.model_server!r}: {error.message}"
+            error.args = (error.message,)
         kind = "invalid_request_error" if status < 500 else "api_error"
         call.streamed = False
         call.payload = codec.dumps(error_body(call.dialect, status, error.message, kind))

@@ -85,6 +85,8 @@ class Gateway:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        for listening in self._ports.values():
+            listening.cancel()
         await self._close_routes()
         await self._exits.aclose()
 

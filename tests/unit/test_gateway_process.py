@@ -1,0 +1,54 @@
+"""What the gateway takes from its process: proxies named in the environment, the limit on open files."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from yarl import URL
+
+from gymgate.gateway import codec
+from gymgate.gateway.backends import http
+from gymgate.gateway.limits import raise_file_limit
+
+PROXIED = {
+    "http://127.0.0.1:8000/v1": None,
+    "http://localhost/v1": None,
+    "http://inside.example/v1": None,
+    "http://models.example/v1": URL("http://proxy.example:3128"),
+    "https://models.example/v1": None,
+}
+
+
+@pytest.mark.parametrize("url", PROXIED)
+def test_proxies(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "REQUEST_METHOD"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example")
+    assert http._proxy_for(URL(url)) == PROXIED[url]
+
+
+def test_the_file_limit_is_raised() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    raise_file_limit()
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_backoff_is_bounded() -> None:
+    delays = [http._delay(attempt, None) for attempt in range(1, 20)]
+    assert 0.25 <= delays[0] <= 0.5
+    assert max(delays) <= http.LONGEST_BACKOFF_S
+    assert http._delay(1, 1e9) == http.LONGEST_RETRY_AFTER_S
+
+
+def test_json_that_orjson_refuses() -> None:
+    lone = b'{"text":"\\ud800"}'
+    assert codec.dumps(codec.loads(lone)) == lone
+    assert codec.loads(b'{"logprob":-Infinity}') == {"logprob": float("-inf")}
+    for malformed in (b"", b"{", b"\xff", b"[" * 100_000):
+        with pytest.raises(ValueError, match=r".*"):
+            codec.loads(malformed)
+    with pytest.raises(TypeError):
+        codec.dumps({1, 2})
