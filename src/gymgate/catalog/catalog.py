@@ -88,7 +88,7 @@ class Catalog:
         )
         found = next((candidate for candidate in candidates if candidate.exists()), None)
         looks_like_path = os.sep in name or path.suffix in (".yaml", ".yml")
-        if found is None or not (looks_like_path or found.is_dir()):
+        if not name or found is None or not (looks_like_path or found.is_dir()):
             raise ConfigError(self._unknown(name))
         if found.is_dir():
             environment = self._user_scanner.directory(found.resolve(), "config")

@@ -55,7 +55,8 @@ class Scanner:
 
     def directory(self, path: Path, kind: EnvironmentKind) -> Environment | None:
         """The environment in a directory; `None` if no file in it is a config."""
-        files = [file for file in _yaml_files(path) if self._is_config(file)]
+        below = "*.yaml" if kind == "config" else "**/*.yaml"
+        files = [file for file in _yaml_files(path, below) if self._is_config(file)]
         if not files:
             return None
         twice = Counter(file.stem for file in files)
@@ -85,7 +86,7 @@ class Scanner:
     ) -> Environment:
         read = [self._config(config_name, file) for config_name, file in files.items()]
         configs = tuple(config for config, _ in read)
-        data = self._data(path, configs, own=kind != "config")
+        data = self._data(path, configs, "**/*.jsonl" if kind != "config" else "*.jsonl")
         bare = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
         default = bare.config()
         described = [_described(node, config.servers, name) for config, node in read]
@@ -161,8 +162,8 @@ class Scanner:
     def _directory(self, server: ServerInstance) -> Path | None:
         return self._reader.locate(f"{server.kind}/{server.type}")
 
-    def _data(self, path: Path, configs: Sequence[EnvConfig], *, own: bool) -> tuple[DataFile, ...]:
-        files = sorted(path.rglob("*.jsonl")) if own else []
+    def _data(self, path: Path, configs: Sequence[EnvConfig], below: str) -> tuple[DataFile, ...]:
+        files = sorted({*path.glob(below), *(path / "data").glob(below)})
         declared = (dataset.path for config in configs for dataset in config.datasets)
         files += [file for name in declared if (file := self._reader.locate(name)) and file.is_file()]
         unique = list(dict.fromkeys(files))
@@ -185,8 +186,9 @@ class Scanner:
             return {}
 
 
-def _yaml_files(path: Path) -> list[Path]:
-    found = [*path.rglob("*.yaml"), *path.rglob("*.yml")]
+def _yaml_files(path: Path, below: str) -> list[Path]:
+    """YAML files that may be configs; a user's directory is not searched deeper than `configs`."""
+    found = {*path.glob(below), *(path / "configs").glob(below)}
     return sorted(
         file
         for file in found

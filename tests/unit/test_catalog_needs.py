@@ -1,0 +1,246 @@
+"""What a config needs, from its text, its servers' requirements and its servers' sources."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gymgate.catalog import Catalog, EnvConfig
+from gymgate.catalog.requirements import Installed, read_requirements
+from gymgate.catalog.servercode import read_module
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def model(name: str) -> dict[str, str]:
+    return {"type": "responses_api_models", "name": name}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "cache"))
+    site = tmp_path / "site-packages"
+    metadata = 'Requires-Dist: opensandbox>=0.1; extra == "sandbox"\nRequires-Dist: pytest; extra == "dev"\n'
+    write(site / "nemo_gym-0.7.0.dist-info" / "METADATA", metadata)
+    (site / "numpy-2.5.5.dist-info").mkdir()
+    (site / "typing_extensions-4.16.0.dist-info").mkdir()
+    write(site / "responses_api_agents/simple_agent/app.py", "")
+    return site
+
+
+def scanned(
+    site: Path, settings: dict[str, Any], code: str = "", requirements: str = "", **more: Any
+) -> EnvConfig:
+    """The config of one resources server `e` with those settings, code and requirements."""
+    path = site / "resources_servers" / "e"
+    write(path / "app.py", code)
+    write(path / "requirements.txt", requirements)
+    agent = {"entrypoint": "app.py", "resources_server": {"name": "e"}, "model_server": model("policy_model")}
+    config = {
+        "e": {"resources_servers": {"e": {"entrypoint": "app.py", **settings}}},
+        "a": {"responses_api_agents": {"simple_agent": agent}},
+        **more,
+    }
+    write(path / "configs" / "e.yaml", yaml.safe_dump(config))
+    return Catalog(site, "0.7.0").find("e").config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "kinds", "detail"),
+    [
+        pytest.param({}, (), "", id="nothing"),
+        pytest.param({"judge_model_server": model("policy_model")}, (), "", id="the-policy-judges"),
+        pytest.param(
+            {"judge_model_server": model("j")}, ("judge",), "model server j (judge_model_server", id="judge"
+        ),
+        pytest.param(
+            {"judge_model_server": model("???")}, ("judge",), "names no model server", id="open-judge"
+        ),
+        pytest.param(
+            {"judges": [{"server": model("j")}]}, ("judge",), "judges[0].server", id="judge-in-a-list"
+        ),
+        pytest.param({"tavily_api_key": "???"}, ("key",), "tavily_api_key of resources server e", id="key"),
+        pytest.param({"x": "${tavily_api_key}"}, ("key",), "'tavily_api_key'", id="interpolated-key"),
+        pytest.param(
+            {"x": "${oc.env:MY_TOKEN}"}, ("key",), "environment variable MY_TOKEN", id="environment"
+        ),
+        pytest.param({"x": "${oc.env:HOST,localhost}"}, (), "", id="default"),
+        pytest.param({"api_key": "${oc.env:K,null}"}, ("key",), "unset by default", id="key-without-default"),
+        pytest.param({"api_key": "${oc.select:k,${oc.env:K,''}}"}, ("key",), "unset by default", id="nested"),
+        pytest.param({"url": "${policy_base_url}"}, (), "", id="the-policys-values-are-given"),
+        pytest.param(
+            {"x": "${a.responses_api_agents.simple_agent.entrypoint}"}, (), "", id="defined-elsewhere"
+        ),
+        pytest.param({"path": "???"}, ("config",), "path of resources server e needs a value", id="config"),
+        pytest.param({"sandbox_provider": {"docker": {}}}, ("docker",), "sandbox_provider", id="sandbox"),
+        pytest.param({"sandbox_provider": None}, (), "", id="no-sandbox"),
+    ],
+)
+def test_needs_from_the_config(
+    site: Path, settings: dict[str, Any], kinds: tuple[str, ...], detail: str
+) -> None:
+    found = scanned(site, settings)
+    assert found.need_kinds == kinds
+    assert any(detail in need.detail for need in found.needs) or not detail
+    assert all("\n" not in need.detail for need in found.needs)
+
+
+def test_a_model_servers_own_values_are_no_needs_but_missing(site: Path) -> None:
+    judge = {"responses_api_models": {"openai_model": {"entrypoint": "app.py", "api_key": "???"}}}
+    found = scanned(site, {"judge_model_server": model("j")}, j=judge)
+    assert found.need_kinds == ("judge",)
+    assert found.model_servers == ("j",)
+    assert found.missing == ("j.responses_api_models.openai_model.api_key",)
+
+
+def test_a_config_without_agents_says_so(site: Path) -> None:
+    scanned(site, {})
+    servers = {"e": {"resources_servers": {"e": {"entrypoint": "app.py"}}}}
+    write(site / "resources_servers/e/configs/e.yaml", yaml.safe_dump(servers))
+    (need,) = Catalog(site, "0.7.0").find("e").config().needs
+    assert (need.kind, need.detail) == ("config", "defines no agent")
+
+
+CONFIG_CLASS = """
+class Config(Base):
+    google_api_key: str
+    limit: int = 3
+    path: str = Field(description="where")
+    other: str = Field(..., description="x")
+    fine: str = Field("a")
+class Unused(Base):
+    nothing: str
+class Server(BaseServer):
+    config: Config
+"""
+
+
+def test_fields_that_a_server_requires_and_the_config_leaves_out(site: Path) -> None:
+    found = scanned(site, {"other": "set"}, CONFIG_CLASS)
+    assert [(need.kind, need.detail.split()[0]) for need in found.needs] == [
+        ("key", "google_api_key"),
+        ("config", "path"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"),
+    [
+        ("import numpy\nsubprocess.run(['ls', '-l'])", set()),
+        ("import docker", {"docker"}),
+        ("from nemo_gym import sandbox", {"docker"}),
+        ("from nemo_gym.sandbox.api import Sandbox", {"docker"}),
+        ("def f():\n    from datasets import load_dataset\n    load_dataset('nvidia/x')", {"download"}),
+        ("load_dataset('json', data_files=x)", set()),
+        ("self.load_dataset('x')", set()),
+        ("urllib.request.urlopen(url)", {"download"}),
+        ("run(['git', 'clone', '--depth=1', url])", {"git"}),
+        ("run(f'git clone https://github.com/{x}')", {"git"}),
+        ("'''Does not git clone anything; see docker docs.'''", set()),
+        ("NAMES = ['docker', 'apptainer']", set()),
+        ("run(['docker', 'run', image])", {"docker"}),
+        ("command = 'apptainer exec image'", {"docker"}),
+        ("import torch.nn", {"gpu"}),
+        ("shutil.which('lean')", {"binary"}),
+        ("shutil.which('git')", set()),
+        ("from tavily import AsyncTavilyClient", {"search"}),
+        ("run(['uv', 'venv', '--python', '3.10'])", {"download"}),
+    ],
+)
+def test_signals_in_code(code: str, kinds: set[str]) -> None:
+    assert {kind for kind, _ in read_module(ast.parse(code)).signals} == kinds
+
+
+def test_only_modules_that_the_entrypoint_reaches_count(site: Path) -> None:
+    path = site / "resources_servers" / "e"
+    write(path / "prepare.py", "import docker")
+    write(path / "helper/__init__.py", "from .deep import x")
+    write(path / "helper/deep.py", "from resources_servers.other.tool import y\nload_dataset('a/b')")
+    write(site / "resources_servers/other/tool.py", "import torch")
+    found = scanned(site, {}, "from helper import thing\nimport nope\n(")
+    assert found.needs == ()
+    found = scanned(site, {}, "from helper import thing\nimport nope\n")
+    assert [(need.kind, need.detail) for need in found.needs] == [
+        ("download", "Hugging Face dataset (e/helper/deep.py)"),
+        ("gpu", "imports torch (other/tool.py)"),
+    ]
+
+
+REQUIREMENTS = """\
+-e nemo-gym[dev,sandbox] @ ../../
+--extra-index-url https://example.invalid
+# a comment
+tiktoken   # why
+numpy>=2,<3
+typing-extensions
+tau2[knowledge] @ git+https://github.com/x/tau2@main#egg=y
+tomli>=2 ; python_version < "3.11"
+-e ./pocketshell[pcre]
+../sibling
+-r more.txt
+"""
+
+
+def test_requirements(site: Path) -> None:
+    write(site / "resources_servers/e/more.txt", "scipy==1.0\n")
+    found = scanned(site, {}, requirements=REQUIREMENTS)
+    catalog = Catalog(site, "0.7.0")
+    assert catalog.requirements(catalog.find("e"), found) == (
+        "opensandbox>=0.1",
+        "scipy==1.0",
+        "tau2[knowledge] @ git+https://github.com/x/tau2@main#egg=y",
+        "tiktoken",
+        'tomli>=2 ; python_version < "3.11"',
+    )
+    assert found.need_kinds == ("download", "package")
+    assert any(need.detail.startswith("-e ./pocketshell") for need in found.needs)
+
+
+def test_requirements_of_a_pyproject(site: Path, tmp_path: Path) -> None:
+    project = """
+[project]
+name = "x"
+dependencies = ["nemo-gym[dev]", "infilling", "aiohttp>=3"]
+[tool.uv.sources]
+nemo-gym = { path = "../..", editable = true }
+infilling = { git = "https://github.com/x/infilling.git", rev = "abc" }
+"""
+    write(tmp_path / "server/pyproject.toml", project)
+    assert read_requirements(tmp_path / "server", Installed(site)) == [
+        "infilling @ git+https://github.com/x/infilling.git@abc",
+        "aiohttp>=3",
+    ]
+    write(tmp_path / "broken/pyproject.toml", "[")
+    assert read_requirements(tmp_path / "broken", Installed(site)) == []
+    assert read_requirements(tmp_path / "none", Installed(site)) == []
+
+
+@pytest.mark.parametrize(
+    ("requirement", "certain"),
+    [
+        ("numpy", True),
+        ("NumPy>=2.1,<3", True),
+        ("numpy~=2.5.1", True),
+        ("numpy~=2.4.0", False),
+        ("numpy==2.5.5", True),
+        ("numpy!=2.5.5", False),
+        ("numpy<2.5", False),
+        ("numpy==2.*", False),
+        ("numpy>=2.5.5rc1", False),
+        ("numpy[extra]", False),
+        ("numpy @ https://example.invalid/numpy.whl", False),
+        ("typing_extensions", True),
+        ("scipy", False),
+        ("?", False),
+    ],
+)
+def test_what_the_installation_already_satisfies(site: Path, requirement: str, certain: bool) -> None:
+    assert Installed(site).satisfies(requirement) is certain

@@ -1,0 +1,282 @@
+"""A small release under tmp_path, laid out as the real one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gymgate.catalog import Catalog, Environment
+from gymgate.errors import ConfigError
+
+ROW = {"responses_create_params": {"input": "hi"}, "answer": "1"}
+ROLLOUT = {**ROW, "response": {"output": []}, "reward": 1.0}
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def write_rows(path: Path, *rows: Any) -> Path:
+    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def config(name: str, agent: str = "simple_agent", **settings: Any) -> dict[str, Any]:
+    """A resources server, its agent and the relay in front of it."""
+    dataset = {
+        "name": "example",
+        "type": "example",
+        "jsonl_fpath": f"resources_servers/{name}/data/example.jsonl",
+    }
+    train = {"name": "train", "type": "train", "jsonl_fpath": f"resources_servers/{name}/data/train.jsonl"}
+    return {
+        name: {"resources_servers": {name: {"entrypoint": "app.py", "domain": "math", **settings}}},
+        f"{name}_agent": {
+            "responses_api_agents": {
+                agent: {
+                    "entrypoint": "app.py",
+                    "resources_server": {"type": "resources_servers", "name": name},
+                    "model_server": {"type": "responses_api_models", "name": "policy_model"},
+                    "datasets": [dataset, train],
+                }
+            }
+        },
+        f"{name}_relay": {"environment_servers": {"legacy_agent": {"entrypoint": "app.py"}}},
+    }
+
+
+def add(site: Path, name: str, **configs: dict[str, Any]) -> Path:
+    """A resources server's directory with example rows and recordings."""
+    path = site / "resources_servers" / name
+    write(path / "app.py", "")
+    for stem, value in (configs or {name: config(name)}).items():
+        write(path / "configs" / f"{stem}.yaml", yaml.safe_dump(value))
+    write_rows(path / "data" / "example.jsonl", ROW, ROW)
+    write_rows(path / "data" / "example_rollouts.jsonl", ROLLOUT)
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "cache"))
+    site = tmp_path / "site-packages"
+    (site / "nemo_gym-0.7.0.dist-info").mkdir(parents=True)
+    for agent in ("simple_agent", "cli_agent"):
+        write(site / "responses_api_agents" / agent / "app.py", "")
+    add(site, "math")
+    add(site, "mcqa")
+    inherited = {
+        "config_paths": ["resources_servers/math/configs/math.yaml"],
+        "aime_math": {"_inherit_from": "math"},
+        "aime_agent": {
+            "_inherit_from": "math_agent",
+            "responses_api_agents": {
+                "simple_agent": {"resources_server": {"name": "aime_math"}, "datasets": []}
+            },
+        },
+    }
+    write(site / "benchmarks" / "aime" / "config.yaml", yaml.safe_dump(inherited))
+    write(site / "benchmarks" / "aime" / "manifest.yaml", "name: aime\ndescription: From the manifest.\n")
+    write(site / "benchmarks" / "prompts" / "default.yaml", "user: '{question}'\n")
+    write(site / "environments" / "math" / "config.yaml", yaml.safe_dump(config("math")))
+    write(site / "environments" / "alias" / "prepare.py", "")
+    return site
+
+
+@pytest.fixture
+def catalog(site: Path) -> Catalog:
+    return Catalog(site, "0.7.0")
+
+
+def test_environments_are_sorted_and_directories_without_configs_are_none(catalog: Catalog) -> None:
+    listed = [(item.name, item.kind) for item in catalog.environments()]
+    assert listed == [
+        ("aime", "benchmarks"),
+        ("math", "resources_servers"),
+        ("math", "environments"),
+        ("mcqa", "resources_servers"),
+    ]
+
+
+def test_a_config_holds_agents_relays_apart_and_datasets(catalog: Catalog) -> None:
+    found = catalog.find("math").config()
+    (agent,) = found.agents
+    assert (agent.name, agent.type, agent.resources_server) == ("math_agent", "simple_agent", "math")
+    assert [dataset.name for dataset in found.datasets] == ["example", "train"]
+    assert [server.kind for server in found.servers] == ["resources_servers", "responses_api_agents"]
+    assert [server.name for server in found.environment_servers] == ["math_relay"]
+    assert found.model_servers == ()
+    assert found.needs == ()
+
+
+def test_what_a_benchmark_inherits_replaces_its_source(catalog: Catalog) -> None:
+    benchmark = catalog.find("aime")
+    (agent,) = benchmark.config().agents
+    assert (agent.name, agent.resources_server) == ("aime_agent", "aime_math")
+    assert benchmark.domain == "math"
+    assert benchmark.description == "From the manifest."
+    assert benchmark.data == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("math", "resources_servers"),
+        ("resources_servers/math", "resources_servers"),
+        ("environments/math", "environments"),
+        ("environments/math/", "environments"),
+        ("aime", "benchmarks"),
+    ],
+)
+def test_find(catalog: Catalog, name: str, kind: str) -> None:
+    assert catalog.find(name).kind == kind
+
+
+@pytest.mark.parametrize("name", ["mqca", "resources_servers/mqca", "mcqa2"])
+def test_an_unknown_name_brings_near_names(catalog: Catalog, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"near names: mcqa"):
+        catalog.find(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "prompts", "alias", "environments/mcqa", "gone/config.yaml", "/"])
+def test_what_is_no_environment_is_a_config_error(
+    catalog: Catalog, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ConfigError):
+        catalog.find(name)
+
+
+def test_data_and_recordings(catalog: Catalog) -> None:
+    environment = catalog.find("math")
+    assert [(file.name, file.kind, file.rows()) for file in environment.data] == [
+        ("example", "rows", 2),
+        ("example_rollouts", "rollouts", 1),
+    ]
+    assert [file.name for file in environment.recordings()] == ["example_rollouts"]
+    for name in ("example", "example.jsonl"):
+        assert environment.data_file(name).name == "example"
+
+
+def test_data_that_is_declared_elsewhere_belongs_to_the_environment(catalog: Catalog) -> None:
+    (file,) = catalog.find("environments/math").data
+    assert file.path.parts[-4:] == ("resources_servers", "math", "data", "example.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "reason"),
+    [
+        ("math", "nope", "choose one of: example, example_rollouts"),
+        ("math", "train", r"'train' of environment 'math' is not in the wheel \(resources_servers/math"),
+        ("aime", "example", "the wheel has no rows for it"),
+    ],
+)
+def test_unknown_data_brings_the_choices(catalog: Catalog, environment: str, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        catalog.find(environment).data_file(name)
+
+
+def test_the_config_decides_between_datasets_of_one_name(site: Path, catalog: Catalog) -> None:
+    first, second = config("two"), config("two")
+    path = "resources_servers/two/data/deep/example.jsonl"
+    second["two_agent"]["responses_api_agents"]["simple_agent"]["datasets"][0]["jsonl_fpath"] = path
+    add(site, "two", first=first, second=second)
+    write_rows(site / path, ROW)
+    environment = catalog.find("two")
+    assert environment.data_file().name == "example"
+    assert environment.data_file(config="second").name == "deep/example"
+
+
+@pytest.mark.parametrize(
+    ("configs", "default"),
+    [
+        pytest.param({"a": config("e"), "e": config("e", "cli_agent")}, "e", id="same-name"),
+        pytest.param({"a": config("e", "cli_agent"), "b": config("e")}, "b", id="simple-agent"),
+        pytest.param(
+            {"a": {"judge": {"responses_api_models": {"m": {}}}}, "b": config("e")}, "b", id="an-agent"
+        ),
+        pytest.param({"b": {"config_paths": []}, "a": {"config_paths": []}}, "a", id="none-has-an-agent"),
+    ],
+)
+def test_default_config(site: Path, catalog: Catalog, configs: dict[str, Any], default: str) -> None:
+    add(site, "e", **configs)
+    environment = catalog.find("e")
+    assert environment.config().name == default
+    assert environment.config("a").path.name == "a.yaml"
+    assert environment.config("a.yaml").name == "a"
+    with pytest.raises(ConfigError, match=r"no config 'z'; choose one of: a, "):
+        environment.config("z")
+
+
+def test_configs_that_share_a_stem_are_named_by_their_path(site: Path, catalog: Catalog) -> None:
+    for version in ("v5", "v6"):
+        write(site / "benchmarks" / "lcb" / version / "config.yaml", yaml.safe_dump(config("math")))
+    assert [item.name for item in catalog.find("lcb").configs] == ["v5/config", "v6/config"]
+
+
+def test_a_config_that_does_not_load_is_a_need_not_an_exception(site: Path, catalog: Catalog) -> None:
+    add(site, "broken", broken={"config_paths": ["gone.yaml"]})
+    write(site / "resources_servers" / "broken" / "configs" / "worse.yaml", "a: [")
+    for item in catalog.find("broken").configs:
+        assert [need.kind for need in item.needs] == ["config"]
+        assert "does not load" in item.needs[0].detail
+
+
+def test_a_users_config_by_path(site: Path, catalog: Catalog, tmp_path: Path) -> None:
+    own = write(tmp_path / "own" / "mine.yaml", yaml.safe_dump(config("math")))
+    for environment in (catalog.find(str(own)), catalog.find(str(own.parent))):
+        assert environment.kind == "config"
+        assert environment.config().path == own
+        assert environment.data_file().path == site / "resources_servers/math/data/example.jsonl"
+    assert catalog.find(str(own)).name == "mine"
+
+
+def test_a_users_directory_is_searched_no_deeper_than_configs_and_data(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    write(own / "configs" / "a.yaml", yaml.safe_dump(config("math")))
+    write(own / "deep" / "b.yaml", yaml.safe_dump(config("math")))
+    write_rows(own / "data" / "mine.jsonl", ROW)
+    environment = catalog.find(str(own))
+    assert [item.name for item in environment.configs] == ["a"]
+    assert environment.data_file("mine").rows() == 1
+
+
+def test_a_users_root_comes_first(site: Path, tmp_path: Path) -> None:
+    add(tmp_path / "roots", "math", math=config("math") | {"extra": {"responses_api_models": {"m": {}}}})
+    add(tmp_path / "roots", "mine")
+    catalog = Catalog(site, "0.7.0", [tmp_path / "roots"])
+    assert catalog.find("math").config().model_servers == ("extra",)
+    assert catalog.find("mine").path.parent.parent == tmp_path / "roots"
+    assert {"math", "mine", "mcqa"} <= {item.name for item in catalog.environments()}
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_scan_is_kept_and_dropped_with_the_installation(site: Path, tmp_path: Path) -> None:
+    first = Catalog(site, "0.7.0").environments()
+    (kept,) = (tmp_path / "cache" / "catalog").iterdir()
+    add(site, "later")
+    assert Catalog(site, "0.7.0").environments() == first
+    kept.write_bytes(b"{")
+    assert "later" in names(Catalog(site, "0.7.0").environments())
+    (site / "nemo_gym-0.7.0.dist-info" / "RECORD").touch()
+    add(site, "again")
+    assert "again" in names(Catalog(site, "0.7.0").environments())
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYMGATE_CACHE", str(write(tmp_path / "file", "")))
+    assert "math" in names(Catalog(site, "0.7.0").environments())
+
+
+def names(environments: list[Environment]) -> set[str]:
+    return {item.name for item in environments}
