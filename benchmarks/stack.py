@@ -145,7 +145,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 "stack, chat": stack_run(stack, chat),
                 "stack, replay": stack_run(stack, replay),
             }
-            for round_ in range(args.rounds):
+            for _ in range(args.rounds):
                 for name, run in contenders.items():
                     if args.only and args.only not in name and name != "bare":
                         continue

@@ -60,6 +60,8 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route) -> dic
         await asyncio.sleep(_DEATH_SHOWS_S)
         message = f"agent {job.agent!r} broke the connection: {type(error).__name__}: {error}"
         return results.failed(StackLostError(message))
+    if status != 200 and route.truncated is not None:
+        return {"status": "truncated"}  # the agent could not go on without the call that was refused
     if status != 200:
         return results.failed(_blame(status, body, job, route))
     result = results.read_result(body, key=route.key, rollout_id=job.rollout_id, metadata_key=METADATA_KEY)

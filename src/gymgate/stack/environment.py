@@ -160,6 +160,7 @@ class Environment:
         answer = await spawner.parse(
             self.name,
             self._logs / "config.log",
+            directory=str(working_directory(host.directory)),
             config_paths=[str(self._config_path)],
             initial=gym_config.initial_config(host.version, host.directory / "results", host.cache_dir),
             overrides=[list(pair) for pair in self.spec.overrides],
@@ -310,6 +311,14 @@ class Environment:
             server=slow.name if slow else None,
             log_tail=slow.log_tail() if slow else None,
         )
+
+
+def working_directory(fallback: Path) -> Path:
+    """The daemon's, which was that of the SDK process; it may have been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return fallback
 
 
 def how(child: Child) -> str:

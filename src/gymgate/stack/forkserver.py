@@ -4,7 +4,8 @@
 
 Orders come in and events go out on the control socket, one JSON object a line:
 
-    {"op": "parse", "id": 1, "log": path, "out": path, "config_paths": [...], "initial": {...}}
+    {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
+     "initial": {...}, "overrides": [[dotted key, value], ...]}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false}
     {"op": "ray",   "id": 3, "log": path, "out": path}
@@ -44,6 +45,7 @@ needs to answer. A server that imports one itself gets it as usual."""
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 INSTANCE_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 DEFAULT_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -146,11 +148,24 @@ def serve(order: dict[str, Any]) -> None:
         server_utils.initialize_ray = lambda: print("Ray is not started: this server does not use it")
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    for stream in (sys.stdout, sys.stderr):
+        keep_out_keys(stream)
     runpy.run_path(order["entrypoint"], run_name="__main__")
+
+
+def keep_out_keys(stream: Any) -> None:
+    """Leave rollouts' keys, which Gym's messages show, out of what is written to a log."""
+    write = stream.write
+
+    def write_without(text: str) -> Any:
+        return write(ROLLOUT_KEY.sub("<key>", text))
+
+    stream.write = write_without
 
 
 def parse(order: dict[str, Any]) -> None:
     """Resolve an environment's config with NeMo Gym's own parser and write it to `out`."""
+    os.chdir(order["directory"])  # which the config's relative paths are tried against
     Path(order["out"]).write_text(json.dumps(parsed(order)))
 
 

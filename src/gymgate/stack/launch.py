@@ -72,7 +72,10 @@ def _connect(path: Path) -> socket.socket | None:
 
 
 def _start(place: Place) -> subprocess.Popen[bytes]:
-    """Start a daemon on a socket that listens already, so that one can connect to it at once."""
+    """Start a daemon on a socket that listens already, so that one can connect to it at once.
+
+    It keeps our working directory, against which a config's paths are meant.
+    """
     with contextlib.suppress(FileNotFoundError):
         place.socket_path.unlink()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, place.log.open("ab") as log:
@@ -80,8 +83,7 @@ def _start(place: Place) -> subprocess.Popen[bytes]:
         listener.listen(BACKLOG)
         arguments = [str(listener.fileno()), str(place.socket_path), str(place.directory)]
         return subprocess.Popen(
-            [sys.executable, "-m", "gymgate.stack.daemon", *arguments],
-            cwd=place.directory,
+            [sys.executable, "-P", "-m", "gymgate.stack.daemon", *arguments],
             env=_environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
