@@ -123,16 +123,19 @@ def _difference(recording: Recording, position: int, blocks: list[Block]) -> str
     if position >= len(recorded):
         return f"{near} ends after message {position}, where the policy is asked to go on"
     told = f"{near} differs at message {position + 1} ({recorded[position].role})"
-    got = "nothing" if position >= len(blocks) else _excerpt(recorded[position].text, blocks[position].text)
-    return f"{told}: recorded {_excerpt(got, recorded[position].text)}, got {got}"
+    if position >= len(blocks):
+        return f"{told}: recorded {_cut(recorded[position].text, 0)}, got nothing"
+    one, other = recorded[position].text, blocks[position].text
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    same = sum(1 for _ in alike)
+    return f"{told}: recorded {_cut(one, same)}, got {_cut(other, same)}"
 
 
-def _excerpt(other: str, text: str, width: int = 60) -> str:
-    """`text` on one line, cut to the surroundings of where it first departs from `other`."""
-    same = next((n for n, pair in enumerate(zip(text, other, strict=False)) if pair[0] != pair[1]), 0)
-    start = max(0, same - width // 3) if len(text) > width else 0
-    cut = " ".join(text[start : start + width].split())
-    return repr(f"{'...' if start else ''}{cut}{'...' if start + width < len(text) else ''}")
+def _cut(text: str, point: int, width: int = 60) -> str:
+    """`text` on one line, cut to the surroundings of `point`."""
+    start = max(0, point - width // 3)
+    line = " ".join(text[start : start + width].split())
+    return repr(f"{'...' if start else ''}{line}{'...' if start + width < len(text) else ''}")
 
 
 def load_index(paths: Sequence[str], index: int | None = None) -> ReplayIndex:
