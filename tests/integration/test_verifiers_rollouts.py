@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import verifiers.v1 as vf
+from renderers.base import load_tokenizer
 from renderers.configs import Qwen3RendererConfig
 from verifiers_support import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer
 
@@ -93,19 +94,19 @@ async def test_the_same_over_the_responses_api(env: vf.Env[Any], policy: Scripte
     assert policy.calls == {"responses": 2 * TURNS}
 
 
-async def test_a_group_trains(env: vf.Env[Any], policy: ScriptedPolicy, tmp_path: Path) -> None:
-    """verifiers' own training client, a real renderer and a byte tokenizer; only the engine is scripted."""
-    name = make_tokenizer(tmp_path / "tokenizer")
-    client = vf.TrainClientConfig(
+def trainer(policy: ScriptedPolicy, tokenizer: Path) -> vf.TrainClientConfig:
+    policy.tokenizer = load_tokenizer(make_tokenizer(tokenizer))
+    return vf.TrainClientConfig(
         base_url=policy.base_url,
         api_key_var="GYMGATE_TEST_NO_KEY",
         renderer=Qwen3RendererConfig(),
-        renderer_model_name=name,
+        renderer_model_name=str(tokenizer),
     )
-    from renderers.base import load_tokenizer
 
-    policy.tokenizer = load_tokenizer(name)
-    traces = await run(env, client, n=4)
+
+async def test_a_group_trains(env: vf.Env[Any], policy: ScriptedPolicy, tmp_path: Path) -> None:
+    """verifiers' own training client, a real renderer and a byte tokenizer; only the engine is scripted."""
+    traces = await run(env, trainer(policy, tmp_path), n=4)
     assert policy.calls == {"generate": 4 * TURNS}
     for trace in traces:
         check_conversation(trace)
@@ -115,9 +116,10 @@ async def test_a_group_trains(env: vf.Env[Any], policy: ScriptedPolicy, tmp_path
         assert sum(branch.logprobs) == pytest.approx(-0.5 * len(sampled))
 
 
-async def test_the_training_client_takes_chat_only(env: vf.Env[Any], policy: ScriptedPolicy) -> None:
-    client = vf.TrainClientConfig(base_url=policy.base_url, renderer_model_name="unused")
-    (trace,) = await run_other(client, n=1, dialect="responses")
+async def test_the_training_client_takes_chat_only(
+    env: vf.Env[Any], policy: ScriptedPolicy, tmp_path: Path
+) -> None:
+    (trace,) = await run_other(trainer(policy, tmp_path), n=1, dialect="responses")
     assert not trace.ok
     assert trace.last_error is not None
     assert "chat-completions" in trace.last_error.message

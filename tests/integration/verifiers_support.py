@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -100,7 +101,13 @@ class ScriptedPolicy:
                 "parallel_tool_calls": True,
                 "tool_choice": "auto",
                 "tools": body.get("tools", []),
-                "usage": {"input_tokens": 20, "output_tokens": 5, "total_tokens": 25},
+                "usage": {
+                    "input_tokens": 20,
+                    "input_tokens_details": {"cached_tokens": 0},
+                    "output_tokens": 5,
+                    "output_tokens_details": {"reasoning_tokens": 2},
+                    "total_tokens": 25,
+                },
             }
         )
 
@@ -154,6 +161,28 @@ class ScriptedPolicy:
         async with TestServer(app) as server:
             self.base_url = str(server.make_url("/v1"))
             yield self
+
+
+MARK = "GYMGATE_TEST_MARK"
+"""Environment variable, given to Gym's servers too (`env_vars`), by which a test finds what it started."""
+
+
+def marked(value: str) -> list[int]:
+    """Processes that carry the mark."""
+    needle, found = f"{MARK}={value}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+async def until_none_is_left(value: str, timeout_s: float = 8.0) -> None:
+    """Wait until nothing carries the mark; `TimeoutError` if something stays."""
+    async with asyncio.timeout(timeout_s):
+        while marked(value):  # noqa: ASYNC110 - other processes set no event
+            await asyncio.sleep(0.05)
 
 
 def make_tokenizer(directory: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -71,8 +72,7 @@ def run(args: tuple[str, ...], **options: Any) -> None:
             code = _evaluate([*given, *endpoint])
     else:
         code = _evaluate(given)
-    if code:
-        raise click.exceptions.Exit(code)
+    sys.exit(code)
 
 
 def _arguments(args: Sequence[str], options: Mapping[str, Any]) -> tuple[str | None, list[str]]:
