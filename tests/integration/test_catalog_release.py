@@ -1,0 +1,210 @@
+"""The catalog over real releases: everything loads, configs read as Gym's parser reads them, rows are rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gymgate.catalog import Catalog, Environment
+from gymgate.catalog.parse import ConfigProblem, ConfigReader
+from gymgate.cli import cli
+from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.dataset import open_rows
+from gymgate.errors import ConfigError
+from gymgate.runtime import Runtime, clean_env, ensure_runtime
+
+pytestmark = pytest.mark.gym
+
+COUNTS = {
+    "0.7.0": {"resources_servers": 145, "environments": 49, "benchmarks": 120},
+    "0.4.0": {"resources_servers": 95, "environments": 12, "benchmarks": 79},
+}
+"""Directories with a config: 6 of the 55 under environments/ of 0.7.0 only forward to another one, and
+benchmarks/prompts holds prompts."""
+RUNS_WITH_THE_WHEEL = (
+    "blackjack",
+    "calendar",
+    "circle_click",
+    "circle_count",
+    "equivalence_rule",
+    "example_multi_step",
+    "example_session_state_mgmt",
+    "example_single_tool_call",
+    "format_verification",
+    "gpqa_diamond",
+    "indirect_prompt_injection",
+    "math_proof_judgement",
+    "nvarc",
+    "proof_genselect",
+    "proof_judge",
+    "ruler",
+    "text_to_sql",
+    "workplace_assistant",
+    "xlam_fc",
+)
+"""Ran in both releases with nothing but the wheel."""
+
+
+@pytest.fixture(params=SUPPORTED_NEMO_GYM, scope="module")
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    return ensure_runtime(RuntimeConfig(version=request.param))
+
+
+@pytest.fixture(scope="module")
+def catalog(runtime: Runtime) -> Catalog:
+    return Catalog(runtime.site, runtime.version)
+
+
+@pytest.fixture(scope="module")
+def environments(catalog: Catalog) -> list[Environment]:
+    return catalog.environments()
+
+
+def test_every_environment_loads(environments: list[Environment], runtime: Runtime) -> None:
+    assert Counter(item.kind for item in environments) == COUNTS[runtime.version]
+    assert all(item.configs for item in environments)
+
+
+def test_find_agrees_with_the_list(catalog: Catalog, environments: list[Environment]) -> None:
+    fresh = Catalog(catalog.site, catalog.version)
+    for item in environments[::20]:
+        assert fresh.find(f"{item.kind}/{item.name}") == item
+
+
+def test_what_ran_with_the_wheel_alone_needs_nothing(catalog: Catalog) -> None:
+    needy = {name: catalog.find(name).config().needs for name in RUNS_WITH_THE_WHEEL}
+    assert {name: needs for name, needs in needy.items() if needs} == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("math_with_judge", "package"),
+        ("mcqa", "package"),
+        ("imo_proofbench_judge", "judge"),
+        ("tavily_search", "key"),
+        ("google_search", "key"),
+        ("ifbench", "git"),
+        ("ether0", "git"),
+        ("bird_sql", "download"),
+        ("critpt", "key"),
+        ("wmt_translation", "gpu"),
+    ],
+)
+def test_what_is_known_to_need_something(catalog: Catalog, name: str, kind: str) -> None:
+    assert kind in catalog.find(name).config().need_kinds
+
+
+def test_packaged_rows_are_rows(environments: list[Environment]) -> None:
+    rows = recordings = 0
+    for item in environments:
+        recordings += len(item.recordings())
+        for file in item.data:
+            if file.kind == "rows":
+                rows += sum(1 for _ in open_rows(str(file.path), environment=None))
+    assert rows > 700
+    assert recordings > 80
+
+
+def test_nearly_every_resources_server_has_example_rows(environments: list[Environment]) -> None:
+    servers = [item for item in environments if item.kind == "resources_servers"]
+    without = []
+    for item in servers:
+        try:
+            if item.data_file().kind != "rows":
+                without.append(item.name)
+        except ConfigError:
+            without.append(item.name)
+    assert set(without) <= {"nemo_user_sim"}
+
+
+def test_configs_read_as_gyms_own_parser_reads_them(
+    environments: list[Environment], runtime: Runtime, tmp_path: Path
+) -> None:
+    paths = [str(config.path) for item in environments for config in item.configs]
+    script = Path(__file__).with_name("catalog_gym_parser.py")
+    done = subprocess.run(
+        [str(runtime.python), str(script)],
+        input="\n".join(paths),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean_env(),
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    reader = ConfigReader([runtime.site], runtime.version)
+    different = [path for path in paths if not same(ours(reader, Path(path)), theirs[path])]
+    assert different == []
+
+
+def ours(reader: ConfigReader, path: Path) -> Any:
+    try:
+        return json.loads(json.dumps(reader.read(path), default=str))
+    except ConfigProblem as problem:
+        return str(problem)
+
+
+def same(mine: Any, gyms: Any) -> bool:
+    """Equal but for the policy's own values, which the test gives to Gym, and instances made from its model."""
+    if not isinstance(mine, dict) or not isinstance(gyms, dict):
+        return isinstance(mine, str) and isinstance(gyms, str)
+    names = {name for name in {*mine, *gyms} if not name.startswith("policy_")}
+    return all(name in mine and name in gyms for name in names) and all(
+        equal(mine[name], gyms[name]) for name in names if "openai_model" not in models_of(gyms[name])
+    )
+
+
+def models_of(instance: Any) -> Any:
+    return (instance.get("responses_api_models") or {}) if isinstance(instance, dict) else {}
+
+
+def equal(mine: Any, gyms: Any) -> bool:
+    """OmegaConf reads `1e6` as a number, YAML 1.1 as text."""
+    if isinstance(mine, dict) and isinstance(gyms, dict):
+        return mine.keys() == gyms.keys() and all(equal(mine[key], gyms[key]) for key in mine)
+    if isinstance(mine, list) and isinstance(gyms, list):
+        return len(mine) == len(gyms) and all(map(equal, mine, gyms))
+    return bool(mine == gyms) or (isinstance(gyms, float) and isinstance(mine, str) and float(mine) == gyms)
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_list(runtime: Runtime) -> None:
+    version = ("--gym", runtime.version)
+    lines = run("list", *version).splitlines()
+    assert len(lines) == 1 + sum(COUNTS[runtime.version].values())
+    assert lines[0].split() == ["environment", "kind", "domain", "agents", "data", "needs"]
+    assert any(line.startswith("environments/calendar ") for line in lines)
+    assert "single_step_tool_use_with_argument_comparison" in run("list", "single_step", *version)
+    free = json.loads(run("list", "--needs", "none", "--json", *version))
+    assert {item["name"] for item in free} >= {"workplace_assistant", "calendar"}
+    assert all(item["needs"] == [] for item in free)
+    judged = json.loads(run("list", "--needs", "judge", "--without", "key", "--json", *version))
+    assert all({need["kind"] for need in item["needs"]} & {"judge", "key"} == {"judge"} for item in judged)
+    assert judged
+    assert run("list", "no such environment", *version) == ""
+
+
+def test_info(runtime: Runtime) -> None:
+    version = ("--gym", runtime.version)
+    text = run("info", "mcqa", *version)
+    for expected in ("mcqa_simple_agent (simple_agent)", "example_rollouts  ", "package: tiktoken"):
+        assert expected in text
+    described = json.loads(run("info", "resources_servers/mcqa", "--json", *version))
+    assert described["default_config"] == "mcqa"
+    assert {"name": "example", "kind": "rows"}.items() <= described["data"][0].items()
+    assert described["data"][0]["rows"] == 5
+    assert described["configs"][0]["requirements"] == ["tiktoken"]
