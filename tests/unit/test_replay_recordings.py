@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError
-from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts
+from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts, recorded_rows
 
 
 def user(text: str) -> dict[str, Any]:
@@ -133,3 +133,9 @@ def test_rows_are_paired_by_input_then_fields_then_position(tmp_path: Path) -> N
         record("unknown", [A]),
     )
     assert pair_rows(found, rows) == [rows[1], rows[1], rows[2], rows[3], rows[4], rows[5], None]
+
+
+def test_rows_that_some_recording_begins_with(tmp_path: Path) -> None:
+    found = recordings(tmp_path / "r.jsonl", record([user("x"), user("an observation")], [A]))
+    rows = [row("x", n=1), row("y"), row("x", n=2), row([user("x"), user("an")]), row([user("x"), A])]
+    assert recorded_rows(found, rows) == [rows[0], rows[2]]

@@ -48,7 +48,8 @@ def cli() -> None:
 def main(argv: list[str] | None = None) -> Any:
     """Console entry point: one line on stderr and exit code 1 for any `GymgateError`, 130 for Ctrl-C."""
     try:
-        return cli.main(args=argv, standalone_mode=False)
+        # Outside of its standalone mode click returns the code of an `Exit` where a command's result is due.
+        result = cli.main(args=argv, standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
@@ -60,3 +61,6 @@ def main(argv: list[str] | None = None) -> Any:
     except GymgateError as error:
         click.echo(f"gymgate: {error}", err=True)
         sys.exit(1)
+    if isinstance(result, int) and result:
+        sys.exit(result)
+    return result

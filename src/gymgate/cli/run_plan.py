@@ -71,14 +71,13 @@ def only_recorded(
 
     Raises `ConfigError` if nothing is left to run.
     """
-    from gymgate.gateway.replay import pair_rows, recorded_rollouts
+    from gymgate.gateway.replay import recorded_rollouts, recorded_rows
 
     recordings = recorded_rollouts(endpoint.rollouts)
     kept = []
     for source in found:
         rows = list(source.rows)
-        answered = {id(row) for row in pair_rows(recordings, rows)}
-        left = [row for row in rows if id(row) in answered]
+        left = recorded_rows(recordings, rows)
         if len(left) < len(rows):
             note(
                 f"{source.environment}: {len(rows) - len(left)} of {len(rows)} rows have no recorded rollout"

@@ -2,7 +2,7 @@
 
 from gymgate.gateway.replay.conversation import Block, blocks_of, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
-from gymgate.gateway.replay.recording import Recording, Turn, pair_rows, recorded_rollouts
+from gymgate.gateway.replay.recording import Recording, Turn, pair_rows, recorded_rollouts, recorded_rows
 
 __all__ = [
     "Block",
@@ -15,4 +15,5 @@ __all__ = [
     "load_index",
     "pair_rows",
     "recorded_rollouts",
+    "recorded_rows",
 ]

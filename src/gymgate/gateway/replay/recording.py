@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,6 +182,13 @@ def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[Row
     return chosen
 
 
+def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT]:
+    """The rows whose input some recording begins with; several may share one recording, unlike in `pair_rows`."""
+    begins = [blocks_of(items_of(recording.raw["responses_create_params"])) for recording in recordings]
+    inputs = ((row, blocks_of(items_of(_data(row).get("responses_create_params") or {}))) for row in rows)
+    return [row for row, given in inputs if any(_begins_with(begin, given) for begin in begins)]
+
+
 def _likeness(
     recording: Recording, begins: list[Block], given: list[Block], data: Mapping[str, Any], position: int
 ) -> tuple[int, ...]:
@@ -198,12 +205,15 @@ def _begins_with(blocks: list[Block], start: list[Block]) -> bool:
     """Whether a conversation begins with another one, whose last block may be continued in it."""
     if not start:
         return not blocks
-    head = [block.said() for block in blocks[: len(start)]]
-    if len(head) < len(start) or head[:-1] != [block.said() for block in start[:-1]]:
+    head, last = blocks[: len(start)], start[-1]
+    if len(head) < len(start) or any(
+        a.said() != b.said() for a, b in zip(head[:-1], start[:-1], strict=True)
+    ):
         return False
-    (role, text, media, *rest), last = head[-1], start[-1].said()
-    begun = role == last[0] and text.startswith(last[1]) and media[: len(last[2])] == last[2]
-    return begun and tuple(rest) == last[3:]
+    begun = replace(
+        head[-1], texts=head[-1].texts[: len(last.texts)], media=head[-1].media[: len(last.media)]
+    )
+    return begun.said() == last.said()
 
 
 def _data(row: Any) -> Mapping[str, Any]:
