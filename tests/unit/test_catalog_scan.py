@@ -153,6 +153,11 @@ def test_what_is_no_environment_is_a_config_error(
         catalog.find(name)
 
 
+def test_a_directory_without_a_config_is_not_suggested(catalog: Catalog) -> None:
+    with pytest.raises(ConfigError, match="`gymgate list` shows all"):
+        catalog.find("alias")
+
+
 def test_data_and_recordings(catalog: Catalog) -> None:
     environment = catalog.find("math")
     assert [(file.name, file.kind, file.rows()) for file in environment.data] == [

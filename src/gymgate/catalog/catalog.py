@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from gymgate.catalog import store
@@ -24,7 +25,6 @@ class Catalog:
         self.version = version
         self.roots = (*(Path(root).absolute() for root in roots), site)
         self._scanner = Scanner(self.roots, site, version)
-        self._user_scanner = Scanner((*self.roots[:-1], Path.cwd(), site), site, version)
         self._found: dict[Path, Environment | None] = {}
         self._all: list[Environment] | None = None
 
@@ -66,6 +66,11 @@ class Catalog:
         scanner = self._user_scanner if environment.kind == "config" else self._scanner
         return scanner.requirements(config.servers)
 
+    @cached_property
+    def _user_scanner(self) -> Scanner:
+        """A user's config may include files below the working directory too."""
+        return Scanner((*self.roots[:-1], Path.cwd(), self.site), self.site, self.version)
+
     def _at(self, path: Path, kind: EnvironmentKind) -> Environment | None:
         if path not in self._found:
             self._found[path] = self._scanner.directory(path, kind) if path.is_dir() else None
@@ -98,7 +103,7 @@ class Catalog:
         return self._user_scanner.file(found.resolve())
 
     def _unknown(self, name: str) -> str:
-        directories = self._directories()
-        close = near(name.rpartition("/")[2], sorted({path.name for _, path in directories}))
+        known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})
+        close = near(name.rpartition("/")[2], known)
         hint = f"near names: {', '.join(close)}" if close else "`gymgate list` shows all"
-        return f"no environment {name!r} in nemo-gym {self.version} ({len(directories)} looked at); {hint}"
+        return f"no environment {name!r} in nemo-gym {self.version}; {hint}"
