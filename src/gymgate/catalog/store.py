@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
@@ -14,41 +15,52 @@ import gymgate
 from gymgate.catalog.model import Environment
 from gymgate.config import cache_dir
 
-_ENVIRONMENTS = pydantic.TypeAdapter(list[Environment])
+
+@dataclass(frozen=True)
+class _Stored:
+    stamp: str
+    environments: list[Environment]
+
+
+_FORMAT = pydantic.TypeAdapter(_Stored)
 
 
 def load(site: Path, version: str) -> list[Environment] | None:
     """What `save` kept for exactly this installation and this gymgate; `None` if there is nothing usable."""
-    path = _path(site, version)
-    if path is None:
+    stamp = _stamp(site, version)
+    if stamp is None:
         return None
     try:
-        return _ENVIRONMENTS.validate_json(path.read_bytes())
+        stored = _FORMAT.validate_json(_path(site).read_bytes())
     except (OSError, pydantic.ValidationError):
         return None
+    return stored.environments if stored.stamp == stamp else None
 
 
 def save(site: Path, version: str, environments: Sequence[Environment]) -> None:
-    """Keep a scan; a cache that cannot be written is no error."""
-    path = _path(site, version)
-    if path is None:
+    """Keep a scan in place of an older one; a cache that cannot be written is no error."""
+    stamp, path = _stamp(site, version), _path(site)
+    if stamp is None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
         with os.fdopen(handle, "wb") as file:
-            file.write(_ENVIRONMENTS.dump_json(list(environments)))
+            file.write(_FORMAT.dump_json(_Stored(stamp, list(environments))))
         Path(name).replace(path)
     except OSError:
         return
 
 
-def _path(site: Path, version: str) -> Path | None:
-    """`None` where no installed distribution stands behind the files (a checkout): they may change any time."""
+def _path(site: Path) -> Path:
+    return cache_dir() / "catalog" / f"{hashlib.sha256(os.fsencode(site.absolute())).hexdigest()[:16]}.json"
+
+
+def _stamp(site: Path, version: str) -> str | None:
+    """Changes with the installation and with gymgate. `None` where no installed distribution stands behind the
+    files (a checkout): they may change any time."""
     metadata = site / f"nemo_gym-{version}.dist-info"
     if not metadata.is_dir() or not (site / "resources_servers").is_dir():
         return None
-    own = [path.stat().st_mtime_ns for path in Path(__file__).parent.glob("*.py")]
-    parts = (str(site.absolute()), metadata.stat().st_mtime_ns, gymgate.__version__, max(own))
-    digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    return cache_dir() / "catalog" / f"{digest}.json"
+    own = max(path.stat().st_mtime_ns for path in Path(__file__).parent.glob("*.py"))
+    return f"{version} {metadata.stat().st_mtime_ns} gymgate {gymgate.__version__} {own}"
