@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -28,12 +28,14 @@ class Catalog:
         self._found: dict[Path, Environment | None] = {}
         self._all: list[Environment] | None = None
 
-    def environments(self) -> list[Environment]:
+    def environments(self, *, progress: Callable[[str], None] | None = None) -> list[Environment]:
         """Every packaged environment and those under `roots`, sorted by name, then kind. The scan of the
-        release is kept in the cache directory; the first one takes a few seconds."""
+        release is kept in the cache directory; the first one takes a few seconds, of which `progress` is told."""
         if self._all is None:
             stored = store.load(self.site, self.version) if len(self.roots) == 1 else None
             if stored is None:
+                if progress is not None:
+                    progress(f"reading the configs of nemo-gym {self.version}, once")
                 found = (self._at(path, kind) for kind, path in self._directories())
                 stored = [environment for environment in found if environment is not None]
                 if len(self.roots) == 1:

@@ -54,7 +54,7 @@ def command(
     PATTERN is part of a name, or a glob. Needs are those of an environment's default config, read from its
     files: an estimate made before anything runs.
     """
-    environments = read_catalog(gym).environments()
+    environments = read_catalog(gym).environments(progress=_tell)
     shown = [
         environment
         for environment in environments
@@ -81,10 +81,12 @@ def read_catalog(version: str) -> Catalog:
     from gymgate.catalog import Catalog
     from gymgate.runtime import ensure_runtime
 
-    runtime = ensure_runtime(
-        RuntimeConfig(version=version), progress=lambda message: click.echo(message, err=True)
-    )
+    runtime = ensure_runtime(RuntimeConfig(version=version), progress=_tell)
     return Catalog(runtime.site, runtime.version)
+
+
+def _tell(message: str) -> None:
+    click.echo(message, err=True)
 
 
 def matches(environment: Environment, pattern: str | None) -> bool:
