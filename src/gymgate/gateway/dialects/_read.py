@@ -48,6 +48,17 @@ def answer_list(answer: Mapping[str, Any], name: str, what: str) -> list[Json]:
     return value
 
 
+def objects(value: Any) -> list[Json]:
+    """The objects in what should be a list of objects; for reading what nobody has checked."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def part_of(value: Any, name: str) -> Json:
+    """An object inside what should be an object; empty if either is something else."""
+    part = value.get(name) if isinstance(value, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
 def joined_text(parts: Iterable[Any], separator: str = "") -> str:
     """The text of content parts; parts without text count for nothing."""
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)

@@ -41,6 +41,9 @@ def checked_chat_answer(answer: Json) -> Json:
         raise PolicyError(
             f"the endpoint's answer is not a chat completion: choices[0].message is {message!r}"
         )
+    if choices[0].get("finish_reason") == "error":
+        said = choices[0].get("error") or answer.get("error") or "no message"
+        raise PolicyError(f"the endpoint's answer has finish_reason 'error': {said!r:.200}")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise PolicyError(f"the endpoint's answer has tool_calls that are no list of objects: {calls!r:.200}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from gymgate.errors import ConfigError
@@ -103,31 +104,38 @@ def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
 
 
 def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:
-    """Items as chat messages; what an endpoint said earlier in the rollout comes back as it said it."""
-    marks = {at: item_mark(item) for at, item in enumerate(items) if _is_assistant(item)}
+    """Items as chat messages; what an endpoint said earlier in the rollout comes back as it said it.
+
+    Some agents put each tool's output right behind its call: a recorded answer is found across outputs too, and
+    stands before them, as it did.
+    """
+    speech = [at for at, item in enumerate(items) if _is_assistant(item)]
+    marks = [item_mark(items[at]) for at in speech]
+    stretch = _stretches(items)
     messages: list[Json] = []
     turn = _Turn(memory)
-    at = 0
-    while at < len(items):
-        end = at
-        while end in marks:
-            end += 1
-        spoken = [marks[index] for index in range(at, end)]
-        offset = 0
-        while offset < len(spoken):
-            run = memory.match("responses", "chat", spoken, offset)
-            if run is None:
-                turn.add(items[at + offset], messages)
-                offset += 1
-            else:
-                turn.flush(messages)
-                messages.extend(run.originals)
-                offset += len(run.fingerprints)
-        turn.flush(messages)
-        if end < len(items):
-            messages.append(_other_message(items[end]))
-        at = end + 1
+    nth, covered = 0, 0  # assistant items seen, and how many of them a recorded answer has covered
+    for item in items:
+        if not _is_assistant(item):
+            turn.flush(messages)
+            messages.append(_other_message(item))
+            continue
+        run = memory.match("responses", "chat", marks, nth) if nth >= covered else None
+        if run is not None and stretch[speech[nth]] == stretch[speech[nth + len(run.fingerprints) - 1]]:
+            turn.flush(messages)
+            messages.extend(run.originals)
+            covered = nth + len(run.fingerprints)
+        elif nth >= covered:
+            turn.add(item, messages)
+        nth += 1
+    turn.flush(messages)
     return messages
+
+
+def _stretches(items: list[Json]) -> list[int]:
+    """For each item, the number of the stretch it is in: no user speaks inside one."""
+    others = (not _is_assistant(item) and item.get("type") not in _OUTPUT_KINDS for item in items)
+    return list(accumulate(map(int, others)))
 
 
 def _is_assistant(item: Json) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from gymgate.config import Dialect
-from gymgate.gateway.dialects._read import Json
+from gymgate.gateway.dialects._read import Json, objects, part_of
 
 _TOKEN_ID = "token_id:"
 
@@ -33,9 +33,9 @@ def token_data_of(answer: Json, dialect: Dialect) -> TokenData:
 
 
 def _of_chat(answer: Json) -> TokenData:
-    choice = (answer.get("choices") or [{}])[0]
-    message = choice.get("message") or {}
-    content = (choice.get("logprobs") or {}).get("content") or []
+    choice = next(iter(objects(answer.get("choices"))), {})
+    message = part_of(choice, "message")
+    content = objects(part_of(choice, "logprobs").get("content"))
     prompt = (
         message.get("prompt_token_ids") or answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
     )
@@ -45,7 +45,7 @@ def _of_chat(answer: Json) -> TokenData:
 
 
 def _of_responses(answer: Json) -> TokenData:
-    items = [item for item in answer.get("output") or [] if isinstance(item, dict)]
+    items = objects(answer.get("output"))
     bundle: Json = next((item for item in reversed(items) if "generation_token_ids" in item), {})
     if bundle:
         ids = bundle.get("generation_token_ids")
@@ -55,9 +55,8 @@ def _of_responses(answer: Json) -> TokenData:
 
 
 def _item_logprobs(item: Json) -> list[Json]:
-    content = item.get("content") if item.get("type") == "message" else None
-    parts = content if isinstance(content, list) else []
-    return [entry for part in parts if isinstance(part, dict) for entry in part.get("logprobs") or []]
+    parts = objects(item.get("content")) if item.get("type") == "message" else []
+    return [entry for part in parts for entry in objects(part.get("logprobs"))]
 
 
 def _ids_in_tokens(content: list[Json]) -> list[int] | None:

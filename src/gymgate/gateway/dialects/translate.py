@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from gymgate.config import Dialect
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.errors import ConfigError, GymgateError, PolicyError
 from gymgate.gateway.dialects._read import Json
 from gymgate.gateway.dialects.chat_answer import chat_answer_to_responses, checked_chat_answer, read_reply
 from gymgate.gateway.dialects.chat_request import request_to_responses
@@ -25,7 +28,13 @@ def translate_request(
     """
     if source == target:
         return body
-    memory = memory if memory is not None else ConversationMemory()
+    with _errors(ConfigError, f"the {source} request is malformed"):
+        return _translated_request(
+            body, source, target, memory if memory is not None else ConversationMemory()
+        )
+
+
+def _translated_request(body: Json, source: Dialect, target: Dialect, memory: ConversationMemory) -> Json:
     if source == "responses" and target == "chat":
         return request_to_chat(body, memory)
     if source == "chat" and target == "responses":
@@ -49,13 +58,25 @@ def translate_answer(
     With a memory, the answer is remembered there, and comes back unchanged in that rollout's next requests.
     `PolicyError` if `answer` is not a valid answer, or says that the model failed.
     """
-    checked = _checked(answer, source)
-    if source == target:
-        return answer
-    translated = _translated(checked, request, source, target)
-    if memory is not None:
-        _remember(checked, translated, source, target, memory)
-    return translated
+    with _errors(PolicyError, f"the endpoint's answer is malformed ({source})"):
+        checked = _checked(answer, source)
+        if source == target:
+            return answer
+        translated = _translated(checked, request, source, target)
+        if memory is not None:
+            _remember(checked, translated, source, target, memory)
+        return translated
+
+
+@contextmanager
+def _errors(kind: type[GymgateError], what: str) -> Iterator[None]:
+    """A field of another type than its dialect gives it fails wherever it is first used: say so, typed."""
+    try:
+        yield
+    except GymgateError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def _checked(answer: Json, source: Dialect) -> Json:

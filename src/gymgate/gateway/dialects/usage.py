@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.config import Dialect
-from gymgate.gateway.dialects._read import Json
+from gymgate.gateway.dialects._read import Json, objects, part_of
 from gymgate.rollout import Usage
 
 
@@ -117,22 +117,21 @@ _RESPONSES_REASONS = {"max_output_tokens": "length", "content_filter": "content_
 def finish_reason_of(answer: Json, dialect: Dialect) -> str | None:
     """Why the model stopped, in chat-completions' words: stop, length, tool_calls, content_filter."""
     if dialect == "chat":
-        choices = answer.get("choices") or [{}]
-        reason = choices[0].get("finish_reason")
+        reason = next((choice.get("finish_reason") for choice in objects(answer.get("choices"))), None)
         return None if reason is None else str(reason)
     if dialect == "messages":
         reason = answer.get("stop_reason")
-        return None if reason is None else _ANTHROPIC_REASONS.get(reason, str(reason))
+        return None if reason is None else _ANTHROPIC_REASONS.get(str(reason), str(reason))
     return _responses_reason(answer)
 
 
 def _responses_reason(answer: Json) -> str | None:
     if answer.get("status") not in ("completed", "incomplete", None):
         return None
-    reason = (answer.get("incomplete_details") or {}).get("reason")
+    reason = part_of(answer, "incomplete_details").get("reason")
     if reason is not None:
-        return _RESPONSES_REASONS.get(reason, str(reason))
+        return _RESPONSES_REASONS.get(str(reason), str(reason))
     if answer.get("status") == "incomplete":
         return "length"
-    kinds = {item.get("type") for item in answer.get("output") or []}
+    kinds = {str(item.get("type")) for item in objects(answer.get("output"))}
     return "tool_calls" if kinds & {"function_call", "custom_tool_call"} else "stop"

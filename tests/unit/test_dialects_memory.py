@@ -1,0 +1,210 @@
+"""An answer that an agent sends back reaches its endpoint exactly as the endpoint gave it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+
+Json = dict[str, Any]
+USER: Json = {"role": "user", "content": "hi"}
+
+
+def call(call_id: str, arguments: str = '{"x": 1}') -> Json:
+    return {"id": call_id, "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def said(content: str | None, **fields: Any) -> Json:
+    return {"role": "assistant", "content": content, **fields}
+
+
+def output(call_id: str) -> Json:
+    return {"type": "function_call_output", "call_id": call_id, "output": f"out {call_id}"}
+
+
+def tool(call_id: str) -> Json:
+    return {"role": "tool", "tool_call_id": call_id, "content": f"out {call_id}"}
+
+
+class Rollout:
+    """An agent that speaks Responses, in front of an endpoint that speaks chat-completions."""
+
+    def __init__(self) -> None:
+        self.memory = ConversationMemory()
+
+    def hear(self, message: Json) -> list[Json]:
+        answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+        response = translate_answer(answer, {"input": "hi"}, "chat", "responses", self.memory)
+        return copy.deepcopy(list(response["output"]))
+
+    def send(self, *items: Json) -> list[Json]:
+        body = translate_request({"input": list(items)}, "responses", "chat", self.memory)
+        return list(body["messages"])
+
+
+FIRST = said(
+    None,
+    refusal=None,
+    reasoning_content="why",
+    annotations=[],
+    tool_calls=[call("a", '{ "x":1 }'), call("b")],
+)
+LAST = said("done", reasoning_content="so", audio=None)
+
+
+def validated(item: Json) -> Json:
+    """As an agent's own models write it: ids dropped, nulls and statuses added, arguments formatted anew."""
+    item = {name: value for name, value in item.items() if name != "id"}
+    if item["type"] == "function_call":
+        return {**item, "arguments": '{"x":   1}', "status": None, "namespace": None}
+    if item["type"] == "reasoning":
+        return {**item, "encrypted_content": None, "content": None, "status": "completed"}
+    content = [{**part, "logprobs": None} for part in item["content"]]
+    return {**item, "status": "incomplete", "phase": None, "content": content}
+
+
+@pytest.mark.parametrize("change", [copy.deepcopy, validated])
+def test_turns_come_back_as_they_were(change: Any) -> None:
+    rollout = Rollout()
+    first = [change(item) for item in rollout.hear(FIRST)]
+    last = [change(item) for item in rollout.hear(LAST)]
+    messages = rollout.send(USER, *first, output("a"), output("b"), *last, USER)
+    assert messages == [USER, FIRST, tool("a"), tool("b"), LAST, USER]
+
+
+def test_outputs_between_the_calls_of_one_turn() -> None:
+    rollout = Rollout()
+    reasoning, first, second = rollout.hear(FIRST)
+    messages = rollout.send(USER, reasoning, first, output("a"), second, output("b"))
+    assert messages == [USER, FIRST, tool("a"), tool("b")]
+
+
+def test_answers_without_a_user_between_stay_apart() -> None:
+    rollout = Rollout()
+    one, two = said("one"), said("two", tool_calls=[call("a")])
+    items = [*rollout.hear(one), *rollout.hear(two), output("a")]
+    assert rollout.send(USER, *items) == [USER, one, two, tool("a")]
+
+
+def test_the_longest_run_wins() -> None:
+    rollout = Rollout()
+    short, long = said("x"), said("x", tool_calls=[call("a")])
+    rollout.hear(short)
+    items = rollout.hear(long)
+    assert rollout.send(USER, *items, output("a")) == [USER, long, tool("a")]
+    assert rollout.send(USER, items[0]) == [USER, short]
+
+
+def test_ids_tell_apart_what_reads_the_same() -> None:
+    rollout = Rollout()
+    null, empty = said(None), said("")
+    first, second = rollout.hear(null), rollout.hear(empty)
+    assert rollout.send(USER, *first, USER, *second) == [USER, null, USER, empty]
+
+
+@pytest.mark.parametrize(
+    ("message", "edit", "expected"),
+    [
+        (FIRST, lambda items: items[1:], said(None, tool_calls=[call("a", '{ "x":1 }'), call("b")])),
+        (
+            said("text", reasoning="why"),
+            lambda items: [items[0], {**items[1], "content": [{"type": "output_text", "text": "edited"}]}],
+            said("edited", reasoning="why"),
+        ),
+        (
+            said("<think>why</think>text"),
+            lambda items: [items[0], {**items[1], "content": [{"type": "output_text", "text": "edited"}]}],
+            said("<think>why</think>edited"),
+        ),
+        (
+            said(None, tool_calls=[call("a")]),
+            lambda items: [{**items[0], "arguments": '{"x": 2}'}],
+            said(None, tool_calls=[call("a", '{"x": 2}')]),
+        ),
+    ],
+)
+def test_what_was_edited_is_translated_from_what_was_sent(message: Json, edit: Any, expected: Json) -> None:
+    """Reasoning goes back the way this endpoint gave it."""
+    rollout = Rollout()
+    items = edit(rollout.hear(message))
+    assert rollout.send(USER, *items) == [USER, expected]
+
+
+def test_think_tags_come_back_in_the_content() -> None:
+    rollout = Rollout()
+    message = said("<think>a</think>\n\nb")
+    items = rollout.hear(message)
+    assert [item["type"] for item in items] == ["reasoning", "message"]
+    assert rollout.send(USER, *items) == [USER, message]
+
+
+def test_a_call_without_id_gets_one_that_stays() -> None:
+    rollout = Rollout()
+    (item,) = rollout.hear(said(None, tool_calls=[{**call("a"), "id": None}]))
+    message, result = rollout.send(USER, item, output(item["call_id"]))[1:]
+    assert message["tool_calls"][0]["id"] == item["call_id"] == result["tool_call_id"]
+
+
+def test_assumed_reasoning_style_stays() -> None:
+    """Reasoning that a row brings along is written the same way in every call, whatever the endpoint shows later."""
+    rollout = Rollout()
+    given = {"type": "reasoning", "id": "rs_0", "summary": [{"type": "summary_text", "text": "given"}]}
+    history = (USER, given, {"role": "assistant", "content": "x"}, USER)
+    before = rollout.send(*history)
+    items = rollout.hear(said("y", reasoning="r"))
+    assert rollout.send(*history, *items)[: len(before)] == before
+    assert before[1] == said("x", reasoning_content="given", reasoning="given")
+
+
+def test_memories_are_apart_and_nothing_is_needed_of_them() -> None:
+    rollout, other = Rollout(), Rollout()
+    items = rollout.hear(FIRST)
+    sent = other.send(USER, *items)[1]
+    assert sent != FIRST
+    assert [entry["id"] for entry in sent["tool_calls"]] == ["a", "b"]
+
+
+ITEMS: list[Json] = [
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "opaque", "status": None},
+    {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    },
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "phase": "commentary",
+        "content": [{"type": "output_text", "text": "t", "annotations": [], "logprobs": []}],
+    },
+    {
+        "type": "function_call",
+        "id": "fc_1",
+        "call_id": "a",
+        "name": "f",
+        "arguments": '{"x":1}',
+        "status": "completed",
+    },
+]
+
+
+def test_items_come_back_as_items_to_a_chat_agent() -> None:
+    memory = ConversationMemory()
+    answer = {"status": "completed", "output": ITEMS}
+    completion = translate_answer(answer, {"messages": [USER]}, "responses", "chat", memory)
+    message = completion["choices"][0]["message"]
+    kept = {name: message[name] for name in ("role", "content", "tool_calls")}
+    body = translate_request({"messages": [USER, kept, tool("a")]}, "chat", "responses", memory)
+    assert body["input"] == [
+        {"type": "message", "role": "user", "content": "hi"},
+        *ITEMS,
+        {"type": "function_call_output", "call_id": "a", "output": "out a"},
+    ]
+    edited = translate_request({"messages": [{**kept, "content": "other"}]}, "chat", "responses", memory)
+    assert [item["type"] for item in edited["input"]] == ["message", "function_call"]

@@ -1,0 +1,126 @@
+"""Usage, finish reasons, token data and error envelopes in the three dialects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gymgate.config import Dialect
+from gymgate.gateway.dialects import error_body, finish_reason_of, token_data_of, usage_of
+from gymgate.rollout import Usage
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "usage", "expected"),
+    [
+        ("chat", None, (None, None, None, None)),
+        ("chat", {"prompt_tokens": 3, "completion_tokens": 0}, (3, 0, None, None)),
+        (
+            "chat",
+            {
+                "prompt_tokens": 3,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 1},
+                "completion_tokens_details": {"reasoning_tokens": 1},
+            },
+            (3, 2, 1, 1),
+        ),
+        (
+            "chat",
+            {
+                "prompt_tokens": 3,
+                "completion_tokens": 2,
+                "prompt_tokens_details": None,
+                "reasoning_tokens": 2,
+            },
+            (3, 2, None, 2),
+        ),
+        (
+            "responses",
+            {"input_tokens": 3, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 2},
+            (3, 2, 0, None),
+        ),
+        ("messages", {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 2}, (7, 2, 4, None)),
+        ("responses", {"input_tokens": "many"}, (None, None, None, None)),
+    ],
+)
+def test_usage(dialect: Dialect, usage: Json | None, expected: tuple[int | None, ...]) -> None:
+    names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
+    assert usage_of({"usage": usage}, dialect) == Usage(**dict(zip(names, expected, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer", "expected"),
+    [
+        ("chat", {"choices": [{"finish_reason": "length"}]}, "length"),
+        ("chat", {}, None),
+        ("messages", {"stop_reason": "tool_use"}, "tool_calls"),
+        ("messages", {"stop_reason": "stop_sequence"}, "stop"),
+        ("messages", {"stop_reason": "max_tokens"}, "length"),
+        ("messages", {"stop_reason": None}, None),
+        ("responses", {"status": "completed", "output": []}, "stop"),
+        ("responses", {"output": [{"type": "function_call"}]}, "tool_calls"),
+        (
+            "responses",
+            {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}},
+            "length",
+        ),
+        ("responses", {"status": "failed"}, None),
+    ],
+)
+def test_finish_reason(dialect: Dialect, answer: Json, expected: str | None) -> None:
+    assert finish_reason_of(answer, dialect) == expected
+
+
+ENTRIES = [{"token": "token_id:7", "logprob": -0.5}, {"token": "token_id:8", "logprob": -0.25}]
+BUNDLE = {
+    "prompt_token_ids": [1, 2],
+    "generation_token_ids": ["7", "8"],
+    "generation_log_probs": [-0.5, -0.25],
+}
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer", "expected"),
+    [
+        ("chat", {"choices": [{"message": {"content": "x"}}]}, (None, None, None)),
+        (
+            "chat",
+            {
+                "prompt_token_ids": [1, 2],
+                "choices": [{"token_ids": [7, 8], "logprobs": {"content": ENTRIES}}],
+            },
+            ([1, 2], [7, 8], [-0.5, -0.25]),
+        ),
+        ("chat", {"choices": [{"logprobs": {"content": ENTRIES}}]}, (None, [7, 8], [-0.5, -0.25])),
+        ("chat", {"choices": [{"token_ids": [7], "logprobs": {"content": ENTRIES}}]}, (None, [7], None)),
+        (
+            "chat",
+            {"choices": [{"logprobs": {"content": [{"token": "a", "logprob": -1}]}}]},
+            (None, None, [-1.0]),
+        ),
+        ("chat", {"choices": [{"message": BUNDLE}]}, ([1, 2], [7, 8], [-0.5, -0.25])),
+        ("responses", {"output": [{"type": "message"}, BUNDLE]}, ([1, 2], [7, 8], [-0.5, -0.25])),
+        (
+            "responses",
+            {"output": [{"type": "message", "content": [{"type": "output_text", "logprobs": ENTRIES}]}]},
+            (None, [7, 8], [-0.5, -0.25]),
+        ),
+        ("messages", {"content": []}, (None, None, None)),
+    ],
+)
+def test_token_data(dialect: Dialect, answer: Json, expected: tuple[Any, ...]) -> None:
+    assert token_data_of(answer, dialect) == expected
+
+
+def test_error_bodies() -> None:
+    assert error_body("responses", 404, "gone", "not_found_error") == {
+        "error": {"message": "gone", "type": "not_found_error", "param": None, "code": None}
+    }
+    assert error_body("chat", 400, "bad", "invalid_request_error")["error"]["type"] == "invalid_request_error"
+    for status, kind in ((400, "invalid_request_error"), (429, "rate_limit_error"), (502, "api_error")):
+        body = error_body("messages", status, "m", "api_error")
+        assert body == {"type": "error", "error": {"type": kind, "message": "m"}}
