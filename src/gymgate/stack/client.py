@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import secrets
+import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -45,8 +46,9 @@ class AgentInfo:
 class Connection:
     """A connection to a daemon and the lease that it is; belongs to the event loop that made it."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, place: Place, daemon: subprocess.Popen[bytes] | None) -> None:
+        self.daemon = daemon
+        """The process at the other end, if this process started it."""
         self.pid = os.getpid()
         self.agents: dict[str, AgentInfo] = {}
         self.gateway_url = ""
@@ -65,13 +67,15 @@ class Connection:
         self.gateway_url = described["gateway_url"]
 
     async def goodbye(self) -> bool:
-        """Give the lease back; if it was the last, wait (bounded) for the daemon to be gone, and say so."""
+        """Give the lease back; if it was the last, wait (bounded) until the daemon is gone; says whether it was."""
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
                 if not (await self.peer.call("bye"))["last"]:
                     return False
                 await self.peer.lost.wait()
-        except (StackLostError, TimeoutError):
+        except StackLostError:
+            return False
+        except TimeoutError:
             pass
         finally:
             self.peer.abort()

@@ -157,20 +157,19 @@ class Registry:
         """A connection to the daemon, which is started if none answers."""
         connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, place))
         try:
-            sock = await asyncio.shield(connecting)
+            sock, daemon = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            (await connecting).close()
+            (await connecting)[0].close()
             raise
-        connection = Connection(place)
+        connection = Connection(place, daemon)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, sock=sock)
         return connection
 
     async def close(self, connection: Connection) -> None:
         """Give a lease back; returns when its daemon, if this was the last lease, has exited."""
         last = await connection.goodbye()
-        process = self._daemons.get(connection.place.socket_path)
-        if last and process is not None:
-            await asyncio.to_thread(_reap, process)
+        if last and connection.daemon is not None:
+            await asyncio.to_thread(_reap, connection.daemon)
         for other in [*self._daemons.values(), *self._replaced]:
             other.poll()
 
@@ -197,16 +196,17 @@ class Registry:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _connect(self, place: Place) -> socket.socket:
+    def _connect(self, place: Place) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+        """A connection, and the daemon at the other end if this process started it."""
         sock, process = connect_or_start(place)
         self._sockets.add(sock)
-        if process is not None:
-            with self._lock:
+        sock.setblocking(False)
+        with self._lock:
+            if process is not None:
                 if (previous := self._daemons.pop(place.socket_path, None)) is not None:
                     self._replaced.append(previous)
                 self._daemons[place.socket_path] = process
-        sock.setblocking(False)
-        return sock
+            return sock, self._daemons.get(place.socket_path)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
