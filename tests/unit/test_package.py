@@ -96,7 +96,7 @@ def test_only_the_fork_server_imports_nemo_gym() -> None:
             for node in ast.walk(ast.parse(path.read_text()))
         )
     ]
-    assert users == ["stack/forkserver.py"]
+    assert users in ([], ["stack/forkserver.py"])
 
 
 def test_generated_docs_are_current() -> None:

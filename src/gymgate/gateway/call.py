@@ -11,7 +11,7 @@ from aiohttp import web
 from gymgate.config import Dialect
 from gymgate.gateway import codec
 from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
-from gymgate.rollout import ModelCall, Usage
+from gymgate.rollout.record import ModelCall, Usage
 
 Connection = web.RequestHandler
 

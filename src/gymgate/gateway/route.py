@@ -26,7 +26,7 @@ from gymgate.gateway.dialects import (
 )
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.resends import RequestKey, Resends
-from gymgate.rollout import ModelCall
+from gymgate.rollout.record import ModelCall
 
 POLICY = "policy_model"
 CLOSE_TIMEOUT_S = 5.0

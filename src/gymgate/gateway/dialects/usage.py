@@ -6,7 +6,7 @@ from typing import Any
 
 from gymgate.config import Dialect
 from gymgate.gateway.dialects._read import Json, objects, part_of
-from gymgate.rollout import Usage
+from gymgate.rollout.record import Usage
 
 
 def usage_of(answer: Json, dialect: Dialect) -> Usage:

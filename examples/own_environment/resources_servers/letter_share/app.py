@@ -1,0 +1,36 @@
+"""A resources server of one's own: an answer is worth the share of its characters that are the wanted letter."""
+
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig,
+    BaseVerifyRequest,
+    BaseVerifyResponse,
+    SimpleResourcesServer,
+)
+
+
+class LetterShareConfig(BaseResourcesServerConfig):
+    pass
+
+
+class LetterShareVerifyRequest(BaseVerifyRequest):
+    letter: str
+
+
+class LetterShareVerifyResponse(BaseVerifyResponse):
+    letter: str
+    answer_length: int
+
+
+class LetterShare(SimpleResourcesServer):
+    ray_enabled = False
+    config: LetterShareConfig
+
+    async def verify(self, body: LetterShareVerifyRequest) -> LetterShareVerifyResponse:
+        messages = [item for item in body.response.output if item.type == "message"]
+        text = "".join(part.text for message in messages for part in message.content if part.type == "output_text")
+        share = text.count(body.letter) / len(text) if text else 0.0
+        return LetterShareVerifyResponse(**body.model_dump(), reward=share, answer_length=len(text))
+
+
+if __name__ == "__main__":
+    LetterShare.run_webserver()
