@@ -164,7 +164,8 @@ assert loop.run_until_complete(score(stack)) == 1.0
 pid = os.fork()
 if pid == 0:
     import time
-    time.sleep(30)   # a worker that outlives its parent and never knew of the stack
+    os.close(1)
+    time.sleep(60)   # a worker that outlives its parent and never knew of the stack
     os._exit(0)
 print(pid, *pids_of(loop.run_until_complete(stack.status())), flush=True)
 os.kill(os.getpid(), 9)
