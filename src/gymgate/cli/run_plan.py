@@ -190,7 +190,8 @@ def _yaml(text: str, value: str) -> Any:
     try:
         return yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text!r}: the value is not YAML: {error}") from None
+        problem = " ".join(str(error).split())
+        raise ConfigError(f"--set {text!r}: the value is not YAML: {problem}") from None
 
 
 def checked(path: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import Counter, defaultdict
@@ -16,7 +17,7 @@ from gymgate.rollout import Rollout
 
 FIRST_LINE_S = 2.0
 NEXT_LINES_S = 10.0
-SHOWN_FAILURES = 5
+SHOWN_REASONS = 5
 COLUMNS = ("environment", "rollouts", "ok", "failed", "unscored", "mean reward", "rollouts/s")
 
 
@@ -27,14 +28,19 @@ class Tally:
     rollouts: int = 0
     failed: int = 0
     rewards: list[float] = field(default_factory=list)
-    """Of those that were scored."""
-    failures: Counter[str] = field(default_factory=Counter)
+    """Of those that were scored. What NeMo Gym gives a masked rollout (its judge failed, say) is no score."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why rollouts failed or were masked."""
 
     def count(self, rollout: Rollout) -> None:
         self.rollouts += 1
         if rollout.error is not None:
             self.failed += 1
-            self.failures[one_line(f"{rollout.error.type}: {rollout.error.message}")] += 1
+            self.reasons[one_line(f"{rollout.error.type}: {rollout.error.message}")] += 1
+        elif rollout.status == "masked":
+            said = rollout.result or {}
+            kind, why = said.get("failure_kind") or "no reason given", said.get("failure_reason") or ""
+            self.reasons[one_line(f"masked: {kind} {_without_key(str(why))}")] += 1
         elif rollout.reward is not None:
             self.rewards.append(rollout.reward)
 
@@ -69,8 +75,9 @@ class Report:
         return sum(tally.failed for tally in self.tallies.values())
 
     @property
-    def failures(self) -> Counter[str]:
-        return sum((tally.failures for tally in self.tallies.values()), Counter())
+    def reasons(self) -> Counter[str]:
+        """Why rollouts failed or were masked, all environments together."""
+        return sum((tally.reasons for tally in self.tallies.values()), Counter())
 
     @property
     def seconds(self) -> float:
@@ -95,19 +102,19 @@ class Report:
             for name, tally in sorted(self.tallies.items())
         }
         ended = {"seconds": self.seconds, "interrupted": interrupted, "error": error}
-        return {"environments": environments, "failures": dict(self.failures), **ended}
+        return {"environments": environments, "reasons": dict(self.reasons), **ended}
 
     def print_table(self) -> None:
-        """The table on stdout, then the reasons of failure with their counts on stderr."""
+        """The table on stdout, then why rollouts failed or were masked, with counts, on stderr."""
         rows = [COLUMNS, *(self._cells(name, tally) for name, tally in sorted(self.tallies.items()))]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for name, *numbers in rows:
             aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
             click.echo("  ".join([name.ljust(widths[0]), *aligned]))
-        shown = self.failures.most_common(SHOWN_FAILURES)
+        shown = self.reasons.most_common(SHOWN_REASONS)
         for reason, count in shown:
             click.echo(f"{count} x {reason}", err=True)
-        if rest := len(self.failures) - len(shown):
+        if rest := len(self.reasons) - len(shown):
             click.echo(f"and {rest} more reasons", err=True)
 
     def _cells(self, name: str, tally: Tally) -> tuple[str, ...]:
@@ -153,6 +160,11 @@ def _state(report: Report) -> str:
     rewards = [reward for tally in report.tallies.values() for reward in tally.rewards]
     mean = f"mean reward {sum(rewards) / len(rewards):.3f}" if rewards else "no reward yet"
     return f"{mean}, {report.failed} failed" if report.failed else mean
+
+
+def _without_key(text: str) -> str:
+    """Rollouts that differ in their gateway URL only fail for one reason."""
+    return re.sub(r"/ng-rollout/[^/\s]+", "", text)
 
 
 def one_line(text: str, longest: int = 300) -> str:

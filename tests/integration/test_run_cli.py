@@ -1,0 +1,165 @@
+"""`gymgate run` as a user runs it: a process, real servers, real scoring."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.api import load_catalog
+from gymgate.cli.serve import start_replay_server
+
+# The first use of a release installs it.
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
+
+COMMAND = [sys.executable, "-m", "gymgate", "run"]
+THREE = ("calendar", "example_multi_step", "xlam_fc")
+MEANS = {"calendar": 0.4, "example_multi_step": 1.0, "xlam_fc": 0.6}
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=600, check=False)
+
+
+def means(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
+    environments: dict[str, Any] = json.loads(done.stdout)["environments"]
+    return {name: each["mean_reward"] for name, each in environments.items()}
+
+
+def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> None:
+    output = tmp_path / "new" / "out.jsonl"
+    done = run("example_session_state_mgmt", "-n", "2", "-r", "10", "-c", "5", "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    head, row = done.stdout.splitlines()
+    assert head.split()[0] == "environment"
+    assert row.split()[:6] == ["example_session_state_mgmt", "20", "20", "0", "0", "1.000"]
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [line["reward"] for line in lines] == [1.0] * 20
+    assert {(line["row"]["line"], line["row"]["repeat"]) for line in lines} == {
+        (line, repeat) for line in (1, 2) for repeat in range(10)
+    }
+    assert all(len(line["calls"]) == 3 for line in lines)
+
+
+def test_several_environments_with_an_endpoint_of_either_dialect() -> None:
+    with start_replay_server(THREE) as server:
+        for dialect in ("chat", "responses"):
+            done = run(*THREE, "-b", server.base_url, "--dialect", dialect, "--json")
+            assert (done.returncode, means(done)) == (0, MEANS), done.stderr
+
+
+def test_a_blended_file(tmp_path: Path) -> None:
+    catalog = load_catalog()
+    rows = []
+    for name in THREE:
+        environment = catalog.find(name)
+        reference = {"type": "responses_api_agents", "name": environment.config().agents[0].name}
+        lines = environment.data_file().path.read_text().splitlines()
+        rows += [json.dumps({**json.loads(line), "agent_ref": reference}) for line in lines]
+    path = tmp_path / "blend.jsonl"
+    path.write_text("".join(f"{row}\n" for row in [*rows[::2], *rows[1::2]]))
+    done = run(*THREE, "--data", str(path), "--json")
+    assert (done.returncode, means(done)) == (0, MEANS), done.stderr
+    with path.open("a") as file:
+        file.write('{"prompt": "raw"}\n')
+    done = run(*THREE, "--data", str(path), "-c", "1")
+    assert done.returncode == 1
+    assert f"gymgate: {path}:16: has no responses_create_params" in done.stderr
+    assert len(done.stdout.splitlines()) == 4
+
+
+def test_failures_are_grouped_and_change_the_exit_code() -> None:
+    done = run("example_multi_step", "-b", "http://127.0.0.1:9/v1", "-m", "m")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1].split()[:6] == ["example_multi_step", "5", "0", "5", "0", "-"]
+    assert "5 x PolicyError: cannot connect to http://127.0.0.1:9/v1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["mcqaa"], "no environment 'mcqaa'"),
+        (["mcqa", "--config", "no"], "has no config 'no'"),
+        (["mcqa", "--data", "train2"], "has no data 'train2'"),
+        (["mcqa", "--data", "./none.jsonl"], "no file of rows at 'none.jsonl'"),
+        (["calendar", "--agent", "no"], "'no'"),
+        (["workplace_assistant"], "none of these rows has a recorded rollout to replay"),
+        (["multichallenge"], "ships no recorded rollouts"),
+        (["mcqa", "-m", "x"], "needs an endpoint"),
+        (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write results"),
+    ],
+)
+def test_bad_input_is_one_line(args: list[str], said: str) -> None:
+    done = run(*args)
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert said in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+@contextmanager
+def running(*args: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run under way, and the processes that it started, to be watched."""
+    argv = [*COMMAND, "example_session_state_mgmt", "-r", "100000", *args]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " of 500000 rollouts, mean reward 1.000" in line:
+                break
+        watched = [os.pidfd_open(pid) for pid in started_by(process.pid)]
+        try:
+            yield process, watched
+        finally:
+            process.kill()
+            for each in watched:
+                os.close(each)
+
+
+def started_by(pid: int) -> list[int]:
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it ended meanwhile
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def all_end(watched: list[int], within_s: float) -> bool:
+    return all(select.select([each], [], [], within_s)[0] for each in watched)
+
+
+def test_an_interrupt_says_what_was_done_and_stops_everything(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with running("-o", str(output)) as (process, watched):
+        assert len(watched) >= 4  # daemon, fork server, agent, resources server
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130
+        assert err.splitlines()[-1] == "interrupted"
+        done = int(out.splitlines()[1].split()[1])
+        assert done == len(output.read_text().splitlines()) > 0
+        assert all_end(watched, 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_outlives_a_second_interrupt_or_a_kill(number: signal.Signals) -> None:
+    with running() as (process, watched):
+        if number == signal.SIGINT:
+            process.send_signal(number)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert all_end(watched, 10)

@@ -1,0 +1,133 @@
+"""What a command line asks for, and what the closing table says, without running anything."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gymgate.cli.run_plan import environment_configs, http_endpoint, judges
+from gymgate.cli.run_report import Report
+from gymgate.config import HTTPEndpoint
+from gymgate.errors import ConfigError
+from gymgate.rollout import Rollout, RolloutError
+
+
+def test_judges() -> None:
+    assert judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy"]) == {
+        "judge": HTTPEndpoint(base_url="http://h/v1"),
+        "sim": HTTPEndpoint(base_url="https://k:8000/v1", model="org/m"),
+        "*": "policy",
+    }
+    for wrong in ("judge", "=http://h", "judge=", "judge=m@h"):
+        with pytest.raises(ConfigError, match="NAME=URL, NAME=MODEL@URL or NAME=policy"):
+            judges([wrong])
+
+
+def test_environment_options() -> None:
+    (one,) = environment_configs(["a"], "c", "agent", ["x.y=1", "z=[a, b]", "x.url=http://h:1/v1"])
+    assert (one.name, one.config, one.agent) == ("a", "c", "agent")
+    assert dict(one.overrides) == {"x.y": 1, "z": ("a", "b"), "x.url": "http://h:1/v1"}
+    a, b = environment_configs(["a", "b"], None, None, ["b:x.y=true"])
+    assert (dict(a.overrides), dict(b.overrides)) == ({}, {"x.y": True})
+
+
+@pytest.mark.parametrize(
+    ("names", "agent", "settings", "said"),
+    [
+        (["a", "b"], "x", [], "--agent can be given for one environment only"),
+        (["a", "b"], None, ["x=1"], "write ENV:KEY=VALUE, ENV one of a, b"),
+        (["a", "b"], None, ["c:x=1"], "ENV one of a, b"),
+        (["a"], None, ["x"], "write KEY=VALUE"),
+        (["a"], None, ["x=["], "is not YAML"),
+    ],
+)
+def test_wrong_environment_options(
+    names: list[str], agent: str | None, settings: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{said}[^\n]*$"):
+        environment_configs(names, None, agent, settings)
+
+
+@contextmanager
+def serving(status: int, body: Any) -> Iterator[str]:
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = body if isinstance(body, str) else json.dumps(body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Quiet."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_the_only_model_of_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "secret")
+    with serving(200, {"data": [{"id": "m"}]}) as url:
+        endpoint = http_endpoint(url, None, "chat", "MY_KEY")
+    assert (endpoint.model, endpoint.api_key and endpoint.api_key.get_secret_value()) == ("m", "secret")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (200, {"data": [{"id": "m"}, {"id": "n"}]}, "serves m, n"),
+        (200, {"data": []}, "serves none"),
+        (200, "<html>", "answered no list of models"),
+        (401, "no", "answered 401"),
+    ],
+)
+def test_an_endpoint_that_does_not_say(status: int, body: Any, said: str) -> None:
+    with serving(status, body) as url, pytest.raises(ConfigError, match=rf"name the model with -m.*{said}"):
+        http_endpoint(url, None, "chat", None)
+
+
+def test_an_endpoint_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'http://127.0.0.1:9/v1' cannot be reached: .*refused"):
+        http_endpoint("http://127.0.0.1:9/v1", None, "chat", None)
+    with pytest.raises(ConfigError, match="'NO_SUCH_KEY' is not set"):
+        http_endpoint("http://127.0.0.1:9/v1", None, "chat", "NO_SUCH_KEY")
+
+
+def rollout(environment: str, reward: float | None, error: str | None = None) -> Rollout:
+    failed = RolloutError(kind="policy", message=error, type="PolicyError") if error else None
+    status = "failed" if error else "completed"
+    return Rollout(id="x", environment=environment, agent="a", status=status, reward=reward, error=failed)
+
+
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report()
+    report.start()
+    for one in (rollout("b", 1.0), rollout("b", 0.0), rollout("a", None, "401\n  no key")):
+        report.count(one)
+    reason = {"failure_kind": "judge_failed", "failure_reason": "404 at http://h:1/ng-rollout/{}/v1"}
+    for id_ in "xy":
+        result = {key: text.format(id_) for key, text in reason.items()}
+        report.count(rollout("a", 0.0).model_copy(update={"status": "masked", "result": result}))
+    report.print_table()
+    out, err = capsys.readouterr()
+    head, a, b = out.splitlines()
+    assert head.split("  ")[0] == "environment"
+    assert a.split()[:6] == ["a", "3", "2", "1", "2", "-"]
+    assert b.split()[:6] == ["b", "2", "2", "0", "0", "0.500"]
+    reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
+    assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
+    summary = report.as_dict(interrupted=True, error=None)
+    assert summary["environments"]["b"]["mean_reward"] == 0.5
+    assert summary["environments"]["a"]["mean_reward"] is None
+    assert (summary["reasons"], summary["interrupted"]) == (reasons, True)
