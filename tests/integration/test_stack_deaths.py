@@ -176,7 +176,6 @@ asyncio.run(main())
 
 
 async def test_a_killed_sdk_process_leaves_nothing() -> None:
-    """SIGKILL, while a stack is up; and while it is starting, which the daemon notices by itself."""
     process = await start_sdk(SDK)
     assert process.stdout is not None
     pids = [int(pid) for pid in (await process.stdout.readline()).split()]
@@ -186,11 +185,30 @@ async def test_a_killed_sdk_process_leaves_nothing() -> None:
     assert await all_gone(pids)
 
 
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_ctrl_c_leaves_nothing(signals: int) -> None:
+    """Once, or once more while everything stops."""
+    process = await start_sdk(SDK)
+    assert process.stdout is not None
+    pids = [int(pid) for pid in (await process.stdout.readline()).split()]
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        await asyncio.sleep(0.1)
+    assert await asyncio.wait_for(process.wait(), 8) != 0
+    assert len(pids) == 4
+    assert await all_gone(pids)
+
+
 async def start_sdk(code: str) -> asyncio.subprocess.Process:
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE, env=environment
+        sys.executable,
+        "-c",
+        code,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=environment,
     )
 
 

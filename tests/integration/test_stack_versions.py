@@ -1,0 +1,89 @@
+"""Real stacks of the other release, of a user's own environment, and of configs that lack something."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack_support import ROW, SIMPLE, call_then_answer, faulty, stack_config
+
+from gymgate.config import EnvironmentConfig, RolloutLimits
+from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.stack import acquire
+
+pytestmark = pytest.mark.gym
+
+
+async def test_the_older_release_routes_by_metadata() -> None:
+    """Its agents know no URL prefix; ours is taken out of what the policy, the record and the result show."""
+    row = {"responses_create_params": {**ROW["responses_create_params"], "metadata": {"mine": "kept"}}}
+    seen: list[Any] = []
+
+    def policy(body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(body.get("metadata"))
+        return call_then_answer(body)
+
+    async with acquire(stack_config(SIMPLE, version="0.4.0")) as stack:
+        endpoint = stack.register("spy", policy, dialect="responses")
+        rollouts = await asyncio.gather(*(stack.run(row, policy=endpoint) for _ in range(8)))
+    assert [rollout.reward for rollout in rollouts] == [1.0] * 8
+    assert seen == [{"mine": "kept"}] * 16
+    assert all("gymgate_route" not in rollout.model_dump_json() for rollout in rollouts)
+    assert rollouts[0].result is not None
+    assert rollouts[0].result["responses_create_params"]["metadata"] == {"mine": "kept"}
+
+
+async def test_the_older_release_never_calls_after_the_end() -> None:
+    """Its agent goes on after a rollout is over; the key is gone by then."""
+    calls = 0
+
+    async def policy(body: dict[str, Any]) -> dict[str, Any]:
+        nonlocal calls
+        calls += 1
+        await asyncio.sleep(0.4)
+        return call_then_answer({**body, "input": []})
+
+    async with acquire(stack_config(SIMPLE, version="0.4.0")) as stack:
+        endpoint = stack.register("endless", policy, dialect="responses")
+        rollout = await stack.run(ROW, policy=endpoint, limits=RolloutLimits(timeout_s=1.0))
+        assert rollout.error is not None
+        assert rollout.error.kind == "timeout"
+        made = calls
+        await asyncio.sleep(1.0)
+        assert calls == made
+
+
+async def test_an_environment_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a path relative to the working directory, with an override; servers are found around the config."""
+    faulty(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    environment = EnvironmentConfig(name="./resources_servers/faulty/configs/faulty.yaml")
+    async with acquire(stack_config(environment)) as stack:
+        endpoint = stack.register("scripted", call_then_answer, dialect="responses")
+        assert (await stack.run(ROW, policy=endpoint)).reward == 0.5
+
+
+@pytest.mark.parametrize(
+    ("environment", "error", "words"),
+    [
+        (EnvironmentConfig(name="workplace_asistant"), ConfigError, "workplace_assistant"),
+        (EnvironmentConfig(name=SIMPLE, agent="nobody"), ConfigError, f"'nobody'.*{SIMPLE}_simple_agent"),
+        (EnvironmentConfig(name=SIMPLE, config="nothing"), ConfigError, SIMPLE),
+        (
+            EnvironmentConfig(
+                name=SIMPLE, overrides=((f"{SIMPLE}.resources_servers.{SIMPLE}.x", "${tavily_api_key}"),)
+            ),
+            NeedMissingError,
+            "tavily_api_key",
+        ),
+    ],
+    ids=["environment", "agent", "config", "key"],
+)
+async def test_what_a_config_lacks_is_said(
+    environment: EnvironmentConfig, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        async with acquire(stack_config(environment)):
+            pass

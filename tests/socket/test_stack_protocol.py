@@ -1,0 +1,128 @@
+"""Both ends of a stack's connection, over a real socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
+from gymgate.stack.ports import HeldPort, listening_inodes, owns_socket
+from gymgate.stack.protocol import Peer
+
+
+@asynccontextmanager
+async def joined(left: Peer, right: Peer) -> AsyncIterator[None]:
+    loop = asyncio.get_running_loop()
+    for peer, end in zip((left, right), socket.socketpair(), strict=True):
+        end.setblocking(False)
+        await loop.create_unix_connection(lambda peer=peer: peer, sock=end)
+    try:
+        yield
+    finally:
+        for peer in (left, right):
+            peer.abort()
+        await asyncio.gather(left.lost.wait(), right.lost.wait())
+
+
+async def test_calls_cross_both_ways_at_once() -> None:
+    """An answer may need a call back; a frame may be larger than any buffer."""
+
+    async def double(message: dict[str, Any]) -> Any:
+        return (
+            await left.call("add", a=message["value"], b=message["value"])
+            if message["value"]
+            else "x" * 5_000_000
+        )
+
+    async def add(message: dict[str, Any]) -> int:
+        return int(message["a"]) + int(message["b"])
+
+    told: list[Any] = []
+    left, right = Peer({"double": double}, {"progress": told.append}), Peer({"add": add})
+    async with joined(left, right):
+        right.tell("progress", message="half")
+        answers = await asyncio.gather(*(right.call("double", value=value) for value in range(50)))
+    assert len(answers[0]) == 5_000_000
+    assert answers[1:] == [2 * value for value in range(1, 50)]
+    assert told == [{"message": "half"}]
+
+
+async def test_errors_cross_with_their_attributes() -> None:
+    async def fail(message: dict[str, Any]) -> None:
+        raise ConfigError("no such thing") if message["known"] else ZeroDivisionError("oh")
+
+    left, right = Peer({"fail": fail}), Peer()
+    async with joined(left, right):
+        with pytest.raises(ConfigError, match="no such thing"):
+            await right.call("fail", known=True)
+        with pytest.raises(GymgateError, match="inside gymgate: ZeroDivisionError: oh"):
+            await right.call("fail", known=False)
+        with pytest.raises(DataError, match="JSON"):
+            await right.call("fail", known=object())
+
+
+async def test_cancelling_a_call_cancels_the_work() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(message: dict[str, Any]) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    left, right = Peer({"hang": hang}), Peer()
+    async with joined(left, right):
+        call = asyncio.create_task(right.call("hang"))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await ended.wait()
+
+
+async def test_losing_the_other_end_ends_calls_and_work() -> None:
+    ended = asyncio.Event()
+
+    async def hang(message: dict[str, Any]) -> None:
+        left.abort()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    left, right = Peer({"hang": hang}), Peer(describe_loss=lambda: "it left")
+    async with joined(left, right):
+        with pytest.raises(StackLostError, match="it left"):
+            await right.call("hang")
+        await ended.wait()
+        with pytest.raises(StackLostError, match="it left"):
+            await right.call("hang")
+        right.tell("progress")
+
+
+def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> None:
+    held = HeldPort()
+    server = socket.socket()
+    try:
+        assert listening_inodes([held.number]) == {}
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", held.number))
+        server.listen()
+        inode = listening_inodes([held.number])[held.number]
+        assert owns_socket(os.getpid(), inode)
+        assert not owns_socket(1, inode)
+        taken = set()
+        for _ in range(50):
+            with socket.create_server(("127.0.0.1", 0)) as other:
+                taken.add(other.getsockname()[1])
+        assert held.number not in taken
+    finally:
+        server.close()
+        held.close()

@@ -1,0 +1,170 @@
+"""What is made of an environment's resolved config, and of keys that are not set."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.stack import forkserver, gym_config
+from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
+
+
+def server(kind: str, type_: str, **block: Any) -> dict[str, Any]:
+    return {kind: {type_: {"entrypoint": "app.py", **block}}}
+
+
+def reference(kind: str, name: str) -> dict[str, str]:
+    return {"type": kind, "name": name}
+
+
+CONFIG: dict[str, Any] = {
+    "maths": server("resources_servers", "maths", judge=reference("responses_api_models", "judge_model")),
+    "solo": server(
+        "responses_api_agents", "simple_agent", model_server=reference("responses_api_models", "policy_model")
+    ),
+    "team": server("responses_api_agents", "relay_agent", inner=[reference("responses_api_agents", "solo")]),
+    "other": server("responses_api_agents", "simple_agent"),
+    "relay": server("environment_servers", "legacy_agent"),
+    "policy_model": server("responses_api_models", "openai_model", key="x"),
+    "judge_model": server("responses_api_models", "vllm_model"),
+    "policy_base_url": "http://127.0.0.1:1/v1",
+}
+
+
+def test_models_move_to_the_gateway_and_relays_go() -> None:
+    placed = gym_config.placed(
+        CONFIG, {"maths": 1001, "solo": 1002}, {"policy_model": 2001, "judge_model": 2002}
+    )
+    assert "relay" not in placed
+    assert placed["policy_model"] == {
+        "responses_api_models": {"openai_model": {"key": "x", "host": "127.0.0.1", "port": 2001}}
+    }
+    assert placed["judge_model"]["responses_api_models"]["vllm_model"]["port"] == 2002
+    assert placed["maths"]["resources_servers"]["maths"]["port"] == 1001
+    assert placed["maths"]["resources_servers"]["maths"]["entrypoint"] == "app.py"
+    assert placed["policy_base_url"] == CONFIG["policy_base_url"]
+    assert "port" not in CONFIG["maths"]["resources_servers"]["maths"]
+
+
+@pytest.mark.parametrize(
+    ("agent", "servers"),
+    [
+        (None, ["maths", "solo", "team", "other"]),
+        ("solo", ["maths", "solo"]),
+        ("team", ["maths", "solo", "team"]),
+    ],
+)
+def test_servers_to_start(agent: str | None, servers: list[str]) -> None:
+    """A named agent brings those that it refers to."""
+    assert [item.name for item in gym_config.servers_to_start(CONFIG, agent)] == servers
+
+
+def test_an_unknown_agent_is_named_with_the_choices() -> None:
+    with pytest.raises(ConfigError, match=r"'nobody'; the config has other, solo, team"):
+        gym_config.servers_to_start(CONFIG, "nobody")
+
+
+def test_missing_keys_are_a_need() -> None:
+    with pytest.raises(NeedMissingError, match="'search' needs a value for tavily_api_key"):
+        gym_config.checked_config({"missing": ["tavily_api_key"]}, "search")
+    with pytest.raises(ConfigError, match="Error: two lines"):
+        gym_config.checked_config({"error": "Error: two\n lines"}, "search")
+
+
+def test_unset_keys_of_models_get_placeholders() -> None:
+    """What only a model server uses is the gateway's to fill; the rest is the user's."""
+    merged = {
+        "judge": server(
+            "responses_api_models",
+            "openai_model",
+            url="${judge_base_url}",
+            key="${judge_api_key}",
+            model="???",
+        ),
+        "search": server(
+            "resources_servers", "search", key="${tavily_api_key}", model="${judge_api_key}", set="${given}"
+        ),
+        "given": 1,
+    }
+    assert forkserver.unset(merged) == {
+        "models": {
+            "judge_base_url": "http://127.0.0.1:1/v1",
+            "judge_api_key": "gymgate",
+            "judge.responses_api_models.openai_model.model": "gymgate",
+        },
+        "others": ["tavily_api_key"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "uses"),
+    [
+        ("class A:\n    ray_enabled = False\nimport ray\n", False),
+        ("class A:\n    ray_enabled: bool = True\nimport ray\n", True),
+        ("@ray.remote\ndef f(): ...\n", True),
+        ("array.remote_calls\n# an import of rays\n", False),
+    ],
+)
+def test_uses_ray(tmp_path: Path, code: str, uses: bool) -> None:
+    (tmp_path / "app.py").write_text(code)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_app.py").write_text("import ray\n")
+    assert gym_config.uses_ray(tmp_path, "app.py") is uses
+
+
+def test_servers_are_found_in_the_users_tree_first(tmp_path: Path) -> None:
+    mine, site = tmp_path / "mine", tmp_path / "site"
+    for root in (mine, site):
+        (root / "resources_servers" / "maths").mkdir(parents=True)
+        (root / "resources_servers" / "maths" / "app.py").touch()
+    roots = gym_config.component_roots(mine / "resources_servers" / "maths" / "configs" / "a.yaml", (), site)
+    (maths,) = [item for item in gym_config.instances(CONFIG) if item.name == "maths"]
+    assert gym_config.directory_of(maths, roots) == mine / "resources_servers" / "maths"
+    with pytest.raises(ConfigError, match="component_roots"):
+        gym_config.directory_of(maths, [tmp_path])
+
+
+def test_deferred_packages_are_imported_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from package import name` at the top of a module costs nothing until the name is called."""
+    (tmp_path / "heavy_package").mkdir()
+    (tmp_path / "heavy_package" / "__init__.py").write_text("class Frame(dict): pass\n")
+    (tmp_path / "light_module.py").write_text(
+        "import heavy_package.sub\nfrom heavy_package import Frame\n"
+        "from typing import Optional\ndef f(x: Optional[Frame] = None) -> Frame | None: return Frame(a=1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(forkserver, "DEFERRED", ("heavy_package",))
+    finder = forkserver.DeferringFinder()
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    light = importlib.import_module("light_module")
+    for name in ("heavy_package", "heavy_package.sub"):
+        del sys.modules[name]
+    sys.meta_path.remove(finder)  # type: ignore[arg-type]
+    made = light.f()
+    assert made == {"a": 1}
+    assert isinstance(made, light.Frame)
+    monkeypatch.delitem(sys.modules, "heavy_package")
+    monkeypatch.delitem(sys.modules, "light_module")
+
+
+def test_secrets_cross_the_wire_in_the_clear_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "s3cret")
+    judge = HTTPEndpoint(base_url="http://h/v1", api_key_env="JUDGE_KEY", sampling=(("stop", ("a", "b")),))
+    config = StackConfig(environments=("mcqa",), models={"judge_model": judge, "*": "policy"})
+    received = StackConfig.model_validate(stack_to_wire(config))
+    endpoint = dict(received.models)["judge_model"]
+    assert isinstance(endpoint, HTTPEndpoint)
+    assert endpoint.api_key is not None
+    assert endpoint.api_key.get_secret_value() == "s3cret"
+    assert dict(received.models)["*"] == "policy"
+    assert "s3cret" not in config.model_dump_json() + received.model_dump_json() + repr(received)
+    assert endpoint_from_wire(endpoint_to_wire(judge)) == endpoint
+    monkeypatch.delenv("JUDGE_KEY")
+    with pytest.raises(ConfigError, match="JUDGE_KEY"):
+        endpoint_to_wire(judge)

@@ -1,0 +1,146 @@
+"""From an agent's answer to the fields of a rollout."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from gymgate.errors import (
+    DataError,
+    EnvironmentServerError,
+    GymgateError,
+    PolicyError,
+    RolloutTimeoutError,
+    ServerDiedError,
+)
+from gymgate.rollout import result as results
+
+KEY = "0123456789abcdef" * 2
+
+
+def read(value: Any) -> dict[str, Any] | None:
+    return results.read_result(json.dumps(value).encode(), key=KEY, rollout_id="r-1", metadata_key="route")
+
+
+def test_routing_is_taken_out_of_the_result() -> None:
+    result = read(
+        {
+            "reward": 1.0,
+            "responses_create_params": {"input": "x", "metadata": {"route": KEY}},
+            "response": {"metadata": {"route": KEY, "mine": "kept"}},
+            "ng_trajectory": {"rollout_id": KEY},
+            "log": f"http://h/ng-rollout/{KEY}/v1",
+        }
+    )
+    assert result == {
+        "reward": 1.0,
+        "responses_create_params": {"input": "x"},
+        "response": {"metadata": {"mine": "kept"}},
+        "log": "http://h/ng-rollout/r-1/v1",
+    }
+
+
+@pytest.mark.parametrize("value", [None, [1], "text", 3])
+def test_anything_but_an_object_is_no_result(value: Any) -> None:
+    assert read(value) is None
+    assert results.read_result(b"<html>", key=KEY, rollout_id="r", metadata_key="m") is None
+
+
+@pytest.mark.parametrize(
+    ("result", "reward"),
+    [
+        ({"reward": 0.5}, 0.5),
+        ({"reward": True}, 1.0),
+        ({"reward": None}, None),
+        ({}, None),
+        ({"reward": math.nan}, None),
+    ],
+)
+def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | None) -> None:
+    scored = results.scored(result, {})
+    assert (scored["status"], scored["reward"]) == ("completed", reward)
+
+
+@pytest.mark.parametrize(
+    ("result", "truncated", "status"),
+    [
+        ({"mask_sample": True}, None, "masked"),
+        ({"instance_config": {"mask_sample": True}}, None, "masked"),
+        ({"mask_sample": False}, None, "completed"),
+        ({}, "max_calls", "truncated"),
+        ({"response": {"status": "incomplete"}}, None, "truncated"),
+        ({"response": {"incomplete_details": {"reason": "max_output_tokens"}}}, None, "truncated"),
+        ({"response": {"status": "completed", "incomplete_details": None}}, None, "completed"),
+    ],
+)
+def test_status(result: dict[str, Any], truncated: str | None, status: str) -> None:
+    assert results.scored({"reward": 1, **result}, {}, truncated)["status"] == status
+
+
+def test_parts_and_metrics() -> None:
+    """The row's own numbers, which Gym repeats, are no metrics."""
+    result = {
+        "reward": 0.5,
+        "reward_components": {"format": 1, "answer": 0.0, "note": "x"},
+        "reward_safety": 0.25,
+        "accuracy": 0.75,
+        "correct": True,
+        "infinite": math.inf,
+        "text": "x",
+        "level": 3,
+        "attempts": 4,
+        "_ng_task_index": 1,
+        "mask_sample": False,
+    }
+    scored = results.scored(result, {"level": 3, "attempts": 1})
+    assert scored["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
+    assert scored["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "retryable"),
+    [
+        (ServerDiedError("gone", server="s"), "infrastructure", True),
+        (RolloutTimeoutError("slow"), "timeout", True),
+        (PolicyError("bad", endpoint="http://h", status_code=401), "policy", False),
+        (PolicyError("busy", status_code=503, retryable=True), "policy", True),
+        (DataError("row"), "data", False),
+        (EnvironmentServerError("500", server="s", status_code=500), "environment", False),
+    ],
+)
+def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: bool) -> None:
+    failed = results.failed(error)
+    assert failed["status"] == "failed"
+    assert "reward" not in failed
+    assert (failed["error"]["kind"], failed["error"]["retryable"]) == (kind, retryable)
+    rollout = results.as_rollout(
+        {"id": "r", "environment": "e", "agent": "a", "calls": [], "timing": {}, **failed}
+    )
+    assert rollout.reward is None
+    assert rollout.error is not None
+    assert rollout.error.type == type(error).__name__
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (b'"Hit an exception:\\n  no"', "Hit an exception: no"),
+        (b'{"detail": [{"loc": ["body", "x", 0], "msg": "Field required"}]}', "x.0: Field required"),
+        (b'{"detail": "Not Found"}', "Not Found"),
+        (b"<html>\n502</html>", "<html> 502</html>"),
+        (b'{"a": 1}', '{"a":1}'),
+    ],
+)
+def test_an_error_body_is_one_line(body: bytes, line: str) -> None:
+    assert results.condensed(body) == line
+    assert len(results.condensed(b"x" * 100_000)) < 700
+
+
+def test_an_agents_422_is_the_rows_fault() -> None:
+    assert isinstance(results.refused(422, b"{}", "a"), DataError)
+    error = results.refused(500, b'"boom"', "a")
+    assert isinstance(error, EnvironmentServerError)
+    assert (error.server, error.status_code) == ("a", 500)

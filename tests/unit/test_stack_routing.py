@@ -1,0 +1,58 @@
+"""How a rollout's key reaches its model calls."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymgate.errors import DataError
+from gymgate.stack.routing import Strategy, routed_row, strategy_for
+
+ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
+
+
+@pytest.mark.parametrize(
+    ("agent", "version", "strategy"),
+    [
+        ("simple_agent", "0.7.0", "url"),
+        ("claude_code_agent", "0.7.0", "url"),
+        ("an_agent_of_the_users_own", "0.7.0", "url"),
+        ("langgraph_agent", "0.7.0", "metadata"),
+        ("mini_swe_agent", "0.7.0", "body"),
+        ("harbor_agent", "0.7.0", "none"),
+        ("simple_agent", "0.4.0", "metadata"),
+        ("claude_code_agent", "0.4.0", "none"),
+        ("simple_agent", "0.10.0rc1", "url"),
+    ],
+)
+def test_strategy(agent: str, version: str, strategy: Strategy) -> None:
+    assert strategy_for(agent, version) == strategy
+
+
+def test_url_goes_into_the_body_and_leaves_the_row_alone() -> None:
+    """Gym would append its attempt index to the key."""
+    body = routed_row(ROW, "url", key="k", base_url="u", metadata={})
+    assert body == {"responses_create_params": ROW["responses_create_params"], "id": 7, "_ng_rollout_id": "k"}
+    assert "_ng_rollout_id" not in ROW
+
+
+def test_metadata_is_merged() -> None:
+    body = routed_row(ROW, "metadata", key="k", base_url="u", metadata={"gymgate_route": "k"})
+    assert body["responses_create_params"]["metadata"] == {"a": "b", "gymgate_route": "k"}
+    assert ROW["responses_create_params"] == {"input": "hi", "metadata": {"a": "b"}}
+
+
+def test_metadata_that_is_full_is_the_rows_fault() -> None:
+    full = {str(number): "" for number in range(16)}
+    with pytest.raises(DataError, match="16 metadata entries"):
+        routed_row(
+            {"responses_create_params": {"metadata": full}},
+            "metadata",
+            key="k",
+            base_url="u",
+            metadata={"gymgate_route": "k"},
+        )
+
+
+def test_body_carries_the_policys_address() -> None:
+    body = routed_row(ROW, "body", key="k", base_url="http://h/ng-rollout/k/v1", metadata={})
+    assert (body["policy_base_url"], body["policy_api_key"]) == ("http://h/ng-rollout/k/v1", "k")
