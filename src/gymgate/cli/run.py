@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import click
 import orjson
@@ -27,6 +27,10 @@ from gymgate.config import (
 )
 from gymgate.errors import ConfigError, DataError, GymgateError
 from gymgate.rollout import Rollout
+
+if TYPE_CHECKING:
+    from gymgate.catalog import Environment
+    from gymgate.stack import Stack
 
 INTERRUPTED = 130
 
@@ -194,7 +198,7 @@ def _prepare(
     )
 
 
-def _environments(stack: StackConfig) -> list[Any]:
+def _environments(stack: StackConfig) -> list[Environment]:
     from gymgate.catalog import Catalog
     from gymgate.runtime import ensure_runtime
 
@@ -255,7 +259,7 @@ async def _run(run: Run, report: Report) -> None:
 
 
 async def _run_all(
-    stack: Any, run: Run, report: Report, write: Callable[[Job, Rollout], None], show: Progress
+    stack: Stack, run: Run, report: Report, write: Callable[[Job, Rollout], None], show: Progress
 ) -> None:
     todo = run.jobs()
 
