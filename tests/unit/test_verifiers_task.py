@@ -11,9 +11,10 @@ from verifiers.v1.utils.loaders import environment_class, harness_class, taskset
 
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.integrations.verifiers import NeMoGymConfig, NeMoGymData, NeMoGymEnv, NeMoGymHarness
+from gymgate.integrations.verifiers.harness import failure_of
 from gymgate.integrations.verifiers.task import GymRun, NeMoGymTask, record, with_system_prompt
 from gymgate.integrations.verifiers.taskset import NeMoGymTaskset
-from gymgate.rollout import ModelCall, Rollout, Usage
+from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}, "answer": None, "tags": ["a"]}
 
@@ -132,10 +133,42 @@ async def test_a_rollout_without_a_reward_is_marked_unscored_not_zero(ended: str
     assert trace.metrics["nemo_gym/unscored"] == 1.0
 
 
-def test_a_masked_rollout_is_scored_but_not_trained_on() -> None:
-    trace = make_trace(make_task())
-    record(trace, make_rollout(status="masked", reward=1.0))
+async def test_a_masked_rollout_counts_for_nothing() -> None:
+    task = make_task()
+    trace = make_trace(task)
+    record(trace, make_rollout(status="masked", reward=0.0, metrics={"turns": 3.0}))
+    await task.score(trace)
     assert trace.agent.trainable is False
+    assert trace.rewards == {"reward": None}
+    assert trace.metrics == {"turns": 3.0, "nemo_gym/unscored": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"reward": 1.0}, None),
+        ({"status": "truncated"}, None),
+        ({"status": "masked", "reward": 0.0, "result": {"reward": 0.0}}, None),
+        (
+            {"status": "failed", "error": RolloutError(kind="policy", type="PolicyError", message="a\n b")},
+            "[mcqa] policy: a b",
+        ),
+        (
+            {"status": "masked", "result": {"failure_kind": "judge_failed", "failure_reason": "no\nanswer"}},
+            "[mcqa] environment: judge_failed: no answer",
+        ),
+        (
+            {
+                "status": "masked",
+                "result": {"failure_kind": "judge_failed", "failure_reason": "422"},
+                "calls": [ModelCall(index=0, model_server="judge", dialect="chat", error="no endpoint")],
+            },
+            "[mcqa] environment: judge_failed: no endpoint",
+        ),
+    ],
+)
+def test_why_a_rollout_failed_is_one_line(fields: dict[str, Any], reason: str | None) -> None:
+    assert failure_of(make_rollout(**fields)) == reason
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         record(trace, rollout)
         if _reached_max_calls(rollout, run):
             trace.stop("max_turns")  # what verifiers counts as truncated
-        if rollout.status == "failed":
-            raise RolloutFailed(_reason(rollout))
+        if reason := failure_of(rollout):
+            raise RolloutFailed(reason)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
@@ -91,8 +91,20 @@ def _reached_max_calls(rollout: Rollout, run: GymRun) -> bool:
     return rollout.status == "truncated" and bound is not None and len(rollout.policy_calls) >= bound
 
 
-def _reason(rollout: Rollout) -> str:
-    error = rollout.error
-    if error is None:
-        return f"{rollout.environment} gave no result"
-    return f"{error.kind} [{rollout.environment}]: {' '.join(error.message.split())}"
+def failure_of(rollout: Rollout) -> str | None:
+    """One line on why the rollout failed; `None` if it did not.
+
+    A masked rollout for which Gym names a kind of failure (its judge did not answer, its session was lost) failed
+    too: its reward is a placeholder.
+    """
+    if rollout.status == "failed":
+        error = rollout.error
+        what = "gave no result" if error is None else f"{error.kind}: {error.message}"
+    elif rollout.status == "masked" and (kind := (rollout.result or {}).get("failure_kind")):
+        judged = [call.error for call in rollout.calls if call.error and call.model_server != "policy_model"]
+        what = (
+            f"environment: {kind}: {judged[-1] if judged else (rollout.result or {}).get('failure_reason')}"
+        )
+    else:
+        return None
+    return " ".join(f"[{rollout.environment}] {what}".split())

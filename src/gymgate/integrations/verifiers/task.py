@@ -47,10 +47,12 @@ class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
     async def gym(self, trace: vf.Trace[Any]) -> dict[str, float]:
         """Gym's reward, and its parts with weight 0.
 
-        A rollout that verifiers stopped or timed out has no result: its reward stays `None`, verifiers' own
-        mark for "not scored", and the metric `nemo_gym/unscored` is 1.
+        A rollout that verifiers stopped or timed out has no result, and Gym masks one whose reward measures
+        nothing: the reward stays `None`, verifiers' own mark for "not scored", and `nemo_gym/unscored` is 1.
         """
         result = trace.info.get(INFO_KEY) or {}
+        if result.get("status") == "masked":
+            result = {"metrics": result.get("metrics", {})}
         for name, value in result.get("reward_parts", {}).items():
             trace.record_reward(name, value, weight=0.0)
         trace.record_metrics(result.get("metrics", {}))
