@@ -11,6 +11,8 @@ import re
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -115,15 +117,15 @@ def build(recipe: Recipe, interpreter: Interpreter, root: Path, say: Progress) -
 
 def _make(recipe: Recipe, interpreter: Interpreter, path: Path, say: Progress) -> None:
     what = f"setting up nemo-gym {recipe.version}"
-    say(f"making an environment for nemo-gym {recipe.version} with {interpreter}")
-    run_uv("venv", "--relocatable", "--python", interpreter.path, path, what=what)
-    say(f"installing nemo-gym {recipe.version} (about 1 GB the first time)")
-    _install_release(recipe, interpreter, path, what)
+    with _step(say, f"making an environment for nemo-gym {recipe.version} with {interpreter}"):
+        run_uv("venv", "--relocatable", "--python", interpreter.path, path, what=what)
+    with _step(say, f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
+        _install_release(recipe, interpreter, path, what)
     if recipe.requirements:
-        say(f"installing {versions(recipe.requirements)}")
-        _install_requirements(recipe, path)
-    say("checking that NeMo Gym imports")
-    _check(path, interpreter)
+        with _step(say, f"installing {versions(recipe.requirements)}"):
+            _install_requirements(recipe, path)
+    with _step(say, "checking that NeMo Gym imports"):
+        _check(path, interpreter)
     facts = inspect_interpreter(path / "bin" / "python")
     noted = {
         "site": os.path.relpath(facts.site, path),
@@ -197,6 +199,26 @@ def _check(path: Path, interpreter: Interpreter) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise UnusableInterpreterError(f"NeMo Gym does not import on {interpreter}: {reason}")
+
+
+@contextlib.contextmanager
+def _step(say: Progress, line: str, every_s: float = 10.0) -> Iterator[None]:
+    """Say what is being done, and again how long it has taken, every `every_s` seconds."""
+    done = threading.Event()
+    started = time.monotonic()
+
+    def remind() -> None:
+        while not done.wait(every_s):
+            say(f"still {line} ({time.monotonic() - started:.0f} s)")
+
+    say(line)
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reminder.join()
 
 
 @contextlib.contextmanager
