@@ -75,6 +75,12 @@ class Faulty(SimpleResourcesServer):
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
         if self.config.fault == "verify":
             raise ValueError("the answer\\nis not\\nverifiable")
+        if self.config.fault == "judge":
+            grading = await self.server_client.post(
+                server_name="judge_model", url_path="/v1/responses", json={"input": "is it cold?"})
+            if grading.status != 200:
+                return BaseVerifyResponse(**body.model_dump(), reward=0.0, mask_sample=True, failure_kind="judge_failed")
+            return BaseVerifyResponse(**body.model_dump(), reward=1.0)
         return BaseVerifyResponse(**body.model_dump(), reward=0.5)
 
 if __name__ == "__main__":
@@ -91,6 +97,13 @@ faulty:
       value: tests
       fault: none
       tool: none
+judge_model:
+  responses_api_models:
+    openai_model:
+      entrypoint: app.py
+      openai_base_url: ${judge_base_url}
+      openai_api_key: ${judge_api_key}
+      openai_model: ???
 faulty_agent:
   responses_api_agents:
     simple_agent:

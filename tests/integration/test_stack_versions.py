@@ -9,11 +9,19 @@ from typing import Any
 import pytest
 from stack_support import ROW, SIMPLE, call_then_answer, faulty, stack_config
 
-from gymgate.config import EnvironmentConfig, RolloutLimits
+from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire
 
 pytestmark = pytest.mark.gym
+
+JUDGEMENT = {
+    "id": "c",
+    "object": "chat.completion",
+    "created": 0,
+    "model": "judge",
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}],
+}
 
 
 async def test_the_older_release_routes_by_metadata() -> None:
@@ -63,6 +71,26 @@ async def test_an_environment_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
     async with acquire(stack_config(environment)) as stack:
         endpoint = stack.register("scripted", call_then_answer, dialect="responses")
         assert (await stack.run(ROW, policy=endpoint)).reward == 0.5
+
+
+@pytest.mark.parametrize("judged", ["endpoint", "policy", None])
+async def test_judges_have_endpoints_of_their_own(tmp_path: Path, judged: str | None) -> None:
+    """Their keys need not be set. A judge without an endpoint is a failure, not Gym's masked 0."""
+    models = {"endpoint": {"judge_model": CallableEndpoint(name="judge")}, "policy": {"*": "policy"}}
+    config = stack_config(faulty(tmp_path, fault="judge"), models=models.get(judged or "", {}))
+    async with acquire(config) as stack:
+        stack.register("judge", lambda body: JUDGEMENT)
+        policy = stack.register("scripted", call_then_answer, dialect="responses")
+        rollout = await stack.run(ROW, policy=policy)
+    if judged is None:
+        assert rollout.error is not None
+        assert rollout.error.kind == "policy"
+        assert "'judge_model' has no endpoint" in rollout.error.message
+        return
+    assert rollout.reward == 1.0
+    assert [call.model_server for call in rollout.calls] == ["policy_model", "policy_model", "judge_model"]
+    assert len(rollout.policy_calls) == 2
+    assert rollout.timing.judge_s > 0
 
 
 @pytest.mark.parametrize(

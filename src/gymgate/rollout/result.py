@@ -116,6 +116,11 @@ def is_masked(result: Mapping[str, Any]) -> bool:
     return bool(result.get("mask_sample")) or bool(isinstance(config, dict) and config.get("mask_sample"))
 
 
+def judge_failed(result: Mapping[str, Any]) -> bool:
+    """Whether Gym says that it gave no real score because a judge could not be asked."""
+    return "judge_failed" in (result.get("failure_kind"), result.get("_ng_failure_class"))
+
+
 def is_incomplete(response: Any) -> bool:
     """Whether the agent's last model call ended early."""
     if not isinstance(response, dict):

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from gymgate.errors import GymgateError, RolloutTimeoutError, StackLostError
+from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError
 from gymgate.gateway import METADATA_KEY, POLICY, Route
 from gymgate.rollout import result as results
 from gymgate.rollout.record import ModelCall
@@ -68,6 +68,8 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route) -> dic
     if result is None:
         text = results.condensed(body)
         return results.failed(StackLostError(f"agent {job.agent!r} answered with no JSON object: {text}"))
+    if (failure := _decisive_failure(result, route)) is not None:
+        return results.failed(failure)
     return results.scored(result, job.row, route.truncated)
 
 
@@ -77,6 +79,20 @@ async def _post(session: aiohttp.ClientSession, job: Job) -> tuple[int, bytes]:
         session.post(job.url, data=job.body, headers=_JSON, allow_redirects=False) as response,
     ):
         return response.status, await response.read()
+
+
+def _decisive_failure(result: Mapping[str, Any], route: Route) -> PolicyError | None:
+    """The endpoint's failure that an agent or a judge's fallback made a score of.
+
+    Some agents end the conversation at a failed call and are scored for what they had, and Gym gives a masked 0
+    where a judge fails. Neither says anything of the policy.
+    """
+    if route.failure is None or route.truncated is not None:
+        return None
+    if results.judge_failed(result):
+        return route.failure
+    last = next((call for call in reversed(route.calls) if call.model_server == POLICY), None)
+    return route.failure if last is not None and last.error is not None else None
 
 
 def _blame(status: int, body: bytes, job: Job, route: Route) -> GymgateError:

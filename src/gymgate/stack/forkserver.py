@@ -45,6 +45,12 @@ needs to answer. A server that imports one itself gets it as usual."""
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 INSTANCE_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 DEFAULT_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+STAND_IN_MODEL = {
+    "entrypoint": "app.py",
+    "openai_base_url": "http://127.0.0.1:1/v1",
+    "openai_api_key": "gymgate",
+    "openai_model": "model",
+}
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -183,7 +189,10 @@ def parsed(order: dict[str, Any]) -> dict[str, Any]:
         if "policy_model" not in merged:
             paths = [*paths, DEFAULT_MODEL]
             merged = OmegaConf.merge(*parser.load_extra_config_paths(list(paths))[1], initial)
-        wanted = unset(OmegaConf.to_container(merged, resolve=False))
+        plain = OmegaConf.to_container(merged, resolve=False)
+        for name in undefined_models(plain):
+            initial[name] = {"responses_api_models": {"openai_model": dict(STAND_IN_MODEL)}}
+        wanted = unset(plain)
         for key, value in wanted["models"].items():
             OmegaConf.update(initial, key, value, force_add=True)
         if wanted["others"]:
@@ -216,6 +225,20 @@ def unset(merged: dict[str, Any]) -> dict[str, Any]:
             else:
                 others.update(names)
     return {"models": models, "others": sorted(others - set(models))}
+
+
+def undefined_models(merged: dict[str, Any]) -> list[str]:
+    """Model servers that servers refer to and no file defines: the gateway stands in for them like for any other."""
+    return sorted({name for name in model_references(merged) if name != "???" and name not in merged})
+
+
+def model_references(node: Any) -> list[str]:
+    """Names in every `{"type": "responses_api_models", "name": instance}` below `node`."""
+    if isinstance(node, dict):
+        own = [node["name"]] if node.get("type") == "responses_api_models" and "name" in node else []
+        names = [name for name in own if isinstance(name, str) and "${" not in name]
+        return names + [name for child in node.values() for name in model_references(child)]
+    return [name for child in node for name in model_references(child)] if isinstance(node, list) else []
 
 
 def interpolated(node: Any) -> set[str]:

@@ -76,10 +76,10 @@ class RunningStack:
 
         Raises the first failure of an environment; `stop` has to be called all the same.
         """
-        specs = [await asyncio.to_thread(self._resolve, spec) for spec in self.config.environments]
+        resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
         self._session = await self._exits.enter_async_context(rollouts.new_session())
-        for spec, config_path, runtime in specs:
+        for spec, config_path, runtime in resolved:
             self.environments[spec.name] = Environment(spec, config_path, self._host(runtime))
         slots = asyncio.Semaphore(STARTING_AT_ONCE)
         starts = [self._start(environment, slots) for environment in self.environments.values()]
@@ -204,18 +204,22 @@ class RunningStack:
         async with slots:
             await environment.start()
 
-    def _resolve(self, spec: EnvironmentConfig) -> tuple[EnvironmentConfig, Path, Runtime]:
-        """Find the config and make the runtime; blocking, minutes on first use."""
+    def _resolve(self) -> list[tuple[EnvironmentConfig, Path, Runtime]]:
+        """Find each environment's config and make its runtime; blocking, minutes on first use."""
         config = self.config
         base = ensure_runtime(config.runtime, progress=self._progress)
-        roots = [Path(root).expanduser() for root in config.component_roots]
-        catalog = Catalog(base.site, base.version, roots)
-        environment = catalog.find(spec.name)
-        chosen = environment.config(spec.config)
-        requirements = catalog.requirements(environment, chosen)
-        if not requirements:
-            return spec, chosen.path, base
-        return spec, chosen.path, ensure_runtime(config.runtime, requirements, progress=self._progress)
+        catalog = Catalog(
+            base.site, base.version, [Path(root).expanduser() for root in config.component_roots]
+        )
+        found = []
+        for spec in config.environments:
+            environment = catalog.find(spec.name)
+            chosen = environment.config(spec.config)
+            runtime = base
+            if requirements := catalog.requirements(environment, chosen):
+                runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
+            found.append((spec, chosen.path, runtime))
+        return found
 
     def _host(self, runtime: Runtime) -> Host:
         return Host(
