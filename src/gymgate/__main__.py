@@ -1,5 +1,5 @@
 """`python -m gymgate`."""
 
-from gymgate.cli import main
+from gymgate._entry import main
 
 main()

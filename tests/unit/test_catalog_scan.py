@@ -242,6 +242,15 @@ def test_a_users_config_by_path(site: Path, catalog: Catalog, tmp_path: Path) ->
     assert catalog.find(str(own)).name == "mine"
 
 
+def test_a_users_config_names_files_of_the_tree_it_lies_in(catalog: Catalog, tmp_path: Path) -> None:
+    add(tmp_path / "own", "mine")
+    path = tmp_path / "own" / "resources_servers" / "mine" / "configs" / "mine.yaml"
+    environment = catalog.find(str(path))
+    assert environment.data_file().path == tmp_path / "own/resources_servers/mine/data/example.jsonl"
+    write(path.parent.parent / "requirements.txt", "left-pad-py\n")
+    assert catalog.requirements(environment, environment.config()) == ("left-pad-py",)
+
+
 def test_a_users_directory_is_searched_no_deeper_than_configs_and_data(
     catalog: Catalog, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from gymgate.catalog import store
@@ -65,13 +64,17 @@ class Catalog:
         """PyPI requirements of the resources servers and agents that `config` starts, sorted: those that this
         site does not already satisfy. nemo-gym itself and editable lines are left out; model servers need
         none, since gymgate takes their place."""
-        scanner = self._user_scanner if environment.kind == "config" else self._scanner
+        scanner = self._user_scanner(environment.path) if environment.kind == "config" else self._scanner
         return scanner.requirements(config.servers)
 
-    @cached_property
-    def _user_scanner(self) -> Scanner:
-        """A user's config may include files below the working directory too."""
-        return Scanner((*self.roots[:-1], Path.cwd(), self.site), self.site, self.version)
+    def _user_scanner(self, path: Path) -> Scanner:
+        """A user's config may name files below the working directory and below the tree that it lies in."""
+        around = tuple(
+            parent
+            for parent in path.parents
+            if any((parent / kind).is_dir() for kind in (*PACKAGED_KINDS, "responses_api_agents"))
+        )
+        return Scanner((*self.roots[:-1], *around, Path.cwd(), self.site), self.site, self.version)
 
     def _at(self, path: Path, kind: EnvironmentKind) -> Environment | None:
         if path not in self._found:
@@ -98,11 +101,11 @@ class Catalog:
         if not name or found is None or not (looks_like_path or found.is_dir()):
             raise ConfigError(self._unknown(name))
         if found.is_dir():
-            environment = self._user_scanner.directory(found.resolve(), "config")
+            environment = self._user_scanner(found.resolve()).directory(found.resolve(), "config")
             if environment is None:
                 raise ConfigError(f"no NeMo Gym config in directory {name!r}")
             return environment
-        return self._user_scanner.file(found.resolve())
+        return self._user_scanner(found.resolve()).file(found.resolve())
 
     def _unknown(self, name: str) -> str:
         known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})
