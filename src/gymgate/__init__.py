@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gymgate.api import list_environments, open_rows, replay_endpoint
+    from gymgate.collection import CollectedRollout, Pace, collect
     from gymgate.config import (
         CallableEndpoint,
         Endpoint,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "gymgate.api": ["list_environments", "open_rows", "replay_endpoint"],
+    "gymgate.collection": ["CollectedRollout", "Pace", "collect"],
     "gymgate.config": [
         "CallableEndpoint",
         "Endpoint",
@@ -81,6 +83,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "CallableEndpoint",
+    "CollectedRollout",
     "ConfigError",
     "DataError",
     "Endpoint",
@@ -91,6 +94,7 @@ __all__ = [
     "MissingExtraError",
     "ModelCall",
     "NeedMissingError",
+    "Pace",
     "PolicyError",
     "ReplayEndpoint",
     "Rollout",
@@ -114,6 +118,7 @@ __all__ = [
     "__version__",
     "acquire",
     "acquire_sync",
+    "collect",
     "connect",
     "ensure_runtime",
     "list_environments",

@@ -25,6 +25,8 @@ ROOMS = {
     "rollout": 6,
     "stack": 6,
     "api": 7,
+    "check": 7,
+    "collection": 8,
     "integrations": 8,
     "cli": 9,
 }

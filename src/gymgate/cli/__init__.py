@@ -15,7 +15,9 @@ COMMANDS = {
     "info": "info",
     "setup": "setup",
     "doctor": "doctor",
+    "check": "check",
     "run": "run",
+    "collect": "collect",
     "serve": "serve",
     "eval": "eval",
 }

@@ -1,0 +1,329 @@
+"""`gymgate collect`: many rollouts to a directory, resumed where they were left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+import orjson
+
+from gymgate.cli import collect_plan, run_plan
+from gymgate.cli.collect_progress import progress, state
+from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
+from gymgate.collection.retries import parse_budgets
+from gymgate.collection.run import Collection
+from gymgate.collection.runner import Pace
+from gymgate.collection.tally import Tally
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.errors import ConfigError
+
+FAILED = 1
+INTERRUPTED = 130
+UNFINISHED = 75
+"""Drained before the end: the same command goes on (`EX_TEMPFAIL`)."""
+
+
+@click.command("collect")
+@click.argument("arguments", nargs=-1, required=True, metavar="ENV...|FILE.jsonl")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory of the run; resumed if it is there.",
+)
+@click.option(
+    "--env",
+    "named",
+    multiple=True,
+    metavar="ENV",
+    help="Environment of FILE's rows. [the home of the agents they name]",
+)
+@click.option(
+    "--data", help="Rows of ENV: packaged file by name, JSONL path, or hf:owner/name[:split]. [example]"
+)
+@click.option("-n", "--rows", type=click.IntRange(1), help="Rows to take, of each source. [all]")
+@click.option(
+    "-r", "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per row and seed."
+)
+@click.option("--seeds", metavar="N|LIST", help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.")
+@click.option("--shard", metavar="I/N", help="Only part I of N, to OUTPUT/shard-I-of-N.")
+@click.option(
+    "-c", "--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at once."
+)
+@click.option(
+    "-b",
+    "--base-url",
+    "urls",
+    metavar="URL[,URL...]",
+    help="Policy endpoint, up to /v1; several are replicas. [replay of recorded rollouts]",
+)
+@click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]")
+@click.option(
+    "--dialect",
+    type=click.Choice(["chat", "responses"]),
+    default="chat",
+    show_default=True,
+    help="What the endpoint speaks.",
+)
+@click.option(
+    "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
+)
+@click.option(
+    "--sampling",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field set in every policy call, such as temperature=0.7.",
+)
+@click.option(
+    "--call-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    help="Seconds per policy call.",
+)
+@click.option(
+    "--replay-file", "files", multiple=True, metavar="FILE", help="Answer from these recorded rollouts."
+)
+@click.option(
+    "--model",
+    "judges",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Endpoint of a judge or simulator, as in gymgate run.",
+)
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override in the environment's config, as in gymgate run.",
+)
+@click.option("--config", help="Which of the environment's configs.")
+@click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=3600.0,
+    show_default=True,
+    help="Seconds per rollout.",
+)
+@click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]")
+@click.option(
+    "--retries",
+    multiple=True,
+    metavar="[CLASS=]N",
+    help="Further attempts of a failed rollout. [infrastructure=3 policy=3 timeout=1 environment=1 data=0]",
+)
+@click.option("--rerun-failed", is_flag=True, help="Try rollouts again that were given up.")
+@click.option(
+    "--stop-after-failures",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Stop when N rollouts were given up in a row; 0: never. [50, or twice -c]",
+)
+@click.option(
+    "--stop-starting-after",
+    "budget",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Start nothing more after this time, finish what runs, exit with 75. SIGUSR1 does the same.",
+)
+@click.option(
+    "--stall-warning",
+    type=click.FloatRange(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    help="Seconds without a finished rollout until a warning.",
+)
+@click.option(
+    "--sync-every",
+    type=click.FloatRange(0),
+    default=1.0,
+    show_default=True,
+    help="Seconds between syncs to disk; 0: after each rollout.",
+)
+@click.option("--bodies", is_flag=True, help="Keep each model call's request and response.")
+@click.option(
+    "--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release, or VERSION@INTERPRETER."
+)
+@click.option("--json", "as_json", is_flag=True, help="Closing counts as JSON on stdout.")
+def command(as_json: bool, budget: float | None, **options: Any) -> None:
+    """Collect rollouts of ENV's rows, or of FILE's, into a directory.
+
+    Each is appended as soon as it has finished. The same command again, after a kill or a crash, runs what is
+    missing. Exits with 1 if rollouts failed for good, 75 if it was drained before the end, 130 if interrupted.
+    """
+    with progress() as (show, say):
+        run = _prepare(say=say, **options)
+        code, error = _execute(run, show, budget)
+    _close(run.tally, run, as_json, say)
+    if error is not None:
+        raise error
+    if code := code or (FAILED if run.tally.failed or _given_up(run) or run.plan.invalid else 0):
+        raise click.exceptions.Exit(code)
+
+
+def _prepare(
+    arguments: tuple[str, ...],
+    output: Path,
+    named: tuple[str, ...],
+    data: str | None,
+    rows: int | None,
+    repeats: int,
+    seeds: str | None,
+    shard: str | None,
+    concurrency: int,
+    urls: str | None,
+    model: str | None,
+    dialect: Literal["chat", "responses"],
+    api_key_var: str | None,
+    sampling: tuple[str, ...],
+    call_timeout: float,
+    files: tuple[str, ...],
+    judges: tuple[str, ...],
+    settings: tuple[str, ...],
+    config: str | None,
+    agent: str | None,
+    timeout: float,
+    max_calls: int | None,
+    retries: tuple[str, ...],
+    rerun_failed: bool,
+    stop_after_failures: int | None,
+    stall_warning: float,
+    sync_every: float,
+    bodies: bool,
+    gym: str,
+    say: Callable[[str], None],
+) -> Collection:
+    """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
+    part = parse_shard(shard) if shard else WHOLE
+    wanted_seeds = parse_seeds(seeds) if seeds else None
+    pace = Pace(concurrency, parse_budgets(retries), sync_every, stall_warning, stop_after_failures)
+    collect_plan.checked_output(output)
+    _refuse_idle_options(urls, model, sampling, api_key_var, files)
+    policy: HTTPEndpoint | ReplayEndpoint | None = None
+    if urls:
+        policy = collect_plan.policy_endpoint(urls, model, dialect, api_key_var, sampling, call_timeout)
+    environments, source = collect_plan.split_arguments(arguments, named, data)
+    if not environments:
+        environments = collect_plan.environments_of_rows(source, gym, say)
+    stack = StackConfig(
+        environments=run_plan.environment_configs(environments, config, agent, settings),
+        runtime=collect_plan.runtime_config(gym),
+        models=tuple(sorted(run_plan.judges(judges).items())),
+    )
+    catalog = collect_plan.open_catalog(gym, say)
+    found = [catalog.find(environment.name) for environment in stack.environments]
+    sources = collect_plan.sources(source, found, rows)
+    if policy is None:
+        policy = run_plan.replay(found, files)
+        if not files and all(each.environment for each in sources):
+            sources = collect_plan.only_recorded(sources, policy, say)
+    return Collection(
+        stack=stack,
+        policy=policy,
+        plan=Plan(sources, repeats=repeats, seeds=wanted_seeds, shard=part),
+        names=[source],
+        output=output,
+        limits=RolloutLimits(timeout_s=timeout, max_calls=max_calls),
+        pace=pace,
+        rerun_failed=rerun_failed,
+        record_bodies=bodies,
+        say=say,
+    )
+
+
+def _refuse_idle_options(
+    urls: str | None, model: str | None, sampling: tuple[str, ...], key: str | None, files: tuple[str, ...]
+) -> None:
+    """Options that belong to an endpoint, without one; and the other way round."""
+    given = {"-m": model, "--sampling": sampling, "--api-key-var": key}
+    if not urls and (idle := [name for name, value in given.items() if value]):
+        raise ConfigError(f"{' and '.join(idle)} need an endpoint: -b http://host:8000/v1")
+    if urls and files:
+        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {urls}")
+
+
+def _execute(
+    run: Collection, show: Callable[[Tally], None], budget: float | None
+) -> tuple[int, Exception | None]:
+    """Run it; the exit code that a signal or the time's end asks for, and the fault that ended it early."""
+    import uvloop
+
+    from gymgate.errors import GymgateError
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_with_signals(run, show, budget))
+        except (asyncio.CancelledError, KeyboardInterrupt):
+            return INTERRUPTED, None
+        except GymgateError as error:
+            return FAILED, error
+    drained = run.collector is not None and run.collector.draining and run.tally.left > 0
+    return (UNFINISHED if drained else 0), None
+
+
+async def _with_signals(run: Collection, show: Callable[[Tally], None], budget: float | None) -> None:
+    """The first SIGINT or SIGTERM cancels, the second ends this process at once; SIGUSR1 drains.
+
+    Nothing is lost or outlives either: what has finished is on disk, and the stack goes with its lease.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    signals = 0
+
+    def interrupt() -> None:
+        nonlocal signals
+        signals += 1
+        if signals > 1:
+            os.write(2, b"\x1b[?25h\ninterrupted twice\n" if os.isatty(2) else b"interrupted twice\n")
+            os._exit(INTERRUPTED)
+        task.cancel()
+
+    def drain(why: str) -> None:
+        run.say(f"{why}: starting nothing more, {len(run.collector.in_flight) if run.collector else 0} run")
+        run.drain()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    loop.add_signal_handler(signal.SIGUSR1, drain, "SIGUSR1")
+    timer = loop.call_later(budget, drain, f"{budget:g} s are over") if budget else None
+    try:
+        await run.run(on_change=show, on_ready=show)
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _given_up(run: Collection) -> bool:
+    return run.tally.given_up_before > 0
+
+
+def _close(tally: Tally, run: Collection, as_json: bool, say: Callable[[str], None]) -> None:
+    """The closing counts."""
+    if as_json:
+        value = {
+            "output": str(run.directory),
+            "total": tally.total,
+            "resumed": tally.resumed,
+            "finished": tally.finished,
+            "failed": tally.failed + tally.given_up_before,
+            "left": tally.left,
+            "invalid_rows": len(run.plan.invalid),
+            "mean_reward": tally.mean_reward,
+            "failed_attempts": dict(tally.failures),
+        }
+        click.echo(orjson.dumps(value))
+        return
+    left = f", {tally.left} left" if tally.left else ""
+    shown = state(tally)
+    say(f"{run.directory}: {tally.done} of {tally.total} rollouts{left}{f' ({shown})' if shown else ''}")
+    for reason, count in tally.failures.most_common(5):
+        say(f"{count} x {reason} (see {run.directory}/failures.jsonl)")

@@ -1,0 +1,153 @@
+"""What a `gymgate collect` is to do: environments, rows, policy, pace. Reads files; starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from gymgate.catalog import Catalog, Environment
+from gymgate.cli import run_plan
+from gymgate.collection.plan import Source
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig
+from gymgate.dataset import open_rows
+from gymgate.errors import ConfigError, DataError
+
+Say = Callable[[str], None]
+_AGENT_ROWS = 10_000
+"""Rows of a file that are looked at for the agents they name."""
+
+
+def is_row_file(argument: str) -> bool:
+    """Whether it names rows and not an environment."""
+    return argument.endswith((".jsonl", ".ndjson")) or argument.startswith("hf:")
+
+
+def split_arguments(
+    arguments: Sequence[str], named: Sequence[str], data: str | None
+) -> tuple[list[str], str]:
+    """Environments and data of `ENV... | FILE [--env ENV...]`. Raises `ConfigError` for two kinds at once."""
+    files = [argument for argument in arguments if is_row_file(argument)]
+    environments = [*(argument for argument in arguments if argument not in files), *named]
+    if len(files) > 1:
+        raise ConfigError(f"one file of rows at a time, not {len(files)}; their lines can be put into one")
+    if files and data is not None:
+        raise ConfigError(f"rows are named twice: {files[0]} and --data {data}")
+    return environments, files[0] if files else (data or "example")
+
+
+def environments_of_rows(data: str, gym: str, progress: Say) -> list[str]:
+    """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
+    catalog = open_catalog(gym, progress)
+    rows = open_rows(data, environment=None)
+    if not len(rows):
+        raise DataError(f"{data} has no rows", path=data)
+    agents: dict[str, None] = {}
+    for position in range(min(len(rows), _AGENT_ROWS)):
+        try:
+            agents[rows[position].agent or ""] = None
+        except DataError as error:
+            if error.line is None:
+                raise
+    if "" in agents:
+        raise ConfigError(f"rows of {data} name no agent (agent_ref); name the environment: --env ENV")
+    homes = {agent: _home_of(agent, catalog) for agent in agents}
+    if unknown := [agent for agent, home in homes.items() if home is None]:
+        raise ConfigError(f"{data}: no environment has agent {unknown[0]!r}; name the environment: --env ENV")
+    return sorted({home for home in homes.values() if home is not None})
+
+
+def _home_of(agent: str, catalog: Catalog) -> str | None:
+    """The environment whose default config starts the agent."""
+    for environment in catalog.environments():
+        try:
+            config = environment.config(None)
+        except ConfigError:
+            continue
+        if any(instance.name == agent for instance in config.agents):
+            return f"{environment.kind}/{environment.name}"
+    return None
+
+
+def open_catalog(gym: str, progress: Say) -> Catalog:
+    """Of a release, which is installed on first use."""
+    from gymgate.runtime import ensure_runtime
+
+    runtime = ensure_runtime(runtime_config(gym), progress=progress)
+    return Catalog(runtime.site, runtime.version)
+
+
+def runtime_config(gym: str) -> RuntimeConfig:
+    """A release's number, or the path of an interpreter that has one (`VERSION@PATH`)."""
+    if os.sep not in gym:
+        return RuntimeConfig(version=gym)
+    version, _, path = gym.rpartition("@")
+    return RuntimeConfig(version=version or DEFAULT_NEMO_GYM, interpreter=path)
+
+
+def sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[Source]:
+    """Rows of the environments; one file for several of them, whose rows name their agents."""
+    found = run_plan.sources(data, environments, several=len(environments) > 1)
+    return [Source(source.rows, source.environment, limit) for source in found]
+
+
+def policy_endpoint(
+    urls: str,
+    model: str | None,
+    dialect: Literal["chat", "responses"],
+    key_variable: str | None,
+    sampling: Iterable[str],
+    timeout_s: float,
+) -> HTTPEndpoint:
+    """The endpoint behind `URL[,URL...]`; `ConfigError` names the entry that is wrong."""
+    addresses = endpoint_list(urls)
+    endpoint = run_plan.http_endpoint(addresses[0], model, dialect, key_variable)
+    update: dict[str, Any] = {"sampling": sampling_fields(sampling), "timeout_s": timeout_s}
+    if len(addresses) > 1:
+        update["replicas"] = tuple(addresses[1:])
+    return endpoint.model_copy(update=update)
+
+
+def endpoint_list(text: str) -> list[str]:
+    """The URLs in a comma-separated list. Raises `ConfigError` for an entry that is none, or is there twice."""
+    addresses = [part.strip().rstrip("/") for part in text.split(",")]
+    for address in addresses:
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(f"-b {text!r}: {address!r} is no URL; write http://host:8000/v1[,http://...]")
+        if addresses.count(address) > 1:
+            raise ConfigError(f"-b {text!r}: {address!r} is there twice")
+    return addresses
+
+
+def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """`KEY=VALUE` with YAML values, sorted. Raises `ConfigError`."""
+    fields: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--sampling {text!r}: write KEY=VALUE, such as temperature=0.7")
+        if key == "seed":
+            raise ConfigError(f"--sampling {text!r}: every rollout would be the same; use --seeds")
+        try:
+            fields[key] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--sampling {text!r}: the value is not YAML: {error}") from None
+    return tuple(sorted(fields.items()))
+
+
+def checked_output(path: Path) -> Path:
+    """A directory, or a place for one; `ConfigError` if it is a file."""
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"-o {path} is a file; a run needs a directory")
+    return path
+
+
+def only_recorded(found: Sequence[Source], endpoint: ReplayEndpoint, note: Say) -> list[Source]:
+    """As `run_plan.only_recorded`."""
+    whole = [run_plan.Source(list(source.rows[: source.limit]), source.environment) for source in found]
+    return [
+        Source(source.rows, source.environment) for source in run_plan.only_recorded(whole, endpoint, note)
+    ]

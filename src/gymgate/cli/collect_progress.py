@@ -1,0 +1,84 @@
+"""What `gymgate collect` shows while it runs: a bar on a terminal, elsewhere a plain line now and then."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from gymgate.collection.tally import Tally
+
+FIRST_LINE_S = 5.0
+NEXT_LINES_S = 30.0
+Show = Callable[[Tally], None]
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[tuple[Show, Callable[[str], None]]]:
+    """A function to tell of each change, and one that prints a line beside the bar."""
+    if quiet:
+        yield (lambda tally: None), _say
+    elif sys.stderr.isatty():
+        yield from _bar()
+    else:
+        yield Lines(), _say
+
+
+def _bar() -> Iterator[tuple[Show, Callable[[str], None]]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(tally: Tally) -> None:
+            bar.update(task, total=tally.total, completed=tally.done, description=state(tally))
+
+        yield show, lambda message: console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+class Lines:
+    """A line after five seconds and then every thirty."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + FIRST_LINE_S
+
+    def __call__(self, tally: Tally) -> None:
+        if (now := time.monotonic()) >= self._next:
+            self._next = now + NEXT_LINES_S
+            _say(f"{tally.done} of {tally.total} rollouts, {state(tally)}")
+
+
+def state(tally: Tally) -> str:
+    """Rate, time left, mean reward, failures, tokens: what is known of them."""
+    parts = []
+    if (rate := tally.rate) is not None:
+        parts.append(f"{rate:.1f}/s")
+    if (eta := tally.eta_s) is not None and tally.left:
+        parts.append(f"{duration(eta)} left")
+    if (mean := tally.mean_reward) is not None:
+        parts.append(f"mean reward {mean:.3f}")
+    if tally.failed:
+        parts.append(f"{tally.failed} failed")
+    if (tokens := tally.token_rate) is not None:
+        parts.append(f"{tokens:,.0f} tokens/s")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """`7 s`, `3:05` or `2:03:05`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, seconds_left = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds_left:02}" if hours else f"{minutes}:{seconds_left:02}"
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)

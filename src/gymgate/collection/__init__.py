@@ -1,0 +1,12 @@
+"""Rollouts on disk: plan, run, resume, shard, aggregate, report.
+
+async for rollout in gymgate.collect("mcqa", policy=endpoint, repeats=16, output="runs/x"):
+    ...
+"""
+
+from gymgate.collection.plan import Identity, Job, Plan, Shard, Source
+from gymgate.collection.record import CollectedRollout
+from gymgate.collection.run import Collection, collect
+from gymgate.collection.runner import Pace
+
+__all__ = ["CollectedRollout", "Collection", "Identity", "Job", "Pace", "Plan", "Shard", "Source", "collect"]

@@ -1,0 +1,274 @@
+"""A run's directory: who may write to it, what is in it already, and lines that are there whole or not at all.
+
+run.json          settings, which a resume must share, and extent, which may grow
+rollouts.jsonl    a line per finished rollout
+failures.jsonl    a line per failed attempt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymgate.collection.plan import Done, Identity
+from gymgate.collection.record import identity_of, line_error, read_lines
+from gymgate.dataset.jsonl import parse_line
+from gymgate.errors import ConfigError, DataError
+
+RUN, ROLLOUTS, FAILURES, LOCK = "run.json", "rollouts.jsonl", "failures.jsonl", ".lock"
+FORMAT = 1
+_BLOCK = 1 << 16
+
+
+class LineLog:
+    """A file that only grows by whole lines: each is one write, and a torn one is cut off again.
+
+    A line that was appended outlives this process at once, and the machine after the next `sync`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.repaired = 0
+        """Bytes of a torn last line that opening it cut off."""
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._size = os.fstat(self._fd).st_size
+            whole = _end_of_last_line(self._fd, self._size)
+            if whole < self._size:
+                os.ftruncate(self._fd, whole)
+                self.repaired, self._size = self._size - whole, whole
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+        self._synced = self._size
+
+    def append(self, line: bytes) -> None:
+        """Add a line, ending included. Raises `DataError` (disk full, ...), the file as it was before."""
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        if written == len(line):
+            self._size += written
+            return
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)
+        raise DataError(
+            f"cannot write to {self.path}: only {written} of {len(line)} bytes fit; make room and run it again",
+            path=str(self.path),
+        )
+
+    def sync(self) -> None:
+        """Put what was appended on the disk."""
+        size = self._size
+        if size == self._synced:
+            return
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+        self._synced = size
+
+    def close(self) -> None:
+        """Sync and close; idempotent."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):
+                os.fdatasync(fd)
+            os.close(fd)
+
+
+class RunDirectory:
+    """A run's directory, open for writing by this process alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rollouts = LineLog(path / ROLLOUTS)
+        self.failures = LineLog(path / FAILURES)
+        self.done = Done()
+        self.attempts: dict[Identity, Counter[str]] = {}
+        """Failed attempts of rollouts that have not finished, by the error's class."""
+        self.given_up: set[Identity] = set()
+        """Rollouts that failed for good."""
+        self._read()
+
+    @property
+    def repaired(self) -> int:
+        """Bytes of torn last lines that were cut off."""
+        return self.rollouts.repaired + self.failures.repaired
+
+    def sync(self) -> None:
+        """Put everything on the disk; blocking."""
+        self.rollouts.sync()
+        self.failures.sync()
+
+    def close(self) -> None:
+        self.rollouts.close()
+        self.failures.close()
+
+    def _read(self) -> None:
+        for number, line in read_lines(self.rollouts.path):
+            try:
+                self.done.add(identity_of(line))
+            except ValueError as error:
+                raise line_error(self.rollouts.path, number, error) from error
+        for number, line in read_lines(self.failures.path):
+            try:
+                identity = identity_of(line)
+                if identity not in self.done:
+                    self._count_failure(identity, parse_line(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise line_error(self.failures.path, number, error) from error
+
+    def _count_failure(self, identity: Identity, failure: Mapping[str, Any]) -> None:
+        self.attempts.setdefault(identity, Counter())[failure["error"]["kind"]] += 1
+        if failure["final"]:
+            self.given_up.add(identity)
+
+
+@contextmanager
+def open_run(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> Iterator[RunDirectory]:
+    """The directory of a run, made or resumed.
+
+    Raises `ConfigError` if another process writes to it or it holds a run with other settings, which it names,
+    and `DataError` if it cannot be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    with _locked(path):
+        _settle_settings(path, settings, extent)
+        directory = RunDirectory(path)
+        try:
+            yield directory
+        finally:
+            directory.close()
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What `run.json` says. Raises `DataError` if there is none or it is not one of ours."""
+    try:
+        value = orjson.loads((path / RUN).read_bytes())
+    except FileNotFoundError as error:
+        raise DataError(f"{path} holds no run: it has no {RUN}", path=str(path)) from error
+    except OSError as error:
+        raise DataError(f"cannot read {path / RUN}: {error.strerror}", path=str(path / RUN)) from error
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{path / RUN} is not JSON: {error}", path=str(path / RUN)) from error
+    if not isinstance(value, dict) or value.get("format") != FORMAT or "settings" not in value:
+        raise DataError(f"{path / RUN} is not of this gymgate's format", path=str(path / RUN))
+    return value
+
+
+def run_directories(path: Path) -> list[Path]:
+    """The directory itself if it holds a run, and its shards, in order."""
+    shards = [found.parent for found in path.glob(f"shard-*-of-*/{RUN}")]
+    own = [path] if (path / RUN).exists() else []
+    return own + sorted(shards, key=lambda shard: [int(number) for number in shard.name.split("-")[1::2]])
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two runs' settings, as `name: OLD there, NEW here`."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    return [
+        f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> None:
+    settings = orjson.loads(orjson.dumps(settings))
+    described = {
+        "format": FORMAT,
+        "settings": settings,
+        "extent": dict(extent),
+        "created": round(time.time()),
+    }
+    if (path / RUN).exists():
+        before = read_run(path)
+        if changed := differences(before["settings"], settings):
+            raise ConfigError(
+                f"{path} holds a run with other settings ({'; '.join(changed)}); name another -o"
+            )
+        if before.get("extent") == extent:
+            return
+        described["created"] = before.get("created")
+    elif (path / ROLLOUTS).exists():
+        raise ConfigError(
+            f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
+        )
+    _replace(path / RUN, orjson.dumps(described, option=orjson.OPT_INDENT_2))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    scratch = path.with_suffix(".new")
+    try:
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    try:
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
+            raise ConfigError(
+                f"{path} is being written by {holder}; wait for it or name another -o"
+            ) from error
+        with contextlib.suppress(OSError):  # a name to show; without room for it the lock holds all the same
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _end_of_last_line(fd: int, size: int) -> int:
+    """Offset behind the last line's ending."""
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        block = os.pread(fd, end - start, start)
+        if (found := block.rfind(b"\n")) >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    return DataError(f"cannot write to {path}: {error.strerror}; what is there stays", path=str(path))

@@ -1,0 +1,51 @@
+"""A collection without NeMo Gym, as a program to be killed: rows from a file, answers made up, the rest is real.
+
+    python collect_program.py ROWS OUTPUT REPEATS CONCURRENCY
+
+Every seventh attempt fails, by chance; a rollout's reward is a function of its identity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import zlib
+from pathlib import Path
+
+from gymgate.collection.plan import Identity, Job, Plan, Source
+from gymgate.collection.runner import Collector, Pace
+from gymgate.collection.store import open_run
+from gymgate.collection.tally import Tally
+from gymgate.dataset import open_rows
+from gymgate.rollout import Rollout, RolloutError
+
+
+def reward_of(identity: Identity) -> float:
+    return zlib.crc32(str(identity).encode()) % 1000 / 1000
+
+
+async def attempt(job: Job) -> Rollout:
+    await asyncio.sleep(random.expovariate(20))
+    if random.random() < 1 / 7:
+        error = RolloutError(kind="infrastructure", message="no luck", type="ServerDiedError", retryable=True)
+        return Rollout(id="x", environment="none", agent="none", status="failed", error=error)
+    reward = reward_of(job.identity)
+    return Rollout(id="x", environment="none", agent="none", status="completed", reward=reward)
+
+
+async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
+    plan = Plan([Source(open_rows(rows, environment=None), "none")], repeats=int(repeats))
+    tally = Tally(total=plan.total())
+    with open_run(Path(output), {"rows": rows}, {}) as directory:
+        tally.resumed = len(directory.done)
+        print("ready", len(directory.done), flush=True)
+        pace = Pace(int(concurrency), {"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
+        await Collector(plan.jobs(directory.done), attempt, pace=pace, tally=tally, directory=directory).run()
+
+
+if __name__ == "__main__":
+    import gymgate.collection.runner as runner
+
+    runner.wait_s = lambda failures: 0.0
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,252 @@
+"""Runs under way: retries, drains, stalls, ends, and kills at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from collect_program import reward_of
+
+from gymgate.collection import runner
+from gymgate.collection.plan import Job, Plan, Source
+from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.runner import Collector, Pace
+from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
+from gymgate.collection.tally import Tally
+from gymgate.dataset.row import make_row
+from gymgate.errors import DataError, PolicyError, StackLostError
+from gymgate.rollout import Rollout, RolloutError
+
+PROGRAM = Path(__file__).with_name("collect_program.py")
+
+
+@pytest.fixture(autouse=True)
+def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "wait_s", lambda failures: 0.0)
+
+
+def plan_of(rows: int, repeats: int = 1) -> Plan:
+    made = [
+        make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
+        for number in range(rows)
+    ]
+    return Plan([Source(made, "mcqa")], repeats=repeats)
+
+
+def completed(job: Job) -> Rollout:
+    return Rollout(id="x", environment="mcqa", agent="a", status="completed", reward=1.0)
+
+
+def failed(kind: Any = "infrastructure", *, retryable: bool = True, name: str = "ServerDiedError") -> Rollout:
+    error = RolloutError(kind=kind, message="no luck", type=name, retryable=retryable)
+    return Rollout(id="x", environment="mcqa", agent="a", status="failed", error=error)
+
+
+@contextmanager
+def collector(
+    path: Path, plan: Plan, run_one: Callable[[Job], Awaitable[Rollout]], **pace: Any
+) -> Iterator[tuple[Collector, RunDirectory]]:
+    with open_run(path, {}, {}) as directory:
+        tally = Tally(total=plan.total(), resumed=len(directory.done))
+        warnings: list[str] = []
+        made = Collector(
+            plan.jobs(directory.done),
+            run_one,
+            pace=Pace(**pace),
+            tally=tally,
+            directory=directory,
+            warn=warnings.append,
+        )
+        made.warnings = warnings  # type: ignore[attr-defined]
+        yield made, directory
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [value for _, value in read_values(path)]
+
+
+async def raises(error: type[Exception], reason: str, made: Collector) -> None:
+    with pytest.raises(error, match=reason):
+        await made.run()
+
+
+async def test_rollouts_are_retried_within_the_budget_of_their_class(tmp_path: Path) -> None:
+    attempts: Counter[int] = Counter()
+
+    async def run_one(job: Job) -> Rollout:
+        attempts[job.task] += 1
+        if job.task == 0 and attempts[0] <= 3:
+            return failed("infrastructure")
+        if job.task == 1:
+            return failed("timeout")
+        if job.task == 2:
+            return failed("policy", retryable=False, name="PolicyError")
+        if job.task == 3:
+            raise DataError("no agent of that name")
+        return completed(job)
+
+    with collector(tmp_path, plan_of(5), run_one) as (made, _):
+        await made.run()
+    assert attempts == {0: 4, 1: 2, 2: 1, 3: 1, 4: 1}
+    assert sorted((value["task"], value["attempt"]) for value in lines(tmp_path / ROLLOUTS)) == [
+        (0, 3),
+        (4, 0),
+    ]
+    final = {value["task"]: value["error"] for value in lines(tmp_path / FAILURES) if value["final"]}
+    assert {task: error["kind"] for task, error in final.items()} == {1: "timeout", 2: "policy", 3: "data"}
+    assert final[3]["message"] == "rows.jsonl:4: no agent of that name"
+    assert (made.tally.finished, made.tally.failed, made.tally.attempts_failed) == (2, 3, 7)
+
+
+async def test_a_resume_counts_the_attempts_before_it(tmp_path: Path) -> None:
+    async def lost(job: Job) -> Rollout:
+        made.drain()
+        return failed("infrastructure")
+
+    async def fails(job: Job) -> Rollout:
+        return failed("infrastructure")
+
+    for _ in range(2):
+        with collector(tmp_path, plan_of(1), lost) as (made, _):
+            await made.run()
+    with collector(tmp_path, plan_of(1), fails) as (made, _):
+        await made.run()
+    assert [value["attempt"] for value in lines(tmp_path / FAILURES)] == [1, 2, 3, 4]
+    assert [value["final"] for value in lines(tmp_path / FAILURES)] == [False, False, False, True]
+
+
+async def test_draining_finishes_what_runs(tmp_path: Path) -> None:
+    async def run_one(job: Job) -> Rollout:
+        made.drain()
+        await asyncio.sleep(0)
+        return completed(job)
+
+    with collector(tmp_path, plan_of(10), run_one, concurrency=3) as (made, _):
+        await made.run()
+    assert len(lines(tmp_path / ROLLOUTS)) in (1, 2, 3)
+    with collector(tmp_path, plan_of(10), _completed) as (made, _):
+        await made.run()
+    assert sorted(value["task"] for value in lines(tmp_path / ROLLOUTS)) == list(range(10))
+
+
+async def _completed(job: Job) -> Rollout:
+    return completed(job)
+
+
+async def test_a_run_in_which_everything_fails_stops(tmp_path: Path) -> None:
+    async def run_one(job: Job) -> Rollout:
+        return failed("policy", retryable=False, name="PolicyError")
+
+    with collector(tmp_path, plan_of(500), run_one, concurrency=4, failures_in_a_row=20) as (made, _):
+        reason = r"stopped: 20 rollouts failed in a row.*no luck.*--rerun-failed"
+        await raises(PolicyError, reason, made)
+    assert 20 <= len(lines(tmp_path / FAILURES)) <= 24
+
+
+async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path) -> None:
+    async def run_one(job: Job) -> Rollout:
+        if job.task == 7:
+            raise StackLostError("the daemon is gone")
+        return completed(job)
+
+    with collector(tmp_path, plan_of(10), run_one, concurrency=1) as (made, _):
+        await raises(StackLostError, "the daemon is gone", made)
+    assert [value["task"] for value in lines(tmp_path / ROLLOUTS)] == list(range(7))
+    assert not made.in_flight
+
+
+async def test_a_stall_is_named(tmp_path: Path) -> None:
+    warned = asyncio.Event()
+
+    async def run_one(job: Job) -> Rollout:
+        await warned.wait()
+        return completed(job)
+
+    with collector(tmp_path, plan_of(5), run_one, stall_s=0.05) as (made, _):
+        found: list[str] = made.warnings  # type: ignore[attr-defined]
+
+        def warn(message: str) -> None:
+            found.append(message)
+            warned.set()
+
+        made._warn = warn
+        await made.run()
+    assert "nothing finished for 0 s; waiting for mcqa rows.jsonl:1 (row " in found[0]
+    assert found[0].endswith("and 2 more")
+
+
+async def test_cancelling_a_run_waits_for_nothing(tmp_path: Path) -> None:
+    started = asyncio.Event()
+
+    async def run_one(job: Job) -> Rollout:
+        started.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with collector(tmp_path, plan_of(5), run_one) as (made, _):
+        task = asyncio.create_task(made.run())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert lines(tmp_path / ROLLOUTS) == []
+
+
+def write_rows(path: Path, count: int) -> Path:
+    rows = ({"responses_create_params": {"input": f"{number}"}} for number in range(count))
+    path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+    return path
+
+
+def outcomes(path: Path) -> Counter[tuple[Any, float | None]]:
+    found = [CollectedRollout.model_validate(value) for value in lines(path / ROLLOUTS)]
+    return Counter((rollout.identity, rollout.reward) for rollout in found)
+
+
+def run_with_kills(rows: Path, output: Path, repeats: int, kills: int, longest_s: float) -> int:
+    """Kill it so many times at random moments, then let it end; how many of the kills came in time."""
+    dice, killed = random.Random(5), 0
+    for kill in range(kills + 1):
+        arguments = [sys.executable, str(PROGRAM), str(rows), str(output), str(repeats), "50"]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            assert program.stdout.readline().startswith("ready")
+            if kill < kills:
+                try:
+                    program.wait(dice.uniform(0, longest_s))
+                except subprocess.TimeoutExpired:
+                    program.send_signal(signal.SIGKILL)
+                    killed += 1
+            assert program.wait(60) in (0, -signal.SIGKILL)
+    return killed
+
+
+@pytest.mark.parametrize(
+    ("rows", "repeats", "kills", "longest_s"),
+    [(200, 5, 4, 0.1), pytest.param(500, 20, 20, 0.35, marks=pytest.mark.heavy)],
+)
+def test_a_killed_run_ends_as_one_that_was_not(
+    tmp_path: Path, rows: int, repeats: int, kills: int, longest_s: float
+) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    started = time.monotonic()
+    run_with_kills(source, tmp_path / "whole", repeats, 0, 0)
+    killed = run_with_kills(source, tmp_path / "killed", repeats, kills, longest_s)
+    print(f"{killed} kills, {time.monotonic() - started:.1f} s")
+    whole = outcomes(tmp_path / "whole")
+    assert killed == kills
+    assert set(whole.values()) == {1}
+    assert len(whole) == rows * repeats
+    assert all(reward == reward_of(identity) for identity, reward in whole)
+    assert outcomes(tmp_path / "killed") == whole

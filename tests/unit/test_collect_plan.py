@@ -1,0 +1,165 @@
+"""Which rollouts a run consists of: identities, shards, seeds, and what is wrong with an input."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymgate.collection.plan import (
+    SEED_STRIDE,
+    Done,
+    Identity,
+    Plan,
+    Shard,
+    Source,
+    parse_seeds,
+    parse_shard,
+)
+from gymgate.dataset import open_rows
+from gymgate.dataset.row import make_row
+from gymgate.errors import ConfigError, DataError
+
+
+def row(number: int) -> dict[str, Any]:
+    return {"responses_create_params": {"input": f"question {number}"}}
+
+
+def source(numbers: list[int], **fields: Any) -> Source:
+    return Source([make_row(row(number), "rows", line) for line, number in enumerate(numbers, 1)], **fields)
+
+
+def write_rows(path: Path, count: int, *, broken_line: int | None = None) -> Path:
+    lines = [orjson.dumps(row(number)) for number in range(count)]
+    if broken_line is not None:
+        lines[broken_line - 1] = b'{"responses_create_params": {"inp'
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def test_every_row_seed_and_repeat_once() -> None:
+    plan = Plan([source([0, 1, 2])], repeats=2, seeds=(0, 5))
+    identities = [job.identity for job in plan.jobs()]
+    assert len(identities) == len(set(identities)) == plan.total() == 12
+    assert {(i.repeat, i.seed) for i in identities} == {(0, 0), (1, 0), (0, 5), (1, 5)}
+    assert [job.task for job in plan.jobs()] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_repeats_of_a_seed_get_seeds_of_their_own() -> None:
+    plan = Plan([source([0])], repeats=2, seeds=(0, 3))
+    assert [job.sent_seed for job in plan.jobs()] == [0, SEED_STRIDE, 3, 3 + SEED_STRIDE]
+    assert [job.sent_seed for job in Plan([source([0])]).jobs()] == [None]
+
+
+def test_equal_rows_are_told_apart() -> None:
+    plan = Plan([source([7, 8, 7]), source([7])])
+    assert [job.identity.occurrence for job in plan.jobs()] == [0, 0, 1, 2]
+    assert len({job.identity for job in plan.jobs()}) == 4
+
+
+def test_reordering_changes_no_identity() -> None:
+    numbers = [*range(20), 3, 3]
+    shuffled = random.Random(1).sample(numbers, len(numbers))
+    one, other = (Plan([source(order)], repeats=3) for order in (numbers, shuffled))
+    assert set(one.identities()) == set(other.identities())
+
+
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=8),
+    st.integers(1, 4),
+    st.integers(0, 3),
+    st.integers(1, 7),
+)
+def test_shards_are_a_partition(numbers: list[int], repeats: int, seeds: int, count: int) -> None:
+    wanted = {"repeats": repeats, "seeds": tuple(range(seeds)) or None}
+    whole = list(Plan([source(numbers)], **wanted).identities())
+    parts = [Plan([source(numbers)], **wanted, shard=Shard(i, count)) for i in range(1, count + 1)]
+    found = [identity for part in parts for identity in part.identities()]
+    assert sorted(map(str, found)) == sorted(map(str, whole))
+    assert sum(part.total() for part in parts) == len(whole)
+
+
+def test_shards_are_even_where_repeats_are_a_multiple_of_them() -> None:
+    parts = [Plan([source(list(range(9)))], repeats=8, shard=Shard(i, 4)) for i in range(1, 5)]
+    assert [part.total() for part in parts] == [18, 18, 18, 18]
+
+
+@given(
+    st.sets(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.none() | st.integers(0, 4)))
+)
+def test_done_is_a_set(members: set[tuple[int, int, int, int | None]]) -> None:
+    identities = [Identity(f"{key:016x}", *rest) for key, *rest in sorted(members, key=str)]
+    done = Done()
+    assert [done.add(identity) for identity in identities] == [True] * len(identities)
+    assert [done.add(identity) for identity in identities] == [False] * len(identities)
+    assert len(done) == len(identities)
+    assert all(identity in done for identity in identities)
+    assert Identity("f" * 16, 0, 0, None) not in done
+
+
+def test_what_is_done_is_not_run_again() -> None:
+    plan = Plan([source([0, 1])], repeats=2)
+    first, *rest = plan.jobs()
+    done = Done()
+    done.add(first.identity)
+    assert [job.identity for job in plan.jobs(done)] == [job.identity for job in rest]
+
+
+def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", 5, broken_line=3)
+    plan = Plan([Source(open_rows(str(path), environment=None))], repeats=2)
+    assert plan.total() == 8
+    assert [job.row.line for job in plan.jobs()] == [1, 1, 2, 2, 4, 4, 5, 5]
+    assert [str(error).split(": ")[0] for error in plan.invalid] == [f"{path}:3"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n"])
+def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=r"rows\.jsonl has no rows"):
+        Plan([Source(open_rows(str(tmp_path / "rows.jsonl"), environment=None))])
+
+
+def test_a_file_without_one_good_row_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", 1, broken_line=1)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON"):
+        Plan([Source(open_rows(str(path), environment=None))])
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"),
+    [("4", (0, 1, 2, 3)), ("3,5,7-9", (3, 5, 7, 8, 9)), ("4,", (4,)), ("1", (0,)), ("0", (0,))],
+)
+def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("1,2,1", "seeds 1 are given more than once"),
+        ("1-3,2-5", "seeds 2, 3 are given more than once"),
+        ("a", "write a number of seeds"),
+        ("3-1", "at least one"),
+        (f"{SEED_STRIDE},", "not between 0 and"),
+    ],
+)
+def test_wrong_seeds(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        parse_seeds(text)
+
+
+@pytest.mark.parametrize("text", ["5/4", "0/4", "1/0", "4", "a/b", "-1/4", "1/4/2"])
+def test_wrong_shards(text: str) -> None:
+    with pytest.raises(ConfigError, match="I/N"):
+        parse_shard(text)
+
+
+def test_a_shard() -> None:
+    assert parse_shard("4/4") == Shard(4, 4)
+    assert parse_shard("4/4").directory == "shard-4-of-4"

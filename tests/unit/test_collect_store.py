@@ -1,0 +1,235 @@
+"""A run's directory: torn lines, other runs, other writers, full disks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.collection.limits import fitting_concurrency
+from gymgate.collection.plan import Identity, Plan, Source
+from gymgate.collection.record import (
+    CollectedRollout,
+    collected,
+    failure_line,
+    identity_of,
+    read_values,
+    to_line,
+)
+from gymgate.collection.retries import DEFAULT_BUDGETS, may_retry, parse_budgets, wait_s
+from gymgate.collection.store import LineLog, differences, open_run
+from gymgate.dataset.row import make_row
+from gymgate.errors import ConfigError, DataError
+from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
+
+SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
+
+
+def job(number: int = 0) -> Any:
+    row = make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
+    return next(Plan([Source([row], "mcqa")], seeds=(4,)).jobs())
+
+
+def rollout(**fields: Any) -> Rollout:
+    calls = [ModelCall(index=0, dialect="chat", usage=Usage(output_tokens=3))]
+    return Rollout(id="r", environment="mcqa", agent="a", **{"status": "completed", "calls": calls, **fields})
+
+
+def failed_rollout(kind: Any = "timeout", **fields: Any) -> Rollout:
+    error = RolloutError(kind=kind, message="too slow", type="RolloutTimeoutError", **fields)
+    return rollout(status="failed", error=error, calls=[])
+
+
+def test_a_line_gives_the_rollout_back() -> None:
+    kept = collected(job(), rollout(reward=0.5, result={"a": [1]}), 2)
+    line = to_line(kept)
+    assert identity_of(line) == job().identity
+    assert CollectedRollout.model_validate_json(line) == kept
+
+
+def test_an_identity_that_is_not_first_is_found_too() -> None:
+    assert identity_of(b'{"seed": null, "repeat": 1, "row_key": "k"}') == Identity("k", 0, 1, None)
+    with pytest.raises(ValueError, match="row_key"):
+        identity_of(b'{"repeat": 1}')
+
+
+@pytest.mark.parametrize("torn", [b'{"row_key":"0', b"\0" * 70_000, b"x" * 200_000])
+def test_a_torn_last_line_is_cut_off(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    whole = to_line(collected(job(), rollout(), 0))
+    path.write_bytes(whole + torn)
+    log = LineLog(path)
+    log.append(whole)
+    log.close()
+    assert log.repaired == len(torn)
+    assert path.read_bytes() == whole + whole
+
+
+def test_a_run_is_resumed(tmp_path: Path) -> None:
+    one, other = job(0), job(1)
+    with open_run(tmp_path / "run", SETTINGS, {"repeats": 1}) as run:
+        run.rollouts.append(to_line(collected(one, rollout(), 0)))
+        run.failures.append(failure_line(one, failed_rollout(), 1, final=False))
+        run.failures.append(failure_line(other, failed_rollout(), 1, final=True))
+    with open_run(tmp_path / "run", SETTINGS, {"repeats": 2}) as run:
+        assert one.identity in run.done
+        assert other.identity not in run.done
+        assert run.given_up == {other.identity}
+        assert run.attempts == {other.identity: {"timeout": 1}}
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    with open_run(tmp_path, SETTINGS, {}):
+        pass
+    changed = {"policy": {"model": "b", "sampling": {"temperature": 1.0}}, "sources": ["x"]}
+    with (
+        pytest.raises(ConfigError, match=r"policy\.model: 'a' there, 'b' here") as caught,
+        open_run(tmp_path, changed, {}),
+    ):
+        pass
+    assert "temperature" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_differences_name_what_is_missing() -> None:
+    assert differences({"a": {"b": 1}}, {"a": {}}) == ["a.b: 1 there, not set here"]
+
+
+def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "rollouts.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match="is not a run of gymgate's"), open_run(tmp_path, SETTINGS, {}):
+        pass
+    assert (tmp_path / "rollouts.jsonl").read_text() == "{}\n"
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    with open_run(tmp_path, SETTINGS, {}):
+        pass
+    good = to_line(collected(job(), rollout(), 0))
+    (tmp_path / "rollouts.jsonl").write_bytes(good + b"{broken}\n" + good)
+    with pytest.raises(DataError, match=r"rollouts\.jsonl:2: not JSON"), open_run(tmp_path, SETTINGS, {}):
+        pass
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from gymgate.collection.store import open_run\n"
+        f"with open_run(Path({str(tmp_path)!r}), {SETTINGS!r}, {{}}): print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "open\n"
+        with (
+            pytest.raises(ConfigError, match=f"is being written by process {other.pid} on"),
+            open_run(tmp_path, SETTINGS, {}),
+        ):
+            pass
+        other.stdin.close()
+        assert other.wait(30) == 0
+    with open_run(tmp_path, SETTINGS, {}):
+        pass
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """A disk with room for so much: the kernel writes what fits and then refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "rollouts.jsonl")
+    log.append(b"x" * 99 + b"\n")
+    with largest_file(150):
+        with pytest.raises(DataError, match=r"only 50 of 100 bytes fit; make room"):
+            log.append(b"y" * 99 + b"\n")
+        log.append(b"z" * 49 + b"\n")
+        with pytest.raises(DataError, match="cannot write to"):
+            log.append(b"y" * 99 + b"\n")
+    log.append(b"w\n")
+    log.close()
+    assert (tmp_path / "rollouts.jsonl").read_bytes() == b"x" * 99 + b"\n" + b"z" * 49 + b"\n" + b"w\n"
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(DataError, match=r"cannot write to .*file/run: Not a directory"),
+        open_run(tmp_path / "file" / "run", SETTINGS, {}),
+    ):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(DataError, match="Permission denied"), open_run(tmp_path, SETTINGS, {}):
+        pass
+
+
+def test_reading_leaves_a_torn_line_out(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": NaN}\n{"a"')
+    values = [value["a"] for _, value in read_values(path)]
+    assert values[0] == 1
+    assert len(values) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "retryable", "failures", "again"),
+    [
+        ("infrastructure", True, 3, True),
+        ("infrastructure", True, 4, False),
+        ("timeout", True, 1, True),
+        ("timeout", True, 2, False),
+        ("policy", True, 1, True),
+        ("policy", False, 1, False),
+        ("data", False, 1, False),
+        ("environment", False, 1, True),
+    ],
+)
+def test_budgets(kind: Any, retryable: bool, failures: int, again: bool) -> None:
+    error = RolloutError(kind=kind, message="", type="", retryable=retryable)
+    assert may_retry(error, {kind: failures}, DEFAULT_BUDGETS) is again
+
+
+def test_budgets_of_the_command_line() -> None:
+    assert parse_budgets(["2", "timeout=5"]) == {
+        **DEFAULT_BUDGETS,
+        "infrastructure": 2,
+        "policy": 2,
+        "environment": 2,
+        "timeout": 5,
+    }
+    for wrong in ("x=1", "timeout", "timeout=", "=2", "timeout=-1"):
+        with pytest.raises(ConfigError, match="--retries"):
+            parse_budgets([wrong])
+    assert 0.5 <= wait_s(1) <= 1
+    assert 15 <= wait_s(40) <= 30
+
+
+def test_concurrency_fits_the_limit_on_open_files() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024))\n"
+        "from gymgate.collection.limits import fitting_concurrency\n"
+        "print(fitting_concurrency(100)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split()[:2] == ["100", "192"]
+    assert "lowered from 1000 to 192: this machine allows 1024 open files" in done.stdout
+    assert done.stdout.split()[-1] == "1024"
+    assert fitting_concurrency(1) == (1, None)
