@@ -70,6 +70,8 @@ class RunningStack:
         self._session: aiohttp.ClientSession | None = None
         self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
         self._rays: dict[Spawner, asyncio.Task[str]] = {}
+        self._named: dict[str, str] = {}
+        """An environment's name in the catalog, `letter_share`, to the one it was asked for by, a path for instance."""
 
     async def start(self) -> None:
         """Return when every server listens.
@@ -160,6 +162,8 @@ class RunningStack:
         """The environment and agent for a row: as named, else by the row's `agent_ref`, else the default."""
         check_row(row)
         if environment is not None and environment not in self.environments:
+            environment = self._named.get(environment, environment)
+        if environment is not None and environment not in self.environments:
             known = ", ".join(sorted(self.environments))
             raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
         places = [self.environments[environment]] if environment else list(self.environments.values())
@@ -214,6 +218,7 @@ class RunningStack:
         found = []
         for spec in config.environments:
             environment = catalog.find(spec.name)
+            self._named.setdefault(environment.name, spec.name)
             chosen = environment.config(spec.config)
             runtime = base
             if requirements := catalog.requirements(environment, chosen):
