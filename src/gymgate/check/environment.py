@@ -1,0 +1,165 @@
+"""Checking one environment, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gymgate.catalog import Catalog, EnvConfig, Environment, Need
+from gymgate.check import evidence
+from gymgate.check.judges import RecordedJudge
+from gymgate.check.model import Check, Job
+from gymgate.check.recordings import Samples, config_for, packaged_rows, read_samples
+from gymgate.check.rows import Rows, summarised
+from gymgate.config import CallableEndpoint, EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
+from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.stack import acquire
+
+JUDGE = CallableEndpoint(name="judge", dialect="responses")
+Progress = Callable[[str], None]
+
+
+class EnvironmentCheck:
+    """From a job to a verdict; every failure of the environment becomes one."""
+
+    def __init__(self, job: Job, progress: Progress) -> None:
+        self.job = job
+        self._progress = progress
+        self._facts: dict[str, Any] = {}
+        self._hints: tuple[Need, ...] = ()
+        self._started = time.monotonic()
+
+    async def run(self) -> Check:
+        """Never raises for what is wrong with the environment; `ConfigError` if there is none of that name."""
+        job = self.job
+        runtime = RuntimeConfig(version=job.version)
+        base = await asyncio.to_thread(ensure_runtime, runtime, progress=self._progress)
+        catalog = Catalog(base.site, base.version)
+        environment = catalog.find(job.environment)
+        self._facts = {"environment": environment.name, "kind": environment.kind, "version": base.version}
+        with TemporaryDirectory(prefix="gymgate-check-") as directory:
+            samples = await asyncio.to_thread(read_samples, environment, Path(directory))
+            self._facts["broken"] = samples.broken
+            if lacking := self._lacking(environment, samples):
+                return self._verdict(verdict="incomplete", detail=lacking)
+            config, notes = config_for(environment, samples.samples)
+            self._hints = config.needs
+            self._facts |= {
+                "config": config.name,
+                "agents": tuple(dict.fromkeys(agent.type for agent in config.agents)),
+                "needs": config.need_kinds,
+                "notes": tuple(notes),
+            }
+            try:
+                await asyncio.to_thread(self._install, runtime, catalog, environment, config)
+            except SetupError as error:
+                return self._not_installed(error)
+            self._progress("checking")
+            try:
+                async with asyncio.timeout(job.timeout_s):
+                    return await self._checked(environment, config, samples)
+            except TimeoutError:
+                return self._verdict(
+                    verdict="failed", detail=f"not done after {job.timeout_s:g} s", evidence=""
+                )
+
+    def _lacking(self, environment: Environment, samples: Samples) -> str:
+        """What the release does not ship, without which nothing can be run."""
+        if not environment.configs:
+            return "no config"
+        if not any(config.agents for config in environment.configs):
+            return "no agent in any config"
+        if not samples.samples and not packaged_rows(environment):
+            if samples.broken:
+                return f"no data: every recorded line is broken ({samples.broken[0]})"
+            return "no data"
+        return ""
+
+    def _install(
+        self, runtime: RuntimeConfig, catalog: Catalog, environment: Environment, config: EnvConfig
+    ) -> Runtime:
+        requirements = catalog.requirements(environment, config)
+        return ensure_runtime(runtime, requirements, progress=self._progress)
+
+    async def _checked(self, environment: Environment, config: EnvConfig, samples: Samples) -> Check:
+        judge = RecordedJudge(environment.name)
+        try:
+            async with acquire(self._stack_config(config)) as stack:
+                stack.register(JUDGE.name, judge, dialect="responses")
+                status = await stack.status()
+                logs = Path(status["environments"][self.job.environment]["logs"])
+                rows = Rows(stack, self.job, environment, judge, logs, config.needs)
+                return self._verdict(**summarised(await rows.check(samples), rows, environment, self.job))
+        except GymgateError as error:
+            return self._not_started(error)
+
+    def _stack_config(self, config: EnvConfig) -> StackConfig:
+        job = self.job
+        given = dict(job.models)
+        models = {"*": JUDGE, **given}
+        return StackConfig(
+            environments=(
+                EnvironmentConfig(name=job.environment, config=config.name, overrides=job.overrides),
+            ),
+            runtime=RuntimeConfig(version=job.version),
+            models=tuple(sorted(models.items())),
+            start_timeout_s=job.start_timeout_s,
+            max_restarts=1,
+        )
+
+    def _not_installed(self, error: SetupError) -> Check:
+        need = evidence.setup_need(str(error))
+        if need is None:
+            return self._verdict(verdict="failed", detail=f"SetupError: {error}")
+        return self._verdict(verdict="blocked", detail=str(need), evidence=need.evidence)
+
+    def _not_started(self, error: GymgateError) -> Check:
+        """What a stack that did not come up says of the environment."""
+        log = str(getattr(error, "log_tail", None) or "")
+        if isinstance(error, NeedMissingError):
+            return self._verdict(
+                verdict="blocked", detail=f"config: a value for {error.need}", evidence=str(error)
+            )
+        need = evidence.missing_in(log, str(error), hints=self._hints)
+        if need is not None:
+            return self._verdict(verdict="blocked", detail=str(need), evidence=need.evidence)
+        if isinstance(error, StackStartError) and "was not up after" in str(error):
+            kinds = ", ".join(self._facts.get("needs", ())) or "unknown"
+            return self._verdict(
+                verdict="blocked",
+                detail=f"download: not up within the start deadline of {self.job.start_timeout_s:g} s "
+                f"(needs read from its files: {kinds})",
+                evidence=_last_lines(log, 1) or str(error),
+            )
+        if isinstance(error, ConfigError):
+            return self._verdict(verdict="incomplete", detail=f"config: {error}")
+        return self._verdict(verdict="failed", detail=f"{type(error).__name__}: {error}", log_tail=log)
+
+    def _verdict(self, **values: Any) -> Check:
+        return Check(
+            **{
+                **self._facts,
+                "settings": self.job.settings,
+                "seconds": round(time.monotonic() - self._started, 1),
+                "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+                **values,
+            }
+        )
+
+
+def _last_lines(text: str, count: int) -> str:
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+async def check_environment(job: Job, progress: Progress = lambda _: None) -> Check:
+    """Check one environment in this process; see `EnvironmentCheck.run`."""
+    return await EnvironmentCheck(job, progress).run()
+
+
+__all__: Sequence[str] = ("EnvironmentCheck", "check_environment")

@@ -1,0 +1,114 @@
+"""From an error and the servers' logs to the need behind it: what was missing, and the line that says so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gymgate.catalog import Need
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A need that was seen at run time."""
+
+    kind: str
+    """As in the catalog's `Need`, or `memory`, `file`, `service`, `conflict`."""
+    name: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.name}"
+
+
+_HOST = r"(?P<name>(?:[\w-]+\.)+[a-z]{2,})"
+_SIGNS: tuple[tuple[str, str], ...] = (
+    ("gpu", r"(?P<name>Found no NVIDIA driver|no CUDA GPUs are available|No CUDA runtime|NVML Shared Library Not Found)"),
+    ("docker", r"(?P<name>docker\.sock|Cannot connect to the Docker daemon|[Aa]pptainer|[Ss]ingularity)"),
+    ("docker", r"No such file or directory: '(?P<name>(?:[^']*/)?(?:docker|podman|apptainer|singularity))'"),
+    ("download", r"Failed to resolve '" + _HOST),
+    ("download", r"(?:Could not resolve host|[Cc]ould not resolve host name|Host not found): '?" + _HOST),
+    ("download", r"Cannot connect to host " + _HOST + r":\d+"),
+    ("download", r"host='" + _HOST + r"'"),
+    ("download", r"(?:getaddrinfo|NameResolution|name resolution|Name or service not known)[^\n]*?https?://" + _HOST),
+    ("download", r"https?://" + _HOST + r"[^\n]*?(?:resolution|resolve|refused|unreachable|[Nn]ame or service)"),
+    ("download", r"connect to (?:the )?['\"]?https?://" + _HOST),
+    ("download", r"(?:fetch|clone|download|Downloading)[^\n]*?https?://" + _HOST),
+    ("download", r"(?P<name>LocalEntryNotFoundError|OfflineModeIsEnabled|Resource \S*[a-z_]+\S* not found)"),
+    ("service", r"Cannot connect to host (?P<name>(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\[?::1\]?):\d+)"),
+    ("service", r"(?:host='(?:127\.0\.0\.1|localhost)', port=|Connect call failed \('127\.0\.0\.1', )(?P<name>\d+)"),
+    ("key", r"(?:KeyError: |environment variable |[Mm]issing |[Ss]et )['\"`]?"
+     r"(?P<name>[A-Z][A-Z0-9]*_[A-Z0-9_]*(?:KEY|TOKEN|SECRET|URL)\w*)"),
+    ("key", r"(?P<name>[A-Z][A-Z0-9_]*(?:API_KEY|TOKEN))\b[^\n]*?(?:not set|missing|required|must)"),
+    ("key", r"(?P<name>\w*api_key\w*)[^\n]*?(?:must be set|is required|not provided|Field required|is missing|valid)"),
+    ("binary", r"No such file or directory: '(?P<name>[\w.+-]+)'"),
+    ("binary", r"(?P<name>[\w.+-]+): (?:command )?not found"),
+    ("binary", r"[Rr]equired (?:binary|executable|command|program)\S* (?P<name>\S+)"),
+    ("package", r"(?:ModuleNotFoundError|ImportError): No module named '(?P<name>[\w.]+)'"),
+    ("file", r"(?:FileNotFoundError|No such file or directory)[^\n]*?'(?P<name>/?[\w./ @+-]+/[\w. @+-]+)'"),
+    ("file", r"(?:FileNotFoundError)[^\n]*?(?P<name>[\w./-]+\.(?:txt|json|jsonl|h5|db|sqlite|csv|parquet|zip|tar|gz))"),
+    ("config", r"validation errors? for \w*Config\w*\s+(?P<name>[\w.]+)\s+Field required"),
+)  # fmt: skip
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _SIGNS)
+_NO_NETWORK = re.compile(
+    r"Name or service not known|Temporary failure in name resolution|No address associated with hostname"
+    r"|Network is unreachable|nodename nor servname|Could not contact DNS|Connection error\."
+)
+_WIDTH = 240
+
+
+def missing_in(*texts: str, hints: Sequence[Need] = ()) -> Missing | None:
+    """The need that error messages and logs show, the first text that shows one; `None` if none does.
+
+    `hints` are needs read from the environment's files: they name what a failed look-up without a host was for.
+    """
+    for text in texts:
+        for kind, pattern in _PATTERNS:
+            if (match := _last(pattern, text)) is not None:
+                return Missing(kind, match["name"], line_around(text, match.start(), match.end()))
+        if (match := _last(_NO_NETWORK, text)) is not None:
+            fetched = [need.detail for need in hints if need.kind in ("download", "git", "search", "key")]
+            name = fetched[0] if fetched else "a host on the internet"
+            return Missing("download", name, line_around(text, match.start(), match.end()))
+    return None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    found = None
+    for found in pattern.finditer(text):  # noqa: B007
+        pass
+    return found
+
+
+def line_around(text: str, start: int, end: int) -> str:
+    """The line of `text` that holds a match, cut to its surroundings."""
+    left = text.rfind("\n", 0, start) + 1
+    right = text.find("\n", end)
+    line = text[left : len(text) if right < 0 else right]
+    offset = max(0, start - left - _WIDTH // 3)
+    return " ".join(line[offset : offset + _WIDTH].split())
+
+
+def setup_need(message: str) -> Missing | None:
+    """The need behind a runtime that could not be made: a source that no index has, or requirements in conflict."""
+    line = " ".join(message.split())[-2 * _WIDTH :]
+    if re.search(r"No solution found|unsatisfiable|conflict", message):
+        return Missing("conflict", "; ".join(_conflicting(message)) or "requirements", line)
+    if match := re.search(r"git\+https?://[^\s,'`]+|https?://(?!\S*pypi)[^\s,'`]+", message):
+        return Missing("git" if match[0].startswith("git+") else "download", match[0].rstrip("."), line)
+    if match := re.search(r"Failed to build `?([\w.-]+=?=?[\w.]*)", message):
+        return Missing("binary", f"a build of {match[1]}", line)
+    if match := re.search(r"Python[ >=<.\d]+", message):
+        return Missing("config", match[0].strip(), line)
+    return None
+
+
+def _conflicting(message: str) -> Iterator[str]:
+    """What uv says depends on what: the requirements that cannot be had together."""
+    for match in re.finditer(
+        r"([\w.\[\],-]+(?:[=<>!~]=?[\w.*]+)?) depends on ([\w.\[\],-]+[=<>!~]=?[\w.*,<>=]+)", message
+    ):
+        yield f"{match[1]} needs {match[2]}"
+    for match in re.finditer(r"(?:you require|because) ([\w.-]+[=<>!~]=?[\w.*,<>=]+)", message):
+        yield f"required: {match[1]}"

@@ -1,0 +1,137 @@
+"""The judge of a check: says what the judge said when the rollout was recorded, where the record has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gymgate.check.causes import judge_texts
+from gymgate.check.model import JudgedBy
+from gymgate.errors import UnknownConversationError
+from gymgate.gateway.replay import Recording, ReplayIndex, blocks_of, items_of
+from gymgate.gateway.replay.answer import recorded_answer, response_object
+from gymgate.gateway.replay.conversation import exact_key
+
+STAND_IN = "[[A=B]]\nYes\n1"
+"""Says nothing about an answer; many judges' parsers read a verdict or a number from it."""
+
+Answer = tuple[bytes | None, list[dict[str, Any]]]
+"""What the judge was asked, as far as it was recorded, and the items that it answered with."""
+
+
+class RecordedJudge:
+    """A callable endpoint for every model server beside the policy's; one rollout at a time."""
+
+    def __init__(self, environment: str) -> None:
+        self._environment = environment
+        self._answers: list[Answer] = []
+        self._stand_in = False
+        self._count = 0
+        self.calls = 0
+        """Calls since `begin`."""
+        self.refused = 0
+        """Of them, those that the record has no answer to."""
+
+    def begin(self, record: dict[str, Any] | None, *, stand_in: bool = False) -> None:
+        """Be the judge of this record from now on; `stand_in`: answer `STAND_IN` to everything."""
+        self._answers = list(recorded_answers(record, self._environment)) if record is not None else []
+        self._stand_in = stand_in
+        self.calls = self.refused = 0
+
+    @property
+    def knows(self) -> bool:
+        """Whether answers of this record are left."""
+        return bool(self._answers) or self._stand_in
+
+    @property
+    def judged_by(self) -> JudgedBy | None:
+        if not self.calls:
+            return None
+        return "stand-in" if self._stand_in else "recorded"
+
+    async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer a Responses request; `UnknownConversationError` where the record has no (further) answer."""
+        self.calls += 1
+        self._count += 1
+        output: list[Any] = (
+            [{"role": "assistant", "content": STAND_IN}] if self._stand_in else self._next(request)
+        )
+        return response_object(output, request, response_id=f"resp_judge_{self._count}")
+
+    def _next(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        """The answer recorded for this question, else the next one whose question was not recorded."""
+        asked = exact_key(blocks_of(items_of(request)))
+        known = [position for position, (key, _) in enumerate(self._answers) if key == asked]
+        blind = [position for position, (key, _) in enumerate(self._answers) if key is None]
+        order = known or blind or range(len(self._answers))
+        for position in order:
+            return self._answers.pop(position)[1]
+        self.refused += 1
+        raise UnknownConversationError(
+            "judge: the record does not hold this judge's answer", endpoint="judge", status_code=422
+        )
+
+
+class RecordedPolicy:
+    """A callable endpoint for environments that judge with the policy's own model: the recorded policy, and for
+    conversations that it does not know the judge's answers of the same record."""
+
+    def __init__(self, judge: RecordedJudge) -> None:
+        self._judge = judge
+        self._index = ReplayIndex(())
+
+    def begin(self, recording: Recording) -> None:
+        """Be the policy of this recording from now on."""
+        self._index = ReplayIndex([recording])
+
+    async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return recorded_answer(self._index.find(request), request)
+        except UnknownConversationError:
+            if not self._judge.knows:
+                raise
+            return await self._judge(request)
+
+
+def recorded_answers(record: dict[str, Any], environment: str) -> Iterator[Answer]:
+    """Every model answer in a record that is not the policy's, in the order of the record; then texts that
+    the table of known places names."""
+    found = False
+    for name, value in record.items():
+        if name not in ("response", "responses_create_params"):
+            for answer in _responses_in(value):
+                found = True
+                yield answer
+    if not found:
+        for path in judge_texts(environment):
+            for text in _texts_at(record, path.split(".")):
+                yield None, [{"role": "assistant", "content": text}]
+
+
+def _responses_in(node: Any, siblings: dict[str, Any] | None = None) -> Iterator[Answer]:
+    if isinstance(node, list):
+        for child in node:
+            yield from _responses_in(child)
+    elif isinstance(node, dict):
+        output = node.get("output")
+        if isinstance(output, list) and output and all(isinstance(item, dict) for item in output):
+            asked = (siblings or {}).get("responses_create_params")
+            key = exact_key(blocks_of(items_of(asked))) if isinstance(asked, dict) else None
+            yield key, output
+            return
+        for child in node.values():
+            yield from _responses_in(child, node)
+
+
+def _texts_at(node: Any, path: list[str]) -> Iterator[str]:
+    """Every text at a dotted path, in which `*` stands for each item of a list."""
+    if not path:
+        if isinstance(node, str) and node:
+            yield node
+        return
+    head, *rest = path
+    if head == "*" and isinstance(node, list):
+        for child in node:
+            yield from _texts_at(child, rest)
+    elif isinstance(node, dict) and head in node:
+        yield from _texts_at(node[head], rest)

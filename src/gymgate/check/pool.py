@@ -1,0 +1,176 @@
+"""Several checks at once, each in a process of its own that is watched and, if need be, killed with all it started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+
+from gymgate.check.model import Check, Job
+from gymgate.errors import GymgateError, from_wire
+from gymgate.stack.forkserver import descendants
+
+SETUP_TIMEOUT_S = 2400.0
+"""Seconds that installing an environment's requirements may take."""
+WATCH_S = 0.5
+LINE_LIMIT = 1 << 26
+
+Report = Callable[[Job, str], None]
+Done = Callable[[Job, Check | GymgateError], None]
+
+
+async def check_all(
+    jobs: Sequence[Job],
+    *,
+    at_once: int = 1,
+    done: Done | None = None,
+    progress: Report = lambda job, message: None,
+) -> list[Check | GymgateError]:
+    """A check for each job, in their order; a `GymgateError` for a job that names no environment.
+
+    `done` hears of each as it ends. Cancelling it ends every process.
+    """
+    slots = asyncio.Semaphore(at_once)
+    results: dict[int, Check | GymgateError] = {}
+
+    async def work(position: int, job: Job) -> None:
+        async with slots:
+            outcome = await run_job(job, progress)
+        results[position] = outcome
+        if done is not None:
+            done(job, outcome)
+
+    async with asyncio.TaskGroup() as group:
+        for position, job in enumerate(jobs):
+            group.create_task(work(position, job))
+    return [results[position] for position in range(len(jobs))]
+
+
+async def run_job(job: Job, progress: Report) -> Check | GymgateError:
+    """One check in a process of its own."""
+    started = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gymgate.check.worker",
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        start_new_session=True,
+        limit=LINE_LIMIT,
+    )
+    watch = asyncio.create_task(over_limit(process.pid, job.memory_gb))
+    talk = asyncio.create_task(_talk(process, job, progress))
+    try:
+        limit = SETUP_TIMEOUT_S + job.timeout_s
+        await asyncio.wait([watch, talk], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if talk.done():
+            return talk.result() or await _crashed(process, job, started)
+        if watch.done():
+            return _ended(job, started, f"memory: more than {job.memory_gb:g} GB", watch.result())
+        return _failed(job, started, f"not done after {limit:g} s, installing included", "")
+    finally:
+        for task in (watch, talk):
+            task.cancel()
+        await asyncio.shield(_kill(process))
+
+
+async def _talk(process: Process, job: Job, progress: Report) -> Check | GymgateError | None:
+    """Hand over the job, pass on progress, return the outcome; `None` if the process ends without one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(job.model_dump_json().encode())
+        process.stdin.close()
+    async for line in process.stdout:
+        event = orjson.loads(line)
+        if "progress" in event:
+            progress(job, event["progress"])
+        elif "error" in event:
+            return from_wire(event["error"])
+        else:
+            return Check.model_validate(event["check"])
+    return None
+
+
+async def over_limit(pid: int, memory_gb: float) -> str:
+    """Return, with the amount in words, when a process and its descendants use more memory than that."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        if rss(family := [pid, *descendants(pid)]) > memory_gb:  # cheap, an upper bound
+            used = await asyncio.to_thread(pss, family)
+            if used > memory_gb:
+                return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
+
+
+def rss(pids: Sequence[int]) -> float:
+    """Resident memory of processes together in GB, shared pages counted for each."""
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def pss(pids: Sequence[int]) -> float:
+    """Memory of processes together in GB, shared pages counted once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+    return total * 1024 / 1e9
+
+
+async def _crashed(process: Process, job: Job, started: float) -> Check:
+    assert process.stderr is not None
+    text = (await process.stderr.read()).decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _failed(
+        job, started, f"the check itself failed: {lines[-1] if lines else 'no message'}", text[-4000:]
+    )
+
+
+def _ended(job: Job, started: float, detail: str, evidence: str) -> Check:
+    return _made(job, started, "blocked", detail, evidence, "")
+
+
+def _failed(job: Job, started: float, detail: str, log: str) -> Check:
+    return _made(job, started, "failed", detail, "", log)
+
+
+def _made(job: Job, started: float, verdict: str, detail: str, evidence: str, log: str) -> Check:
+    kind, _, name = job.environment.rpartition("/")
+    return Check.model_validate(
+        {
+            "environment": name,
+            "kind": kind or "resources_servers",
+            "version": job.version,
+            "verdict": verdict,
+            "detail": detail,
+            "evidence": evidence,
+            "log_tail": log,
+            "seconds": round(time.monotonic() - started, 1),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "settings": job.settings,
+        }
+    )
+
+
+async def _kill(process: Process) -> None:
+    """End the worker and everything below it, its stack's daemon included."""
+    family = [process.pid, *descendants(process.pid)] if process.returncode is None else []
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await process.wait()

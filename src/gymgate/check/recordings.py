@@ -1,0 +1,128 @@
+"""An environment's recorded rollouts, one file each, so that a broken line costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymgate.catalog import EnvConfig, Environment
+from gymgate.config import ReplayEndpoint
+from gymgate.errors import GymgateError
+from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts
+
+DERIVED = ("materialized_inputs", "reward_profiling")
+"""Files that NeMo Gym writes beside recorded rollouts and that are none."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A recorded rollout, the row to run for it and where to replay it from."""
+
+    name: str
+    recording: Recording
+    row: dict[str, Any]
+    packaged: bool
+    """Whether `row` is a packaged one, and not the record itself."""
+    policy: ReplayEndpoint
+
+    @property
+    def agent(self) -> str | None:
+        """The agent that was recorded."""
+        reference = self.recording.raw.get("agent_ref")
+        name = reference.get("name") if isinstance(reference, dict) else reference
+        return name if isinstance(name, str) else None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What an environment ships to be replayed."""
+
+    samples: tuple[Sample, ...]
+    broken: tuple[str, ...]
+    """`file:line` and what is wrong with it."""
+    files: int
+
+
+def read_samples(environment: Environment, directory: Path) -> Samples:
+    """Every recorded rollout that can be read, written to a file of its own in `directory`."""
+    broken: list[str] = []
+    samples: list[Sample] = []
+    files = recording_files(environment)
+    for path in files:
+        recordings = list(_salvaged(path, directory, broken))
+        rows = pair_rows(recordings, packaged_rows(environment, path))
+        for recording, row in zip(recordings, rows, strict=True):
+            name = Path(recording.path).stem.replace("__", ":")
+            policy = ReplayEndpoint(rollouts=(recording.path,), index=0)
+            sample = Sample(name, recording, row or recording.row, row is not None, policy)
+            samples.append(sample)
+    return Samples(tuple(samples), tuple(broken), len(files))
+
+
+def recording_files(environment: Environment) -> list[Path]:
+    """Files of recorded rollouts; one of which every line is broken is told by its name."""
+    return [
+        file.path
+        for file in environment.data
+        if file.kind == "rollouts" or (file.kind in ("other", "rows") and "rollouts" in file.path.stem)
+        if not any(mark in file.path.stem for mark in DERIVED)
+    ]
+
+
+def _salvaged(path: Path, directory: Path, broken: list[str]) -> Iterator[Recording]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        broken.append(f"{path.name}: {error.strerror}")
+        return
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
+            continue
+        single = directory / f"{path.stem}__{number}.jsonl"
+        single.write_bytes(text + b"\n")
+        try:
+            yield from recorded_rollouts([single])
+        except GymgateError as error:
+            reason = str(error).removeprefix(f"{single}:1 ")
+            broken.append(f"{path.name}:{number} {reason}")
+
+
+def packaged_rows(environment: Environment, near: Path | None = None) -> list[dict[str, Any]]:
+    """Every packaged row that can be run, those beside `near` first, then those of files called `example`."""
+    files = [file.path for file in environment.data if file.kind == "rows"]
+    files.sort(key=lambda path: (near is not None and path.parent != near.parent, path.stem != "example"))
+    return [row for path in files for row in _rows(path)]
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if any(mark in path.stem for mark in (*DERIVED, "rollouts")):
+        return
+    for text in path.read_bytes().split(b"\n"):
+        try:
+            row = orjson.loads(text)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("responses_create_params"), dict):
+            yield row
+
+
+def config_for(environment: Environment, samples: Sequence[Sample]) -> tuple[EnvConfig, list[str]]:
+    """The config to start: the one that has the agents that were recorded, else the default one; and notes on
+    recorded agents that no config has any more."""
+    default = environment.config()
+    recorded = {sample.agent for sample in samples if sample.agent is not None}
+    known = {agent.name for config in environment.configs for agent in config.agents}
+    gone = [f"recorded agent {name!r} no longer exists" for name in sorted(recorded - known)]
+    wanted = recorded & known
+    if not wanted or wanted & _agents(default):
+        return default, gone
+    best = max(environment.configs, key=lambda config: len(wanted & _agents(config)))
+    return best, gone
+
+
+def _agents(config: EnvConfig) -> set[str]:
+    return {agent.name for agent in config.agents}
