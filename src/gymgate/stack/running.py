@@ -251,6 +251,8 @@ class RunningStack:
 
     async def _start_spawner(self, python: Path) -> Spawner:
         environment = {**clean_env(self.config.env_vars), "PYTHONUNBUFFERED": "1"}
+        # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
+        environment["PATH"] = os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)])
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self.config.component_roots:
             environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self.config.component_roots)
