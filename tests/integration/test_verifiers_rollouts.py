@@ -14,7 +14,7 @@ from renderers.base import load_tokenizer
 from renderers.configs import Qwen3RendererConfig
 from verifiers_support import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer
 
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.verifiers import load_environment
 from gymgate.integrations.verifiers.task import UNSCORED
 
@@ -202,3 +202,11 @@ async def test_without_our_env_the_harness_finds_the_stack_itself(
 async def test_an_unknown_environment_is_refused_early_with_near_names() -> None:
     with pytest.raises(ConfigError, match="workplace_assistant"):
         load_environment(env="workplace_asistant")
+
+
+async def test_a_row_for_an_agent_of_another_config_names_that_config() -> None:
+    env = load_environment(env="structured_outputs", data="structured_outputs_v4_example")
+    with pytest.raises(DataError, match=r"example\.jsonl:1: agent .* is in config 'structured_outputs_v4'"):
+        next(iter(env.taskset))
+    env = load_environment(env="structured_outputs", config="structured_outputs_v4", tasks=2)
+    assert [task.data.name for task in env.taskset] == ["structured_outputs:1", "structured_outputs:2"]

@@ -67,13 +67,15 @@ def find_environments(config: NeMoGymConfig) -> dict[str, Environment]:
 def _rows(config: NeMoGymConfig) -> Iterator[tuple[str, Row]]:
     """Each row with the environment it goes to. Packaged data is read for every environment in turn."""
     environments = find_environments(config)
+    homes = _homes(environments, config.stack_config().environments)
     blended = config.data.startswith("hf:") or os.sep in config.data or Path(config.data).exists()
     if len(environments) > 1 and blended:
-        homes = _homes(environments, config.stack_config().environments)
-        yield from ((_home(row, homes), row) for row in open_rows(config.data, environment=None))
+        for row in open_rows(config.data, environment=None):
+            yield _home(row, homes, environments), row
         return
     for name, environment in environments.items():
-        yield from ((name, row) for row in open_rows(config.data, environment=environment))
+        for row in open_rows(config.data, environment=environment):
+            yield (name if row.agent is None else _home(row, homes, environments)), row
 
 
 def _homes(environments: Mapping[str, Environment], configs: tuple[EnvironmentConfig, ...]) -> dict[str, str]:
@@ -82,13 +84,20 @@ def _homes(environments: Mapping[str, Environment], configs: tuple[EnvironmentCo
     return {agent.name: name for name, config in chosen.items() for agent in config.agents}
 
 
-def _home(row: Row, homes: Mapping[str, str]) -> str:
+def _home(row: Row, homes: Mapping[str, str], environments: Mapping[str, Environment]) -> str:
+    """The environment of the row's agent; `DataError` naming the config that has the agent, if one does."""
     if row.agent is None:
         raise _error(row, "has no agent_ref, so it could go to any of several environments")
-    if row.agent not in homes:
-        known = ", ".join(sorted(homes))
-        raise _error(row, f"agent {row.agent!r} is in none of the environments; there are {known}")
-    return homes[row.agent]
+    if row.agent in homes:
+        return homes[row.agent]
+    having = [
+        config.name
+        for environment in environments.values()
+        for config in environment.configs
+        if any(agent.name == row.agent for agent in config.agents)
+    ]
+    hint = f"it is in config {having[0]!r}" if having else f"there are {', '.join(sorted(homes))}"
+    raise _error(row, f"agent {row.agent!r} is not in the stack; {hint}")
 
 
 def _error(row: Row, reason: str) -> DataError:
