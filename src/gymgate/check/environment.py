@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ from typing import Any
 from gymgate.catalog import Catalog, EnvConfig, Environment, Need
 from gymgate.check import evidence
 from gymgate.check.judges import RecordedJudge
+from gymgate.check.memory import rss
 from gymgate.check.model import Check, Job
 from gymgate.check.recordings import Samples, config_for, packaged_rows, read_samples
-from gymgate.check.rows import Rows, summarised
+from gymgate.check.rows import Rows, needed, summarised
 from gymgate.config import CallableEndpoint, EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.stack import acquire
+from gymgate.stack.forkserver import descendants
 
 JUDGE = CallableEndpoint(name="judge", dialect="responses")
 Progress = Callable[[str], None]
@@ -33,6 +36,7 @@ class EnvironmentCheck:
         self._progress = progress
         self._facts: dict[str, Any] = {}
         self._hints: tuple[Need, ...] = ()
+        self._peak_gb = 0.0
         self._started = time.monotonic()
 
     async def run(self) -> Check:
@@ -89,6 +93,7 @@ class EnvironmentCheck:
 
     async def _checked(self, environment: Environment, config: EnvConfig, samples: Samples) -> Check:
         judge = RecordedJudge(environment.name)
+        watcher = asyncio.create_task(self._watch_memory())
         try:
             async with acquire(self._stack_config(config)) as stack:
                 stack.register(JUDGE.name, judge, dialect="responses")
@@ -98,6 +103,13 @@ class EnvironmentCheck:
                 return self._verdict(**summarised(await rows.check(samples), rows, environment, self.job))
         except GymgateError as error:
             return self._not_started(error)
+        finally:
+            watcher.cancel()
+
+    async def _watch_memory(self) -> None:
+        while True:
+            self._peak_gb = max(self._peak_gb, rss(descendants(os.getpid())))
+            await asyncio.sleep(1.0)
 
     def _stack_config(self, config: EnvConfig) -> StackConfig:
         job = self.job
@@ -128,15 +140,18 @@ class EnvironmentCheck:
             )
         need = evidence.missing_in(log, str(error), hints=self._hints)
         if need is not None:
-            return self._verdict(verdict="blocked", detail=str(need), evidence=need.evidence)
+            return self._verdict(**needed(need))
         if isinstance(error, StackStartError) and "was not up after" in str(error):
-            kinds = ", ".join(self._facts.get("needs", ())) or "unknown"
+            kinds = ", ".join(self._facts.get("needs", ())) or "none"
             return self._verdict(
                 verdict="blocked",
-                detail=f"download: not up within the start deadline of {self.job.start_timeout_s:g} s "
+                detail=f"start: not up within {self.job.start_timeout_s:g} s, with {self._peak_gb:.1f} GB in use "
                 f"(needs read from its files: {kinds})",
                 evidence=_last_lines(log, 1) or str(error),
             )
+        if isinstance(error, StackStartError) and "(exit status 0)" in str(error):
+            detail = f"the entrypoint of server {error.server!r} starts no server: a base for others"
+            return self._verdict(verdict="incomplete", detail=detail)
         if isinstance(error, ConfigError):
             return self._verdict(verdict="incomplete", detail=f"config: {error}")
         return self._verdict(verdict="failed", detail=f"{type(error).__name__}: {error}", log_tail=log)

@@ -18,6 +18,12 @@ class Missing:
     name: str
     evidence: str
 
+    @property
+    def shipped(self) -> str | None:
+        """The file that the release should have, if that is what is missing."""
+        inside = self.name.partition("site-packages/")[2]
+        return inside if self.kind == "file" and inside else None
+
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
 
@@ -44,16 +50,18 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("key", r"(?P<name>\w*api_key\w*)[^\n]*?(?:must be set|is required|not provided|Field required|is missing|valid)"),
     ("binary", r"No such file or directory: '(?P<name>[\w.+-]+)'"),
     ("binary", r"(?P<name>[\w.+-]+): (?:command )?not found"),
+    ("binary", r"\b(?P<name>[\w.+-]+) is required[^\n]*?not found on PATH"),
     ("binary", r"[Rr]equired (?:binary|executable|command|program)\S* (?P<name>\S+)"),
     ("package", r"(?:ModuleNotFoundError|ImportError): No module named '(?P<name>[\w.]+)'"),
     ("file", r"(?:FileNotFoundError|No such file or directory)[^\n]*?'(?P<name>/?[\w./ @+-]+/[\w. @+-]+)'"),
     ("file", r"(?:FileNotFoundError)[^\n]*?(?P<name>[\w./-]+\.(?:txt|json|jsonl|h5|db|sqlite|csv|parquet|zip|tar|gz))"),
-    ("config", r"validation errors? for \w*Config\w*\s+(?P<name>[\w.]+)\s+Field required"),
+    ("config", r"validation errors? for \w*Config\w*\s+(?P<name>[\w.]+)\s+(?:Field required|Input should be)"),
 )  # fmt: skip
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _SIGNS)
 _NO_NETWORK = re.compile(
     r"Name or service not known|Temporary failure in name resolution|No address associated with hostname"
     r"|Network is unreachable|nodename nor servname|Could not contact DNS|Connection error\."
+    r"|[Ff]ailed to (?:load|download|fetch)[^\n]*?(?:retries|attempts)"
 )
 _WIDTH = 240
 

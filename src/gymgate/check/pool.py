@@ -11,17 +11,16 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import orjson
 
+from gymgate.check.memory import over_limit
 from gymgate.check.model import Check, Job
 from gymgate.errors import GymgateError, from_wire
 from gymgate.stack.forkserver import descendants
 
 SETUP_TIMEOUT_S = 2400.0
 """Seconds that installing an environment's requirements may take."""
-WATCH_S = 0.5
 LINE_LIMIT = 1 << 26
 
 Report = Callable[[Job, str], None]
@@ -100,36 +99,6 @@ async def _talk(process: Process, job: Job, progress: Report) -> Check | Gymgate
         else:
             return Check.model_validate(event["check"])
     return None
-
-
-async def over_limit(pid: int, memory_gb: float) -> str:
-    """Return, with the amount in words, when a process and its descendants use more memory than that."""
-    while True:
-        await asyncio.sleep(WATCH_S)
-        if rss(family := [pid, *descendants(pid)]) > memory_gb:  # cheap, an upper bound
-            used = await asyncio.to_thread(pss, family)
-            if used > memory_gb:
-                return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
-
-
-def rss(pids: Sequence[int]) -> float:
-    """Resident memory of processes together in GB, shared pages counted for each."""
-    pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-
-
-def pss(pids: Sequence[int]) -> float:
-    """Memory of processes together in GB, shared pages counted once."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1])
-    return total * 1024 / 1e9
 
 
 async def _crashed(process: Process, job: Job, started: float) -> Check:

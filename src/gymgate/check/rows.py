@@ -10,7 +10,7 @@ from gymgate.catalog import Environment, Need
 from gymgate.check import evidence
 from gymgate.check.causes import cause_of
 from gymgate.check.judges import RecordedJudge, RecordedPolicy
-from gymgate.check.model import Check, Job, RowCheck, Verdict, same_reward, worst
+from gymgate.check.model import Check, Job, RowCheck, same_reward, worst
 from gymgate.check.recordings import Sample, Samples, packaged_rows
 from gymgate.config import RolloutLimits
 from gymgate.errors import GymgateError
@@ -124,7 +124,9 @@ class Rows:
             return {**values, "verdict": "incomplete", "cause": f"{whose} lacks what the verifier requires"}
         need = evidence.missing_in(error.message, self.new_log(), hints=self.hints)
         if need is not None:
-            return {**values, "verdict": "blocked", "need": str(need), "cause": need.evidence}
+            seen = needed(need)
+            name = "need" if seen["verdict"] == "blocked" else "cause"
+            return {**values, "verdict": seen["verdict"], "cause": need.evidence, name: seen["detail"]}
         return {**values, "verdict": "failed"}
 
     async def _probe(self, samples: Samples) -> None:
@@ -192,8 +194,9 @@ def _hopeless(row: RowCheck) -> bool:
 
 def summarised(results: Sequence[RowCheck], rows: Rows, environment: Environment, job: Job) -> dict[str, Any]:
     """The environment's verdict with its detail and evidence."""
-    verdict = worst(row.verdict for row in replayable(results))
-    chosen = next((row for row in results if row.verdict == verdict), None)
+    counted = replayable(results)
+    verdict = worst(row.verdict for row in counted)
+    chosen = next((row for row in counted if row.verdict == verdict), None)
     rewarded = any(_rewarded(row) for row in results)
     probed = any(rollout.reward is not None for rollout in rows.probed)
     values: dict[str, Any] = {
@@ -202,9 +205,12 @@ def summarised(results: Sequence[RowCheck], rows: Rows, environment: Environment
         "rewarded": rewarded or (probed and not rows.rewarded_by_stand_in),
         "rewarded_by_stand_in": rows.rewarded_by_stand_in,
     }
-    if not results:
-        return values | _without_recordings(rows)
-    assert chosen is not None
+    if chosen is None or verdict == "incomplete":
+        told = {
+            "detail": (chosen.cause or "") if chosen else "no recording",
+            "evidence": (chosen.error or "") if chosen else "",
+        }
+        return values | told | {name: value for name, value in probe_outcome(rows).items() if value}
     if verdict == "differs":
         cause = cause_of(environment.name, job.version) or chosen.cause or "cause not known"
         values |= {"detail": cause, "evidence": _difference(results)}
@@ -218,31 +224,34 @@ def summarised(results: Sequence[RowCheck], rows: Rows, environment: Environment
     return values
 
 
-def _without_recordings(rows: Rows) -> dict[str, Any]:
-    """Nothing to compare with: still blocked, if the packaged rows need something."""
-    if rows.judge_missing:
+def needed(need: evidence.Missing) -> dict[str, Any]:
+    """Verdict, detail and evidence of a need: a file that the release should have makes it incomplete."""
+    if need.shipped is not None:
         return {
-            "verdict": "blocked",
-            "detail": NO_JUDGE,
-            "evidence": "no recording; a packaged row's judge was called",
+            "verdict": "incomplete",
+            "detail": f"the release does not ship {need.shipped}",
+            "evidence": need.evidence,
         }
+    return {"verdict": "blocked", "detail": str(need), "evidence": need.evidence}
+
+
+def probe_outcome(rows: Rows) -> dict[str, Any]:
+    """What packaged rows showed, for an environment without a recording that can be played."""
+    if rows.judge_missing:
+        seen = "a packaged row's judge was called"
+        return {"verdict": "blocked", "detail": NO_JUDGE, "evidence": seen}
     if any(rollout.reward is not None for rollout in rows.probed):
-        return {"verdict": "incomplete", "detail": "no recording"}
+        return {"verdict": "incomplete"}
     errors = [rollout.error for rollout in rows.probed if rollout.error is not None]
-    need = (
-        evidence.missing_in(*(error.message for error in errors), rows.new_log(), hints=rows.hints)
-        if errors
-        else None
-    )
-    verdict: Verdict = "blocked" if need else "incomplete"
-    told = (
-        f"no recording; a packaged row gives {errors[0].type}: {errors[0].message}"
-        if errors
-        else "no recording"
-    )
-    if need is None:
-        return {"verdict": verdict, "detail": told}
-    return {"verdict": verdict, "detail": str(need), "evidence": need.evidence}
+    if not errors:
+        return {"verdict": "incomplete"}
+    need = evidence.missing_in(*(error.message for error in errors), rows.new_log(), hints=rows.hints)
+    if need is not None:
+        return needed(need)
+    return {
+        "verdict": "incomplete",
+        "evidence": f"a packaged row gives {errors[0].type}: {errors[0].message}",
+    }
 
 
 def _difference(results: Sequence[RowCheck]) -> str:
