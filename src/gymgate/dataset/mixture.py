@@ -6,25 +6,28 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from gymgate.dataset.row import Row
 from gymgate.errors import ConfigError
+
+RowT = TypeVar("RowT")
+"""A row, or whatever stands for one."""
 
 
 @dataclass(eq=False)
-class _Live:
-    rows: Iterator[Row]
+class _Live(Generic[RowT]):
+    rows: Iterator[RowT]
     weight: float
     left: float
     """Rows that may still be drawn; infinite without a cap."""
 
 
 def blend(
-    sources: Sequence[tuple[Iterable[Row], float]],
+    sources: Sequence[tuple[Iterable[RowT], float]],
     *,
     seed: int = 0,
     caps: Sequence[int | None] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[RowT]:
     """Draw each next row from a source with a probability in proportion to its weight.
 
     The order within a source is kept. A source that is exhausted, or has given as many rows as its cap, drops
@@ -47,7 +50,7 @@ def blend(
     return _draw([source for source in live if source.left > 0], random.Random(seed))
 
 
-def _draw(live: list[_Live], dice: random.Random) -> Iterator[Row]:
+def _draw(live: list[_Live[RowT]], dice: random.Random) -> Iterator[RowT]:
     while live:
         source = _pick(live, dice.random())
         row = next(source.rows, None)
@@ -58,7 +61,7 @@ def _draw(live: list[_Live], dice: random.Random) -> Iterator[Row]:
             live.remove(source)
 
 
-def _pick(live: Sequence[_Live], chance: float) -> _Live:
+def _pick(live: Sequence[_Live[RowT]], chance: float) -> _Live[RowT]:
     """`chance` in [0, 1) falls into one source's share of the weights."""
     point = chance * sum(source.weight for source in live)
     for source in live:

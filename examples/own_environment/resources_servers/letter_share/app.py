@@ -27,7 +27,9 @@ class LetterShare(SimpleResourcesServer):
 
     async def verify(self, body: LetterShareVerifyRequest) -> LetterShareVerifyResponse:
         messages = [item for item in body.response.output if item.type == "message"]
-        text = "".join(part.text for message in messages for part in message.content if part.type == "output_text")
+        text = "".join(
+            part.text for message in messages for part in message.content if part.type == "output_text"
+        )
         share = text.count(body.letter) / len(text) if text else 0.0
         return LetterShareVerifyResponse(**body.model_dump(), reward=share, answer_length=len(text))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gymgate.catalog import Catalog
+from gymgate.catalog import Catalog, Environment
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import Row, blend, open_rows
 from gymgate.errors import ConfigError, StackLostError
@@ -60,7 +60,7 @@ class NeMoGymSpec:
         seed: int = 0,
         engine: Engine | Callable[[Any], Engine] | None = None,
         renderer: Renderer | Callable[[Any], Renderer] | None = None,
-        limits: RolloutLimits | None = None,
+        limits: RolloutLimits | Mapping[str, Any] | None = None,
         runtime: RuntimeConfig | None = None,
         stack: Mapping[str, Any] | None = None,
         fold: Fold = "longest",
@@ -72,7 +72,7 @@ class NeMoGymSpec:
         self.seed = seed
         self.engine = engine
         self.renderer = renderer
-        self.limits = limits or RolloutLimits(timeout_s=1800)
+        self.limits = RolloutLimits.model_validate(limits or {"timeout_s": 1800})
         self.runtime = runtime or RuntimeConfig()
         self.fold: Fold = fold
         self.config = StackConfig(
@@ -168,7 +168,7 @@ class NeMoGymSpec:
 
     def _row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
         name, position = locate(prompt)
-        dataset = {"train": lambda: self.train_dataset, "eval": lambda: self.eval_dataset}[name]()
+        dataset = self.eval_dataset if name == "eval" else self.train_dataset
         assert dataset is not None
         record = dataset[position]
         return record["environment"], orjson.loads(record["row"])
@@ -176,10 +176,10 @@ class NeMoGymSpec:
     def _blend(self, data: str | Mapping[str, str]) -> Iterator[tuple[str, Row]]:
         installed = ensure_runtime(self.runtime)
         catalog = Catalog(installed.site, installed.version)
-        names = list(self.weights)
-        sources = [_named(name, _rows(catalog, name, data)) for name in names]
-        weighted = [(source, weight) for source, weight in zip(sources, self.weights.values(), strict=True)]
-        return blend(weighted, seed=self.seed)  # type: ignore[arg-type, return-value]
+        found = {name: catalog.find(name) for name in self.weights}
+        sources = [_named(each.name, _rows(each, name, data)) for name, each in found.items()]
+        weighted = list(zip(sources, self.weights.values(), strict=True))
+        return blend(weighted, seed=self.seed)
 
 
 def _weights(environments: str | Sequence[str] | Mapping[str, float]) -> dict[str, float]:
@@ -191,11 +191,11 @@ def _weights(environments: str | Sequence[str] | Mapping[str, float]) -> dict[st
     return dict.fromkeys(names, 1.0)
 
 
-def _rows(catalog: Catalog, name: str, data: str | Mapping[str, str]) -> Sequence[Row]:
+def _rows(environment: Environment, name: str, data: str | Mapping[str, str]) -> Sequence[Row]:
     source = data if isinstance(data, str) else data.get(name)
     if source is None:
         raise ConfigError(f"data names no rows for environment {name!r}; it has {', '.join(sorted(data))}")
-    return open_rows(source, environment=catalog.find(name))
+    return open_rows(source, environment=environment)
 
 
 def _named(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:

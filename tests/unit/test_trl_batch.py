@@ -1,0 +1,92 @@
+"""TRL's columns from rollouts, and the way from a prompt back to its row: plain values, no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gymgate.errors import DataError
+from gymgate.integrations.trl.batch import Attempt, failure_lines, to_batch
+from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
+from gymgate.integrations.trl.spec import nemo_gym_reward
+from gymgate.rollout import Rollout, RolloutError
+from gymgate.tokens import TokenTurn, assemble
+
+EOS = 9
+
+
+def attempt(*turns: TokenTurn, **rollout: Any) -> Attempt:
+    fields: dict[str, Any] = {"status": "completed", "reward": 1.0, **rollout}
+    made = Rollout(id="r", environment="e", agent="a", **fields)
+    shown = list(turns[0].prompt_ids) if turns else []
+    return Attempt(made, assemble(turns), list(turns), shown)
+
+
+def test_two_turns_are_one_row() -> None:
+    batch = to_batch([attempt(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 7], [3], [-0.2]))], filler_id=EOS)
+    assert batch["prompt_ids"] == [[1]]
+    assert batch["completion_ids"] == [[2, 7, 3]]
+    assert batch["env_mask"] == [[1, 0, 1]]
+    assert batch["logprobs"] == [[-0.1, None, -0.2]]
+    assert batch["env_reward"] == [1.0]
+
+
+def test_a_failed_rollout_trains_nothing_and_scores_nothing() -> None:
+    error = RolloutError(kind="policy", message="no route", type="PolicyError")
+    batch = to_batch([attempt(status="failed", reward=None, error=error)], filler_id=EOS)
+    assert (batch["completion_ids"], batch["env_mask"], batch["env_reward"]) == ([[EOS]], [[0]], [None])
+    assert batch["logprobs"] == [[None]]
+
+
+def test_a_masked_rollout_keeps_its_ids_and_trains_nothing() -> None:
+    batch = to_batch([attempt(TokenTurn([1], [2], [-0.1]), status="masked")], filler_id=EOS)
+    assert (batch["completion_ids"], batch["env_mask"], batch["env_reward"]) == ([[2]], [[0]], [None])
+
+
+def test_of_several_segments_the_longest_stands_and_the_rest_is_reported() -> None:
+    rollout = attempt(TokenTurn([1], [2]), TokenTurn([5], [6, 7, 8]))
+    batch = to_batch([rollout], filler_id=EOS)
+    assert batch["completion_ids"] == [[6, 7, 8]]
+    assert batch["rollout_metrics"][0]["delivered_fraction"] == 0.75
+    assert to_batch([attempt(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, fold="last")[
+        "completion_ids"
+    ] == [[6]]
+
+
+def test_failures_are_counted_by_line() -> None:
+    error = RolloutError(kind="policy", message="no route", type="PolicyError")
+    failed = attempt(status="failed", reward=None, error=error)
+    assert failure_lines([failed, failed, attempt(TokenTurn([1], [2]))]) == ["2 x policy: no route"]
+
+
+def test_the_reward_function_passes_none_on_and_logs_means() -> None:
+    logged: dict[str, float] = {}
+    rewards = nemo_gym_reward(
+        completions=["", ""],
+        env_reward=[0.5, None],
+        rollout_metrics=[{"turns": 2.0, "failed": 0.0}, {"turns": 4.0, "failed": 1.0, "failed_policy": 1.0}],
+        environment=["a", "b"],
+        log_metric=logged.__setitem__,
+    )
+    assert rewards == [0.5, None]
+    assert logged["nemo_gym/turns"] == 3.0
+    assert logged["nemo_gym/failed_policy"] == 0.5
+    assert logged["nemo_gym/b/turns"] == 4.0
+
+
+def test_a_prompt_leads_back_to_its_row() -> None:
+    messages = prompt_messages({"responses_create_params": {"input": [{"role": "user", "content": "hi"}]}})
+    messages[0][ROW_KEY] = "train:12"
+    assert locate(messages) == ("train", 12)
+    with pytest.raises(DataError, match=ROW_KEY):
+        locate([{"role": "user", "content": "hi"}])
+    with pytest.raises(DataError, match=ROW_KEY):
+        locate("hi")
+
+
+def test_prompts_name_what_is_no_text() -> None:
+    content = [{"type": "input_text", "text": "see "}, {"type": "input_image", "image_url": "data:"}]
+    row = {"responses_create_params": {"input": [{"role": "user", "content": content}]}}
+    assert prompt_messages(row)[0]["content"] == "see [input_image]"
+    assert prompt_messages({"responses_create_params": {"input": "plain"}})[0]["content"] == "plain"
