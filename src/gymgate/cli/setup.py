@@ -2,52 +2,123 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.catalog import Catalog, Need
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
-from gymgate.runtime import Runtime, ensure_runtime
 
-INSTALLED = ("package",)
-"""Kinds of needs that a package index meets."""
+if TYPE_CHECKING:
+    from gymgate.catalog import Need
+    from gymgate.runtime import Runtime
+
+Progress = Callable[[str], None]
+
+_INSTALLED = "package"
+"""The kind of need that a package index meets; every other is the user's to see to."""
 
 
 @click.command(name="setup")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@click.option("--gym", "version", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
 @click.option(
-    "--python", help="Interpreter to build with: a path, a command or a version. Found if not named."
+    "--gym",
+    "version",
+    default=DEFAULT_NEMO_GYM,
+    show_default=True,
+    metavar="VERSION",
+    help="nemo-gym release.",
 )
-def command(environments: tuple[str, ...], version: str, python: str | None) -> None:
-    """Make the environment that NeMo Gym runs in, and install what ENVs need beside it.
+@click.option(
+    "--python",
+    metavar="PYTHON",
+    help="Interpreter to build with: a path, a command or a version. Found if not named.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(environments: Sequence[str], version: str, python: str | None, as_json: bool) -> None:
+    """Make the environment that NeMo Gym runs in, and install what ENVs require beside it.
 
-    Everything is offline afterwards. Without ENV: what every environment needs.
+    What is made here works without a network afterwards. Without ENV: the release alone, which is all that most
+    environments need.
     """
     config = RuntimeConfig(version=version, python=python)
-    base = make(config, ())
+    with _progress() as say:
+        made = [_made(config, (), None, say)]
+        needs = list(_set_up(config, environments, made, say)) if environments else []
+    if as_json:
+        import orjson
+
+        report = {"runtimes": made, "needs": needs}
+        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        return
+    for runtime in made:
+        beside = f" with {', '.join(runtime['requirements'])}" if runtime["requirements"] else ""
+        user = f"{runtime['environment']}: " if runtime["environment"] else ""
+        click.echo(f"{user}nemo-gym {runtime['nemo_gym']}{beside} at {runtime['python']}")
+    for need in needs:
+        click.echo(
+            f"{need['environment']} also needs, by its files: {need['kind']}: {need['detail']}", err=True
+        )
+
+
+def _set_up(
+    config: RuntimeConfig, environments: Sequence[str], made: list[dict[str, Any]], say: Progress
+) -> Iterator[dict[str, str]]:
+    """Make each environment's runtime, and yield what it needs that this cannot install."""
+    from gymgate.catalog import Catalog
+    from gymgate.runtime import ensure_runtime
+
+    base = ensure_runtime(config, progress=say)
     catalog = Catalog(base.site, base.version)
     for name in environments:
         environment = catalog.find(name)
         chosen = environment.config(None)
         if requirements := catalog.requirements(environment, chosen):
-            make(config, requirements)
-        for need in chosen.needs:
-            report_need(name, need)
+            made.append(_made(config, requirements, name, say))
+        for need in _left(chosen.needs):
+            yield {"environment": name, "kind": need.kind, "detail": need.detail}
 
 
-def make(config: RuntimeConfig, requirements: tuple[str, ...]) -> Runtime:
-    """The runtime, with one line per step and one at the end."""
+def _left(needs: Sequence[Need]) -> list[Need]:
+    return [need for need in needs if need.kind != _INSTALLED]
+
+
+def _made(
+    config: RuntimeConfig, requirements: Sequence[str], environment: str | None, say: Progress
+) -> dict[str, Any]:
+    from gymgate.runtime import ensure_runtime
+
     started = time.monotonic()
-    runtime = ensure_runtime(config, requirements, progress=lambda line: click.echo(line, err=True))
-    with_what = f" with {', '.join(requirements)}" if requirements else ""
-    click.echo(
-        f"nemo-gym {runtime.version}{with_what}: {runtime.python} ({time.monotonic() - started:.1f} s)"
-    )
-    return runtime
+    runtime: Runtime = ensure_runtime(config, requirements, progress=say)
+    return {
+        "environment": environment,
+        "nemo_gym": runtime.version,
+        "python": str(runtime.python),
+        "site": str(runtime.site),
+        "requirements": list(runtime.requirements),
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
-def report_need(environment: str, need: Need) -> None:
-    if need.kind not in INSTALLED:
-        click.echo(f"{environment} also needs, by its files: {need.kind}: {need.detail}", err=True)
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """On a terminal one moving line, warnings kept above it; else a line per step. All of it on stderr."""
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(line, err=True)
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    with console.status("looking for NeMo Gym") as status:
+
+        def say(line: str) -> None:
+            if line.startswith("warning: "):
+                console.print(line, markup=False, highlight=False)
+            else:
+                status.update(escape(line))
+
+        yield say

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import shutil
 import socket
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig, cache_dir
+from gymgate.config import SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.errors import SetupError
-from gymgate.runtime.ensure import find_runtime
+from gymgate.runtime.ensure import runtimes_dir
+from gymgate.runtime.environment import offline
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
+from gymgate.runtime.venv import facts_of
 
 FILES_WANTED = 4096
 """Open files from which a few hundred concurrent rollouts are safe."""
@@ -23,7 +29,7 @@ SPACE_WANTED_GB = 3.0
 
 
 class Check(NamedTuple):
-    """One thing looked at. `ok` is `None` for what is optional and not there."""
+    """One thing looked at. `ok` is `None` for what is not there and not required."""
 
     name: str
     ok: bool | None
@@ -31,56 +37,77 @@ class Check(NamedTuple):
 
 
 def run_checks() -> Iterator[Check]:
-    """Each check in turn, as it is made."""
-    yield _uv()
-    yield _interpreters()
-    yield from _runtimes()
+    """Each check as it is made; none needs the network. What makes runtimes is not required once there is one."""
+    runtimes = list(_runtimes())
+    missing = None if any(check.ok for check in runtimes) else False
+    own = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Check("gymgate", True, f"{metadata.version('gymgate')} on {own}")
+    yield _uv(missing)
+    yield _interpreters(missing)
+    yield from runtimes
     yield _cache()
+    yield _free_space(missing)
     yield _open_files()
     yield _loopback()
     yield _package("verifiers", "pip install 'gymgate[nemogym]'")
-    yield _program("docker", "only environments with a sandbox need it")
+    yield _package("datasets", "pip install 'gymgate[datasets]'")
+    yield _docker()
+    if offline():
+        yield Check("network", None, "switched off by GYMGATE_OFFLINE or UV_OFFLINE")
 
 
-def _uv() -> Check:
+def _uv(missing: bool | None) -> Check:
     try:
-        return Check("uv", True, find_uv())
-    except SetupError as error:
-        return Check("uv", False, str(error))
+        path = find_uv()
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    except (SetupError, OSError, subprocess.SubprocessError) as error:
+        return Check("uv", missing, str(error))
+    return Check("uv", True, f"{done.stdout.strip()} at {path}")
 
 
-def _interpreters() -> Check:
+def _interpreters(missing: bool | None) -> Check:
     found = find_interpreters()
-    if not found:
-        return Check(
-            "CPython >= 3.12", False, "none found; `uv python install 3.13`, or name one with --python"
-        )
-    return Check("CPython >= 3.12", True, ", ".join(map(str, found)))
+    detail = ", ".join(map(str, found)) or "none found; `uv python install 3.13`, or name one with --python"
+    return Check("CPython >= 3.12", True if found else missing, detail)
 
 
 def _runtimes() -> Iterator[Check]:
     for version in SUPPORTED_NEMO_GYM:
-        runtime = find_runtime(RuntimeConfig(version=version))
-        detail = str(runtime.python) if runtime else f"not made yet; gymgate setup --gym {version}"
-        yield Check(f"nemo-gym {version}", True if runtime else None, detail)
+        places = [
+            place for place in sorted(runtimes_dir().glob(f"nemo-gym-{version}-py*")) if facts_of(place)
+        ]
+        if places:
+            detail = f"{len(places)} in {runtimes_dir()}: {', '.join(place.name for place in places)}"
+            yield Check(f"nemo-gym {version}", True, detail)
+        else:
+            yield Check(f"nemo-gym {version}", None, f"not made yet; gymgate setup --gym {version}")
 
 
 def _cache() -> Check:
     path = cache_dir()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not os.access(existing, os.W_OK):
-        return Check("cache directory", False, f"{path} is not writable; set GYMGATE_CACHE")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        return Check("cache directory", False, f"cannot write {path}: {error.strerror}; set GYMGATE_CACHE")
+    return Check("cache directory", True, str(path))
+
+
+def _free_space(missing: bool | None) -> Check:
+    existing = next(each for each in (cache_dir(), *cache_dir().parents) if each.exists())
     free = shutil.disk_usage(existing).free / 1e9
-    return Check("cache directory", free >= SPACE_WANTED_GB, f"{path}, {free:.0f} GB free")
+    enough = free >= SPACE_WANTED_GB
+    advice = "" if enough else f"; making a runtime takes {SPACE_WANTED_GB:g} GB: set GYMGATE_CACHE"
+    return Check("free space", True if enough else missing, f"{free:.1f} GB{advice}")
 
 
 def _open_files() -> Check:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limit = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     enough = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
-    return Check(
-        "open files", enough, f"up to {limit}" + ("" if enough else f"; raise `ulimit -n` to {FILES_WANTED}")
-    )
+    advice = "" if enough else f"; raise `ulimit -n` to {FILES_WANTED}"
+    return Check("open files", enough, f"up to {limit}{advice}")
 
 
 def _loopback() -> Check:
@@ -101,6 +128,14 @@ def _package(name: str, command: str) -> Check:
         return Check(name, None, f"not installed; {command}")
 
 
-def _program(name: str, why: str) -> Check:
-    path = shutil.which(name)
-    return Check(name, True if path else None, path or f"not found; {why}")
+def _docker() -> Check:
+    path = shutil.which("docker")
+    if path is None:
+        return Check("docker", None, "not found; only environments with a sandbox need it")
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    server = Path(host.removeprefix("unix://"))
+    if host.startswith("unix://") and not os.access(server, os.R_OK | os.W_OK):
+        return Check(
+            "docker", None, f"{path}, but {server} cannot be used; only environments with a sandbox need it"
+        )
+    return Check("docker", True, path)

@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from importlib import resources
+from functools import partial
 from pathlib import Path
 
 from gymgate.config import RuntimeConfig, cache_dir
-from gymgate.errors import SetupError
-from gymgate.runtime.interpreters import Interpreter, by_preference, find_interpreters, named_interpreter
-from gymgate.runtime.venv import Recipe, UnusableInterpreterError, build, facts_of, inspect_interpreter
+from gymgate.errors import ConfigError, SetupError
+from gymgate.runtime.environment import offline
+from gymgate.runtime.install import (
+    Recipe,
+    UnusableInterpreterError,
+    inspect_interpreter,
+    make_environment,
+)
+from gymgate.runtime.installer import UvFailedError, find_uv
+from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
+from gymgate.runtime.lockfile import floor_of, read_lock
+from gymgate.runtime.venv import build_once, facts_of, no_space, writing
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
-
-FLOORS = {"0.4.0": (3, 12, 0), "0.5.0": (3, 13, 14), "0.6.0": (3, 13, 14), "0.7.0": (3, 13, 14)}
-"""Python that each release declares as its minimum."""
-_NEWEST_FLOOR = (3, 13, 14)
 
 
 @dataclass(frozen=True)
@@ -37,20 +42,18 @@ class Runtime:
 
 
 def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Runtime | None:
-    """The runtime if it is there; never makes one."""
-    if config.interpreter is not None:
-        return _given(config.interpreter, tuple(sorted(set(requirements))))
+    """The runtime if it is there; never makes one. Reads one small file, unless `config.interpreter` is set."""
     recipe = _recipe(config, requirements)
-    for path in sorted(
-        (cache_dir() / "runtimes").glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}"), reverse=True
-    ):
-        facts = facts_of(path)
-        if facts is not None and (
-            config.python is None or named_interpreter(config.python).label == facts.python
-        ):
-            return Runtime(
-                path / "bin" / "python", facts.site, facts.nemo_gym or recipe.version, recipe.requirements
-            )
+    if config.interpreter is not None:
+        return _given(config.interpreter, recipe.requirements)
+    places = runtimes_dir().glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}")
+    for place in sorted(places, key=_newest_python, reverse=True):
+        facts = facts_of(place)
+        if facts is None:
+            continue
+        if config.python is None or is_named(facts.interpreter, facts.python, config.python):
+            version = facts.nemo_gym or recipe.version
+            return Runtime(place / "bin" / "python", facts.site, version, recipe.requirements)
     return None
 
 
@@ -59,58 +62,113 @@ def ensure_runtime(
 ) -> Runtime:
     """The runtime for `config` with `requirements` (PyPI requirement strings) installed; made on first use.
 
-    Blocks: some seconds with a warm uv cache, a minute or more without. Instant, and offline, once made. Any number of
-    processes may call it at once. Raises `SetupError`.
+    Blocks: about 15 s with a warm uv cache, a minute or more without. Instant, and offline, once made. Any number of
+    processes may call it at once. `progress` gets a line per step; those that start with `warning: ` go to the log
+    without it. Raises `SetupError`.
     """
-    wanted = tuple(sorted(set(requirements)))
-    if (found := find_runtime(config, wanted)) is not None:
+    recipe = _recipe(config, requirements)
+    if (found := find_runtime(config, recipe.requirements)) is not None:
         return found
-    say = progress or (lambda line: logger.info("%s", line))
-    recipe = _recipe(config, wanted)
+    find_uv()
+    with writing(runtimes_dir()):
+        pass
+    say = progress or _log
     failures: list[str] = []
-    for interpreter in _interpreters(config, recipe.floor):
-        if interpreter.version < recipe.floor:
-            floor = ".".join(map(str, recipe.floor))
-            logger.warning(
-                "nemo-gym %s declares Python >= %s; none is here, so %s is used",
-                config.version,
-                floor,
-                interpreter,
-            )
+    for interpreter in _interpreters(config, recipe, say):
         try:
-            build(recipe, interpreter, cache_dir() / "runtimes", say)
+            place = _build(config, recipe, interpreter, say)
         except UnusableInterpreterError as error:
             failures.append(str(error))
+            say(f"warning: {error}")
             continue
-        made = find_runtime(config, wanted)
-        assert made is not None
-        return made
+        facts = facts_of(place)
+        assert facts is not None
+        version = facts.nemo_gym or recipe.version
+        return Runtime(place / "bin" / "python", facts.site, version, recipe.requirements)
     raise SetupError(f"no interpreter here can run nemo-gym {config.version}: {'; '.join(failures)}")
 
 
-def _interpreters(config: RuntimeConfig, floor: tuple[int, int, int]) -> list[Interpreter]:
-    if config.python is not None:
-        return [named_interpreter(config.python)]
-    found = by_preference(find_interpreters(), floor)
-    if not found:
-        raise SetupError(
-            "no CPython >= 3.12 found for NeMo Gym; get one with `uv python install 3.13`, your system's packages or pyenv, "
-            "or name one with --python PATH"
-        )
-    return found
+def _interpreters(config: RuntimeConfig, recipe: Recipe, say: Progress) -> Iterator[Interpreter]:
+    """Those to try: the one that the bare release is installed for, then all by preference; told if below the floor."""
+    known = _known_interpreter(config) if recipe.requirements else None
+    if known is not None:
+        yield known
+    told = known is not None
+    for interpreter in choose(config.python, recipe.floor, say):
+        if interpreter == known:
+            continue
+        if interpreter.version < recipe.floor and not told:
+            told = True
+            say(
+                f"warning: nemo-gym {config.version} declares Python >= {text(recipe.floor)}, which is not here; "
+                f"using {interpreter}"
+            )
+        yield interpreter
+
+
+def _known_interpreter(config: RuntimeConfig) -> Interpreter | None:
+    base = find_runtime(config)
+    facts = facts_of(base.python.parents[1]) if base is not None else None
+    if facts is None:
+        return None
+    try:
+        return probe(facts.interpreter)
+    except NotUsableError:
+        return None
+
+
+def runtimes_dir() -> Path:
+    """Where the environments are."""
+    return cache_dir() / "runtimes"
+
+
+def _build(config: RuntimeConfig, recipe: Recipe, interpreter: Interpreter, say: Progress) -> Path:
+    root = runtimes_dir()
+    base = find_runtime(config) if recipe.requirements else None
+    make = partial(make_environment, recipe, interpreter, base.site if base else None, say)
+    try:
+        return build_once(root, recipe.name(interpreter), make, say)
+    except UvFailedError as error:
+        if error.kind == "disk":
+            raise no_space(root) from error
+        raise SetupError(f"cannot set up nemo-gym {recipe.version}: {_told(error)}") from error
+
+
+def _told(error: UvFailedError) -> str:
+    if offline() and error.kind in ("network", "conflict"):
+        return f"the network is off (GYMGATE_OFFLINE or UV_OFFLINE) and uv's cache lacks a package: {error}"
+    if error.kind != "network":
+        return str(error)
+    return (
+        f"cannot reach the package index: {error}; check the network, HTTPS_PROXY, and the index that is configured "
+        f"(UV_DEFAULT_INDEX, UV_INDEX, PIP_INDEX_URL, pip.conf)"
+    )
+
+
+def _log(line: str) -> None:
+    level = logging.WARNING if line.startswith("warning: ") else logging.INFO
+    logger.log(level, "%s", line.removeprefix("warning: "))
+
+
+def _newest_python(place: Path) -> list[int]:
+    label = place.name.rpartition("-py")[2].partition("-")[0]
+    return [int(part) for part in label.split(".") if part.isdigit()]
 
 
 def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
-    lock = resources.files("gymgate.runtime") / "locks" / f"nemo-gym-{config.version}.txt"
-    text = lock.read_text() if lock.is_file() else None
-    wanted = tuple(sorted(set(requirements)))
-    identity = "\n".join([text or config.version, *wanted, platform.machine(), platform.system()])
+    lock = read_lock(config.version)
+    wanted = tuple(sorted({requirement.strip() for requirement in requirements}))
+    for requirement in wanted:
+        if not requirement or requirement.startswith("-") or "\n" in requirement:
+            raise ConfigError(f"requirement {requirement!r} is not one that a package index can meet")
+    identity = "\n".join([lock or config.version, *wanted, platform.machine(), platform.system()])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return Recipe(config.version, FLOORS.get(config.version, _NEWEST_FLOOR), text, wanted, digest)
+    return Recipe(config.version, floor_of(config.version), lock, wanted, digest)
 
 
 def _given(interpreter: str, requirements: tuple[str, ...]) -> Runtime:
-    facts = inspect_interpreter(Path(interpreter).expanduser())
-    if facts.nemo_gym is None:
+    python = Path(interpreter).expanduser()
+    site, release, _ = inspect_interpreter(python)
+    if site is None or release is None:
         raise SetupError(f"interpreter {interpreter!r} has no nemo-gym installed")
-    return Runtime(Path(interpreter).expanduser(), facts.site, facts.nemo_gym, requirements)
+    return Runtime(python, site, release, requirements)

@@ -1,257 +1,175 @@
-"""Making a virtual environment once: built beside its place under a file lock, checked, then renamed into it."""
+"""A directory of virtual environments, each made once: beside its place, under a file lock, then renamed into it."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
-import logging
 import os
-import re
 import shutil
-import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gymgate.errors import SetupError
-from gymgate.runtime.environment import clean_env
-from gymgate.runtime.installer import conflict_of, run_uv, versions
-from gymgate.runtime.interpreters import Interpreter, Version
-
-logger = logging.getLogger(__name__)
-Progress = Callable[[str], None]
+from gymgate.runtime.installer import Progress
+from gymgate.runtime.interpreters import Interpreter, NotUsableError, probe
 
 MARKER = "gymgate.json"
-CHECK = (
-    "import nemo_gym.server_utils, nemo_gym.base_resources_server, nemo_gym.base_responses_api_agent, "
-    "nemo_gym.base_responses_api_model"
-)
-"""What every server imports; run once to prove the environment, which also leaves its bytecode behind."""
-_FACTS = (
-    "import json, sys, sysconfig, importlib.metadata as m\n"
-    "try: version = m.version('nemo-gym')\n"
-    "except m.PackageNotFoundError: version = None\n"
-    "print(json.dumps([sysconfig.get_paths()['purelib'], version, '.'.join(map(str, sys.version_info[:3]))]))"
-)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What decides an environment's content, the interpreter apart."""
-
-    version: str
-    floor: Version
-    """Python that the release declares as its minimum."""
-    lock: str | None
-    """Hash-pinned requirements; `None` for a release without a lock, which is resolved when it is installed."""
-    requirements: tuple[str, ...]
-    digest: str
-
-    def name(self, interpreter: Interpreter) -> str:
-        """Directory name of the environment made with `interpreter`."""
-        return f"nemo-gym-{self.version}-py{interpreter.label}-{self.digest}"
+"""Written last, inside the environment; what has none is not complete."""
+_UNFINISHED = ".tmp-"
+_POLL_S = 0.1
+_LOCK_TIMEOUT_S = 3600.0
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What an interpreter says of itself."""
+    """What was noted of an environment when it was made."""
 
     site: Path
     nemo_gym: str | None
     python: str
+    """Version, `3.13.0`."""
+    interpreter: Path
+    """The program it was made with."""
 
 
-class UnusableInterpreterError(SetupError):
-    """The environment was made, but NeMo Gym does not import on this interpreter."""
-
-
-def inspect_interpreter(python: Path) -> Facts:
-    """Ask an interpreter. `SetupError` if it does not run."""
-    try:
-        done = subprocess.run(
-            [python, "-I", "-c", _FACTS],
-            env=clean_env(),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise SetupError(f"interpreter {str(python)!r} does not run: {error}") from error
-    site, version, own = json.loads(done.stdout)
-    return Facts(Path(site), version, own)
+Make = Callable[[Path, int], dict[str, Any]]
+"""Makes an environment at a path and returns what to note of it; the descriptor is the lock, for children to hold."""
 
 
 def facts_of(path: Path) -> Facts | None:
-    """What was noted when the environment at `path` was made; `None` if it is not complete, or its interpreter is gone."""
+    """What was noted of the environment at `path`; `None` if it is not complete, or its interpreter is gone."""
     try:
-        noted = json.loads((path / MARKER).read_text())
-    except (OSError, ValueError):
+        noted = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        facts = Facts(
+            site=path / noted["site"],
+            nemo_gym=noted["nemo_gym"],
+            python=noted["python"],
+            interpreter=Path(noted["interpreter"]["path"]),
+        )
+        stamp = noted["interpreter"].get("stamp")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if not (path / "bin" / "python").exists():
+    python = path / "bin" / "python"
+    if not os.access(python, os.X_OK):
         return None
-    return Facts(path / noted["site"], noted["nemo_gym"], noted["python"])
+    return facts if stamp == _stamp(python) or _same_minor(python, facts.python) else None
 
 
-def build(recipe: Recipe, interpreter: Interpreter, root: Path, say: Progress) -> Path:
-    """The environment's directory, made if it is not there. Raises `SetupError`."""
-    place = root / recipe.name(interpreter)
-    with _disk_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-        with _locked(root / f"{place.name}.lock", say):
-            if facts_of(place) is not None:
-                return place
-            _remove(place, *root.glob(f"{place.name}.tmp-*"))
-            unfinished = root / f"{place.name}.tmp-{os.getpid()}"
-            try:
-                _make(recipe, interpreter, unfinished, say)
-                unfinished.rename(place)
-            finally:
-                _remove(unfinished)
+def build_once(root: Path, name: str, make: Make, say: Progress) -> Path:
+    """The environment `root/name`, made if it is not there; any number of processes may call this at once.
+
+    What an interrupted call leaves does not count, and the next call removes it. Raises `SetupError` if `root`
+    cannot be written, and what `make` raises.
+    """
+    place = root / name
+    with writing(root), _locked(root, name, say) as held:
+        for left in root.glob(f"*{_UNFINISHED}*"):
+            _remove(left)
+        if facts_of(place) is not None:
+            return place
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{_UNFINISHED}", dir=root))
+        try:
+            noted = make(unfinished, held)
+            (unfinished / MARKER).write_text(json.dumps(noted, indent=2), encoding="utf-8")
+            _discard(place)
+            unfinished.rename(place)
+        except BaseException:
+            _remove(unfinished)
+            raise
     return place
 
 
-def _make(recipe: Recipe, interpreter: Interpreter, path: Path, say: Progress) -> None:
-    what = f"setting up nemo-gym {recipe.version}"
-    with _step(say, f"making an environment for nemo-gym {recipe.version} with {interpreter}"):
-        run_uv("venv", "--relocatable", "--python", interpreter.path, path, what=what)
-    with _step(say, f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
-        _install_release(recipe, interpreter, path, what)
-    if recipe.requirements:
-        with _step(say, f"installing {versions(recipe.requirements)}"):
-            _install_requirements(recipe, path)
-    with _step(say, "checking that NeMo Gym imports"):
-        _check(path, interpreter)
-    facts = inspect_interpreter(path / "bin" / "python")
-    noted = {
-        "site": os.path.relpath(facts.site, path),
-        "nemo_gym": facts.nemo_gym,
-        "python": facts.python,
-        "requirements": list(recipe.requirements),
-        "interpreter": {name: str(value) for name, value in asdict(interpreter).items()},
-    }
-    (path / MARKER).write_text(json.dumps(noted, indent=2))
+def noted_interpreter(interpreter: Interpreter, python: Path) -> dict[str, Any]:
+    """What the marker keeps of the interpreter behind `python`; `facts_of` sees by it that another took its place."""
+    return {"path": str(interpreter.path), "version": interpreter.label, "stamp": _stamp(python)}
 
 
-def _install_release(recipe: Recipe, interpreter: Interpreter, path: Path, what: str) -> None:
-    """Two steps where the interpreter is below the declared floor: everything else as it is, then nemo-gym, a pure Python
-    wheel, as if for the floor. (An override of its metadata does not do: an index declares the floor too.)"""
-    floor = ".".join(map(str, recipe.floor))
-    below = interpreter.version < recipe.floor
-    install = ("pip", "install", "--quiet", "--python", path / "bin" / "python")
-    if recipe.lock is None:
-        logger.warning("nemo-gym %s has no lock here; its requirements are resolved now", recipe.version)
-        lifted = ("--python-version", floor) if below else ()
-        run_uv(*install, *lifted, f"nemo-gym=={recipe.version}", what=what)
-        return
-    own, rest = split_lock(recipe.lock)
-    with _temporary(rest) as others, _temporary(own) as release:
-        run_uv(*install, "--no-deps", "--require-hashes", "-r", others, what=what)
-        lifted = ("--python-version", floor) if below else ()
-        run_uv(*install, "--no-deps", "--require-hashes", *lifted, "-r", release, what=what)
+def _stamp(python: Path) -> list[int]:
+    status = python.stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
-def _install_requirements(recipe: Recipe, path: Path) -> None:
-    """With the release's own versions held where that is possible."""
-    install = ("pip", "install", "--quiet", "--python", path / "bin" / "python")
-    what = f"installing {', '.join(recipe.requirements)}"
-    with (
-        _temporary("\n".join(recipe.requirements)) as wanted,
-        _temporary(constraints(recipe.lock or "")) as held,
-    ):
-        try:
-            run_uv(*install, "-r", wanted, "-c", held, what=what)
-        except SetupError as error:
-            if not conflict_of(error):
-                raise
-            logger.warning(
-                "requirements move versions that nemo-gym %s was locked with: %s", recipe.version, error
-            )
-            run_uv(*install, "-r", wanted, what=what)
-
-
-def split_lock(lock: str) -> tuple[str, str]:
-    """The entry of nemo-gym, and all others."""
-    entries = re.split(r"^(?=[A-Za-z0-9])", lock, flags=re.MULTILINE)
-    own = [entry for entry in entries if entry.startswith("nemo-gym==")]
-    return "".join(own), "".join(entry for entry in entries if not entry.startswith(("nemo-gym==", "#")))
-
-
-def constraints(lock: str) -> str:
-    """A lock's versions without their hashes, nemo-gym apart."""
-    pins = re.findall(r"^([A-Za-z0-9][^\\\n]*?)\s*\\?$", lock, flags=re.MULTILINE)
-    return "\n".join(pin for pin in pins if not pin.startswith("nemo-gym=="))
-
-
-def _check(path: Path, interpreter: Interpreter) -> None:
-    done = subprocess.run(
-        [path / "bin" / "python", "-I", "-c", CHECK],
-        env=clean_env(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UnusableInterpreterError(f"NeMo Gym does not import on {interpreter}: {reason}")
+def _same_minor(python: Path, noted: str) -> bool:
+    """An upgrade in place to another patch release is fine; another minor version has other package directories."""
+    try:
+        return probe(python).label.split(".")[:2] == noted.split(".")[:2]
+    except NotUsableError:
+        return False
 
 
 @contextlib.contextmanager
-def _step(say: Progress, line: str, every_s: float = 10.0) -> Iterator[None]:
-    """Say what is being done, and again how long it has taken, every `every_s` seconds."""
-    done = threading.Event()
-    started = time.monotonic()
-
-    def remind() -> None:
-        while not done.wait(every_s):
-            say(f"still {line} ({time.monotonic() - started:.0f} s)")
-
-    say(line)
-    reminder = threading.Thread(target=remind, daemon=True)
-    reminder.start()
+def _locked(root: Path, name: str, say: Progress) -> Iterator[int]:
+    """The descriptor of the lock on `root`. Children that inherit it hold the lock until they end, too."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        yield
+        if not _try_lock(descriptor):
+            say(f"waiting for process {_holder(descriptor)}, which is making {name} or another environment")
+        while not _try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"process {_holder(descriptor)} has held {root / '.lock'} for {_LOCK_TIMEOUT_S:g} s; "
+                    f"end it if it hangs, then try again"
+                )
+            time.sleep(_POLL_S)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield descriptor
     finally:
-        done.set()
-        reminder.join()
+        os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _locked(path: Path, say: Progress) -> Iterator[None]:
-    with path.open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another process that is making the same environment")
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
-@contextlib.contextmanager
-def _temporary(text: str) -> Iterator[Path]:
-    with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="gymgate-") as handle:
-        handle.write(text)
-        handle.flush()
-        yield Path(handle.name)
-
-
-@contextlib.contextmanager
-def _disk_errors(root: Path) -> Iterator[None]:
+def _try_lock(descriptor: int) -> bool:
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 20, 0).decode(errors="replace") or "(unknown)"
+
+
+@contextlib.contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Make `root`; what the file system refuses, here or in the body, becomes a `SetupError`."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         if isinstance(error, SetupError):
             raise
+        if error.errno in _FULL:
+            raise no_space(root) from error
         raise SetupError(
-            f"cannot write under {root}: {error.strerror or error}; set GYMGATE_CACHE to another directory"
+            f"cannot write under {root}: {error.strerror or error}; set GYMGATE_CACHE to a directory of yours"
         ) from error
 
 
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        shutil.rmtree(path, ignore_errors=True)
+def no_space(root: Path) -> SetupError:
+    """The error for a full disk (or quota) under `root`."""
+    free = shutil.disk_usage(root).free / 1e9 if root.exists() else 0.0
+    return SetupError(
+        f"no space left on the disk while making {root} ({free:.1f} GB free, about 3 GB are needed with uv's cache): "
+        f"free some, or set GYMGATE_CACHE and UV_CACHE_DIR to a larger disk"
+    )
+
+
+def _discard(place: Path) -> None:
+    """Take an unusable environment out of its place at once, then remove its files."""
+    if place.exists():
+        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}{_UNFINISHED}", dir=place.parent))
+        place.rename(aside / "old")
+        _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
