@@ -34,6 +34,8 @@ class HTTPEndpoint(Config):
     type: Literal["http"] = "http"
     base_url: str
     """Up to and including `/v1`."""
+    replicas: tuple[str, ...] = ()
+    """Further base URLs that serve the same model: a rollout stays with one while it is healthy."""
     dialect: Literal["responses", "chat"] = "chat"
     """The API it speaks; calls in another dialect are translated."""
     model: str | None = None
@@ -50,6 +52,17 @@ class HTTPEndpoint(Config):
     """Seconds that one call may take, retries apart; long generations are normal."""
     max_retries: int = Field(default=2, ge=0)
     """Times that a call is sent again after a refused connection, 408, 409, 429 or a 5xx."""
+
+    @model_validator(mode="after")
+    def _replicas_differ(self) -> Self:
+        if len({*self.base_urls}) != len(self.base_urls):
+            raise ValueError(f"base_url and replicas name an address twice: {', '.join(self.base_urls)}")
+        return self
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Of every replica, the first one's first."""
+        return tuple(url.rstrip("/") for url in (self.base_url, *self.replicas))
 
     def resolved(self) -> Self:
         """With `api_key` read from `api_key_env`; `ConfigError` if that variable is not set."""

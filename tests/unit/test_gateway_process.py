@@ -26,7 +26,7 @@ def test_proxies(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "inside.example")
-    assert http._proxy_for(URL(url)) == PROXIED[url]
+    assert http.proxy_for(URL(url)) == PROXIED[url]
 
 
 def test_the_file_limit_is_raised() -> None:

@@ -162,7 +162,8 @@ def command(as_json: bool, budget: float | None, **options: Any) -> None:
     with progress() as (show, say):
         run = _prepare(say=say, **options)
         code, error = _execute(run, show, budget)
-    _close(run.tally, run, as_json, say)
+    if run.tally.total:
+        _close(run.tally, run, as_json, say)
     if error is not None:
         raise error
     if code := code or (FAILED if run.tally.failed or _given_up(run) or run.plan.invalid else 0):

@@ -51,7 +51,7 @@ class Lines:
     def __call__(self, tally: Tally) -> None:
         if (now := time.monotonic()) >= self._next:
             self._next = now + NEXT_LINES_S
-            _say(f"{tally.done} of {tally.total} rollouts, {state(tally)}")
+            _say(", ".join(filter(None, (f"{tally.done} of {tally.total} rollouts", state(tally)))))
 
 
 def state(tally: Tally) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,13 +172,14 @@ async def collect(
     include_finished: bool = True,
     runtime: RuntimeConfig | None = None,
     progress: Say = lambda message: None,
-) -> AsyncIterator[CollectedRollout]:
+) -> AsyncGenerator[CollectedRollout, None]:
     """Rollouts of rows x seeds x repeats, each as soon as it has finished.
 
     With `output`, a directory, each is appended to it first; after a kill, the same call runs what is missing, and
     yields what is there already before that (unless not `include_finished`). Failed rollouts are retried within
     `pace.budgets` and then left in `output`'s failures.jsonl. `rows` is a packaged file's name, a path,
-    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. Leaving the loop stops the run.
+    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. A loop that is left early stops the run when the
+    generator is closed: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
 
     Raises `ConfigError` for an output that holds a run with other settings, `DataError` if it cannot be written.
     """

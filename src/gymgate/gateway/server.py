@@ -15,7 +15,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 
 from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
 from gymgate.errors import ConfigError
-from gymgate.gateway.backends import Backend, make_backend
+from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
 from gymgate.gateway.backends.http import new_session
 from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
@@ -67,6 +67,8 @@ class Gateway:
         self._clock = clock
         self._ports: dict[str, asyncio.Task[int]] = {}
         self._replays: dict[ReplayEndpoint, Backend] = {}
+        self._pools: dict[tuple[str, ...], ReplicaPool] = {}
+        """By the replicas' addresses: rollouts share what is known of them, however else their endpoints differ."""
         self._exits = AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
         self._port = 0
@@ -159,8 +161,15 @@ class Gateway:
                 self._replays[endpoint] = make_backend(endpoint)
             return self._replays[endpoint]
         if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
-            return make_backend(endpoint, session=self._session)
+            return make_backend(endpoint, session=self._session, pool=self._pool(endpoint))
         return endpoint
+
+    def _pool(self, endpoint: HTTPEndpoint | CallableEndpoint) -> ReplicaPool | None:
+        if not isinstance(endpoint, HTTPEndpoint) or not endpoint.replicas:
+            return None
+        if endpoint.base_urls not in self._pools:
+            self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._session)
+        return self._pools[endpoint.base_urls]
 
     async def _listen(self, model_server: str) -> int:
         loop = asyncio.get_running_loop()
@@ -184,6 +193,8 @@ class Gateway:
     async def _close_backends(self) -> None:
         for backend in self._replays.values():
             await backend.close()
+        for pool in self._pools.values():
+            await pool.close()
 
 
 def _request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:

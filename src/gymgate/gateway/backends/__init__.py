@@ -8,11 +8,21 @@ import aiohttp
 
 from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.errors import ConfigError
+from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.backends.callable import CallableBackend, PolicyCallable
 from gymgate.gateway.backends.http import HTTPBackend
 
-__all__ = ["Backend", "BackendAnswer", "CallableBackend", "HTTPBackend", "PolicyCallable", "make_backend"]
+__all__ = [
+    "Backend",
+    "BackendAnswer",
+    "BalancedBackend",
+    "CallableBackend",
+    "HTTPBackend",
+    "PolicyCallable",
+    "ReplicaPool",
+    "make_backend",
+]
 
 
 def make_backend(
@@ -20,14 +30,19 @@ def make_backend(
     *,
     session: aiohttp.ClientSession | None = None,
     callables: Mapping[str, PolicyCallable] | None = None,
+    pool: ReplicaPool | None = None,
 ) -> Backend:
     """The backend that an endpoint describes; to be closed by the caller.
 
-    `session` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name.
+    `session` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name,
+    `pool` is what other backends know of the same replicas.
     Raises `ConfigError` for a key that is not set, a malformed URL or an unknown callable, `DataError` for
     recordings that cannot be read.
     """
     match endpoint:
+        case HTTPEndpoint(replicas=replicas) if replicas:
+            own = pool is None
+            return BalancedBackend(endpoint, pool or ReplicaPool(endpoint.base_urls, session), owns_pool=own)
         case HTTPEndpoint():
             return HTTPBackend(endpoint, session)
         case CallableEndpoint():

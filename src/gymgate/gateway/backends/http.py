@@ -57,7 +57,7 @@ class HTTPBackend:
         self._endpoint = endpoint
         self._shown = str(base.with_user(None))
         self._url = base / _PATHS[endpoint.dialect]
-        self._proxy = _proxy_for(base)
+        self._proxy = proxy_for(base)
         self._name = secrets.token_hex(16)
         self._numbers = itertools.count()
         self._session = session
@@ -223,7 +223,7 @@ def _shadowed(sampling: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for names in _SAME_MEANING if names & sampling.keys() for name in names)
 
 
-def _proxy_for(url: URL) -> URL | None:
+def proxy_for(url: URL) -> URL | None:
     """The proxy that the environment names for this URL; never for this machine itself."""
     host = url.host or ""
     if host in ("localhost", "::1") or host.startswith("127."):

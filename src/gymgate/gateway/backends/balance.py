@@ -1,0 +1,257 @@
+"""Several replicas of one policy: a rollout stays with one while it is healthy, new ones go to the least busy.
+
+A replica that fails is left out, for longer each time, and comes back when that time is over and one call to it
+succeeds. A call whose replica dies or hangs goes to another one, so that it costs the rollout a retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import aiohttp
+from yarl import URL
+
+from gymgate.config import Dialect, HTTPEndpoint
+from gymgate.errors import PolicyError
+from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.backends.http import HTTPBackend, new_session, proxy_for
+
+FIRST_ABSENCE_S = 1.0
+LONGEST_ABSENCE_S = 30.0
+WAIT_S = 300.0
+"""For any replica to come back, when none is healthy."""
+SILENCE_S = 2.0
+"""Without an answer, while calls are in flight, until a replica is asked whether it is there."""
+PROBE_S = 3.0
+"""For the answer to that."""
+PROBES = 2
+"""Unanswered ones after which it counts as hanging."""
+LONGEST_BACKOFF_S = 8.0
+_POLL_S = 0.1
+
+logger = logging.getLogger(__name__)
+
+
+class Replica:
+    """One of the servers and what is known of it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.calls: set[asyncio.Task[BackendAnswer]] = set()
+        """In flight."""
+        self.served = 0
+        self.failures = 0
+        """Absences in a row; 0: healthy."""
+        self.away_until = 0.0
+        """As of `time.monotonic`."""
+        self.unanswered = 0
+        """Probes in a row."""
+        self.last_sign = 0.0
+        """Of life, as of `time.monotonic`."""
+
+    def is_open(self, now: float) -> bool:
+        """Healthy, or due to be tried, by one call at a time."""
+        if self.failures == 0:
+            return self.unanswered == 0
+        return now >= self.away_until and not self.calls
+
+
+class ReplicaPool:
+    """Health and load of replicas, shared by every rollout that uses them; belongs to one event loop."""
+
+    def __init__(
+        self, urls: Sequence[str], session: aiohttp.ClientSession | None = None, *, wait_s: float = WAIT_S
+    ) -> None:
+        self.replicas = [Replica(url) for url in urls]
+        self._session = session
+        self._owns_session = session is None
+        self._wait_s = wait_s
+        self._changed = asyncio.Event()
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def pick(self, preferred: Replica | None, avoid: set[Replica]) -> Replica:
+        """The preferred replica if it is open; else the least busy that is; those in `avoid` only if there is no
+        other. Waits for one, up to a bound; then `PolicyError`."""
+        deadline = time.monotonic() + self._wait_s
+        while True:
+            now = time.monotonic()
+            open_ = [replica for replica in self.replicas if replica.is_open(now)]
+            fresh = [replica for replica in open_ if replica not in avoid]
+            if preferred in fresh:
+                assert preferred is not None
+                return preferred
+            if open_:
+                return min(fresh or open_, key=lambda replica: (len(replica.calls), replica.served))
+            if now >= deadline:
+                raise self._none_left()
+            await self._wait_for_change(min(self._next_return(now) - now, deadline - now))
+
+    async def call(
+        self, replica: Replica, backend: HTTPBackend, body: dict[str, Any], raw: bytes | None
+    ) -> BackendAnswer:
+        """One call. Raises `PolicyError`; what is the replica's fault keeps further calls away from it."""
+        if not replica.calls:
+            replica.last_sign = time.monotonic()
+        task = asyncio.create_task(backend.call(body, raw=raw))
+        replica.calls.add(task)
+        self._watch()
+        try:
+            answer = await task
+        except asyncio.CancelledError:
+            task.cancel()
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            message = f"{replica.url} hangs: it takes calls and answers nothing"
+            raise PolicyError(message, endpoint=replica.url, retryable=True) from None
+        except PolicyError as error:
+            if error.retryable and error.status_code not in (408, 409, 425, 429):
+                self.leave_out(replica, error.message)
+            else:
+                self._seen(replica)
+            raise
+        finally:
+            replica.calls.discard(task)
+            self._changed.set()
+        self._seen(replica)
+        replica.served += 1
+        answer.details = {**answer.details, "replica": replica.url}
+        return answer
+
+    def leave_out(self, replica: Replica, why: str) -> None:
+        """Keep calls away from it for a while; calls that fail together count once."""
+        now = time.monotonic()
+        if now < replica.away_until:
+            return
+        replica.failures += 1
+        absence = min(FIRST_ABSENCE_S * 2.0 ** (replica.failures - 1), LONGEST_ABSENCE_S)
+        replica.away_until = now + absence
+        replica.unanswered = 0
+        logger.warning("replica %s is left out for %g s: %s", replica.url, absence, why)
+
+    async def close(self) -> None:
+        """Stop watching; close the session, if it is the pool's own."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.gather(self._watcher, return_exceptions=True)
+        if self._owns_session and self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def session(self) -> aiohttp.ClientSession:
+        """For calls to the replicas."""
+        if self._session is None:
+            self._session = new_session()
+        return self._session
+
+    def _seen(self, replica: Replica) -> None:
+        if replica.failures:
+            logger.warning("replica %s is back", replica.url)
+        replica.failures, replica.unanswered, replica.away_until = 0, 0, 0.0
+        replica.last_sign = time.monotonic()
+
+    def _next_return(self, now: float) -> float:
+        due = [replica.away_until for replica in self.replicas if replica.away_until > now]
+        return min(due, default=now + _POLL_S)
+
+    async def _wait_for_change(self, seconds: float) -> None:
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(seconds, 0.001)):
+                await self._changed.wait()
+
+    def _none_left(self) -> PolicyError:
+        urls = ", ".join(replica.url for replica in self.replicas)
+        message = (
+            f"none of {len(self.replicas)} replicas is healthy, after {self._wait_s:g} s of waiting: {urls}"
+        )
+        return PolicyError(message, endpoint=self.replicas[0].url, retryable=True)
+
+    def _watch(self) -> None:
+        if self._watcher is None or self._watcher.done():
+            self._watcher = asyncio.create_task(self._watch_for_hangs())
+
+    async def _watch_for_hangs(self) -> None:
+        """Long generations are normal, so silence alone is no fault: a silent replica is asked for its models,
+        and one that twice does not answer even that loses its calls to the others."""
+        while any(replica.calls for replica in self.replicas):
+            suspected = any(replica.unanswered for replica in self.replicas)
+            await asyncio.sleep(_POLL_S if suspected else SILENCE_S)
+            now = time.monotonic()
+            silent = [r for r in self.replicas if r.calls and now - r.last_sign >= SILENCE_S]
+            await asyncio.gather(*(self._probe(replica) for replica in silent))
+
+    async def _probe(self, replica: Replica) -> None:
+        if await self._answers(replica):
+            replica.unanswered, replica.last_sign = 0, time.monotonic()
+            return
+        replica.unanswered += 1
+        if replica.unanswered >= PROBES:
+            self.leave_out(replica, f"no answer to {replica.unanswered} probes of {PROBE_S:g} s")
+            for task in list(replica.calls):
+                task.cancel()
+
+    async def _answers(self, replica: Replica) -> bool:
+        """Whether it answers `GET /models` at all; a refusal is an answer."""
+        url = URL(replica.url) / "models"
+        timeout = aiohttp.ClientTimeout(total=PROBE_S)
+        try:
+            async with self.session().get(url, timeout=timeout, proxy=proxy_for(url)) as response:
+                await response.read()
+        except (aiohttp.ClientError, OSError):  # a timeout among them
+            return False
+        return True
+
+
+class BalancedBackend:
+    """One rollout's way to a pool: it stays with a replica, whose cache knows the conversation."""
+
+    dialect: Dialect
+    model: str | None
+
+    def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool, *, owns_pool: bool = False) -> None:
+        self.dialect = endpoint.dialect
+        self.model = endpoint.model
+        self._endpoint = endpoint.resolved()
+        self._pool = pool
+        self._owns_pool = owns_pool
+        self._backends: dict[Replica, HTTPBackend] = {}
+        self._replica: Replica | None = None
+
+    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+        """See `Backend.call`. Tries each replica, then `max_retries` times more, with backoff."""
+        failed: set[Replica] = set()
+        attempts = len(self._pool.replicas) + self._endpoint.max_retries
+        for attempt in range(attempts):
+            if attempt >= len(self._pool.replicas):
+                beyond = attempt - len(self._pool.replicas)
+                await asyncio.sleep(min(0.5 * 2.0**beyond, LONGEST_BACKOFF_S))
+            self._replica = replica = await self._pool.pick(self._replica, failed)
+            try:
+                answer = await self._pool.call(replica, self._backend(replica), body, raw)
+            except PolicyError as error:
+                if not error.retryable or attempt == attempts - 1:
+                    raise
+                failed.add(replica)
+                continue
+            answer.retries += attempt
+            return answer
+        raise AssertionError("unreachable")
+
+    async def close(self) -> None:
+        """Close the pool, if it is this backend's own."""
+        if self._owns_pool:
+            await self._pool.close()
+
+    def _backend(self, replica: Replica) -> HTTPBackend:
+        if replica not in self._backends:
+            alone = {"base_url": replica.url, "replicas": (), "max_retries": 0}
+            self._backends[replica] = HTTPBackend(
+                self._endpoint.model_copy(update=alone), self._pool.session()
+            )
+        return self._backends[replica]

@@ -1,0 +1,192 @@
+"""`gymgate collect` with real Gym servers: killed and resumed, refused, drained, sharded, and from Python."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from stack_support import ROW, SIMPLE, runtime, stack_config
+
+import gymgate
+from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.store import FAILURES, ROLLOUTS
+
+pytestmark = pytest.mark.gym
+
+
+def gym_option() -> str:
+    found = runtime()
+    return f"{found.version}@{found.interpreter}" if found.interpreter else found.version
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "gymgate", "collect", *map(str, arguments), "--gym", gym_option()]
+
+
+def gymgate_collect(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, check=False)
+
+
+def identities(path: Path) -> Counter[Any]:
+    return Counter(
+        CollectedRollout.model_validate(value).identity for _, value in read_values(path / ROLLOUTS)
+    )
+
+
+def write_rows(path: Path, count: int) -> Path:
+    rows = [{**ROW, "number": number} for number in range(count)]
+    path.write_bytes(b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+    return path
+
+
+def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "40", "-c", "16", "--sync-every", "0")
+    killed = 0
+    with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
+        log = tmp_path / "run" / ROLLOUTS
+        deadline = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < deadline:
+            if log.exists() and log.stat().st_size > 100_000:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+                break
+            time.sleep(0.005)
+    assert killed == 1
+    with log.open("ab") as file:
+        file.write(b'{"row_key":"0123')
+    done = gymgate_collect(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "cut off 16 bytes" in done.stderr
+    assert "rollouts are there already" in done.stderr
+    found = identities(tmp_path / "run")
+    assert len(found) == 200
+    assert set(found.values()) == {1}
+    again = gymgate_collect(*arguments, "--json")
+    assert orjson.loads(again.stdout)["resumed"] == 200
+    assert orjson.loads(again.stdout)["finished"] == 0
+    other = gymgate_collect(*arguments[:-2], "--max-calls", "7")
+    assert other.returncode == 1
+    assert "holds a run with other settings (limits.max_calls: not set there, 7 here)" in other.stderr
+    assert len(other.stderr.splitlines()) == 1
+
+
+def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", 3)
+    arguments = (rows, "--env", SIMPLE, "-o", tmp_path / "run", "-b", "http://127.0.0.1:9/v1", "-m", "m")
+    arguments = (*arguments, "--retries", "0")
+    first = gymgate_collect(*arguments)
+    assert first.returncode == 1, first.stderr
+    assert "3 x policy: PolicyError" in first.stderr
+    failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
+    assert {value["line"] for value in failures} == {1, 2, 3}
+    assert "cannot connect to http://127.0.0.1:9" in failures[0]["error"]["message"]
+    second = gymgate_collect(*arguments)
+    assert second.returncode == 1
+    assert "3 failed for good (--rerun-failed tries them again)" in second.stderr
+    assert gymgate_collect(*arguments, "--rerun-failed").returncode == 1
+    assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
+
+
+def test_shards_make_one_run(tmp_path: Path) -> None:
+    for shard in ("1/2", "2/2"):
+        done = gymgate_collect(SIMPLE, "-o", tmp_path / "run", "-r", "3", "--shard", shard)
+        assert done.returncode == 0, done.stderr
+    parts = [identities(tmp_path / "run" / f"shard-{part}-of-2") for part in (1, 2)]
+    assert not set(parts[0]) & set(parts[1])
+    assert len(parts[0] + parts[1]) == 15
+    whole = gymgate_collect(SIMPLE, "-o", tmp_path / "run", "-r", "3")
+    assert whole.returncode == 1
+    assert "holds shards of a run" in whole.stderr
+
+
+def test_a_signal_drains_it(tmp_path: Path) -> None:
+    arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "100", "-c", "4")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        log = tmp_path / "run" / ROLLOUTS
+        deadline = time.monotonic() + 60
+        while not (log.exists() and log.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGUSR1)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 75, said
+    assert "SIGUSR1: starting nothing more" in said
+    assert 1 <= len(identities(tmp_path / "run")) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("", "has no rows"), ('{"question": 1}\n', "rows.jsonl:1: has no responses_create_params")],
+)
+def test_a_file_without_rows_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(content)
+    done = gymgate_collect(
+        tmp_path / "rows.jsonl",
+        "--env",
+        SIMPLE,
+        "-o",
+        tmp_path / "run",
+        "-b",
+        "http://127.0.0.1:9/v1",
+        "-m",
+        "m",
+    )
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+async def test_rollouts_come_one_by_one_in_python(tmp_path: Path) -> None:
+    wanted: dict[str, Any] = {
+        "output": tmp_path / "run",
+        "repeats": 4,
+        "concurrency": 4,
+        "runtime": runtime(),
+    }
+    policy = _policy
+    seen = []
+    async with contextlib.aclosing(gymgate.collect(SIMPLE, policy=policy, **wanted)) as rollouts:
+        async for rollout in rollouts:
+            seen.append(rollout.identity)
+            if len(seen) == 3:
+                break
+    on_disk = identities(tmp_path / "run")
+    assert set(seen) <= set(on_disk)
+    assert len(on_disk) < 20
+    whole = [rollout async for rollout in gymgate.collect(SIMPLE, policy=policy, **wanted)]
+    assert len(whole) == len({rollout.identity for rollout in whole}) == 20
+    assert {rollout.reward for rollout in whole} == {1.0}
+    rows = [rollout async for rollout in gymgate.collect(stack_config(), [ROW], policy=policy, repeats=2)]
+    assert [rollout.reward for rollout in rows] == [1.0, 1.0]
+
+
+async def _policy(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat policy: the weather tool first, then a text."""
+    asked = any(message["role"] == "tool" for message in body["messages"])
+    call = {
+        "id": "call_1",
+        "type": "function",
+        "function": {"name": "get_weather", "arguments": '{"city": "sf"}'},
+    }
+    message = (
+        {"role": "assistant", "content": "cold"}
+        if asked
+        else {"role": "assistant", "content": None, "tool_calls": [call]}
+    )
+    reason = "stop" if asked else "tool_calls"
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+    }

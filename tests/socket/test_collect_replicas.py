@@ -1,0 +1,208 @@
+"""Replicas as processes that are killed, stopped and started again under a gateway's rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from gateway_upstream import Seen, upstream
+from pydantic import ValidationError
+
+from gymgate.config import HTTPEndpoint
+from gymgate.errors import PolicyError
+from gymgate.gateway import Gateway
+from gymgate.gateway.backends import BalancedBackend, ReplicaPool, make_backend
+
+PROGRAM = Path(__file__).with_name("replica_program.py")
+
+
+class Ends(list[float]):
+    """Times of answers; some can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._more = asyncio.Event()
+
+    def append(self, stamp: float) -> None:
+        super().append(stamp)
+        self._more.set()
+
+    async def reached(self, count: int) -> None:
+        while len(self) < count:
+            self._more.clear()
+            await self._more.wait()
+
+
+class Server:
+    """A replica's process."""
+
+    def __init__(self, port: int = 0) -> None:
+        environment = {**os.environ, "PORT": str(port)}
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+        self.url = f"http://127.0.0.1:{self.port}/v1"
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@contextmanager
+def servers(count: int) -> Iterator[list[Server]]:
+    started: list[Server] = []
+    try:
+        for _ in range(count):
+            started.append(Server())
+        yield started
+    finally:
+        for server in started:
+            server.close()
+
+
+def endpoint(replicas: list[Server]) -> HTTPEndpoint:
+    first, *others = [server.url for server in replicas]
+    return HTTPEndpoint(base_url=first, replicas=tuple(others), model="m")
+
+
+async def rollout(
+    gateway: Gateway, session: aiohttp.ClientSession, policy: HTTPEndpoint, turns: int, ended: list[float]
+) -> list[int]:
+    """A rollout of so many calls; the pids that answered them. Nothing is retried on this side."""
+    route = gateway.open(policy)
+    pids = []
+    try:
+        for turn in range(turns):
+            body = {"model": "x", "messages": [{"role": "user", "content": f"turn {turn}"}]}
+            async with session.post(f"{route.base_url}/chat/completions", json=body) as response:
+                answer = await response.json()
+                assert response.status == 200, answer
+            pid, _, said = answer["choices"][0]["message"]["content"].partition(" ")
+            assert said == f"turn {turn}"
+            pids.append(int(pid))
+            ended.append(time.monotonic())
+    finally:
+        await route.close()
+    return pids
+
+
+async def test_a_rollout_stays_with_a_replica_and_rollouts_are_spread() -> None:
+    with servers(3) as replicas:
+        async with Gateway() as gateway, aiohttp.ClientSession() as session:
+            runs = [rollout(gateway, session, endpoint(replicas), 5, []) for _ in range(30)]
+            answered = await asyncio.gather(*runs)
+    assert all(len(set(pids)) == 1 for pids in answered)
+    spread = Counter(pids[0] for pids in answered)
+    assert sorted(spread.values()) == [10, 10, 10]
+
+
+async def test_one_dies_and_one_hangs_and_no_rollout_is_lost() -> None:
+    """90 rollouts one after another in 30 places; in the middle of it two of three replicas go."""
+    ended = Ends()
+    with servers(3) as replicas:
+        async with Gateway() as gateway, aiohttp.ClientSession() as session:
+            policy = endpoint(replicas)
+            remaining = iter(range(240))
+
+            async def place() -> int:
+                done = 0
+                for _ in remaining:
+                    await rollout(gateway, session, policy, 10, ended)
+                    done += 1
+                return done
+
+            work = asyncio.gather(*(place() for _ in range(30)))
+            await ended.reached(300)
+            replicas[0].process.kill()
+            os.kill(replicas[1].process.pid, signal.SIGSTOP)
+            gone = time.monotonic()
+            assert sum(await work) == 240
+            back = max(later - earlier for earlier, later in _pairs(ended) if later > gone)
+            last = max(stamp for stamp in ended)
+    assert len(ended) == 2400
+    print(f"longest gap {back:.1f} s, all done {last - gone:.1f} s after")
+    assert back < 10
+
+
+def _pairs(stamps: list[float]) -> list[tuple[float, float]]:
+    ordered = sorted(stamps)
+    return list(itertools.pairwise(ordered))
+
+
+async def test_a_replica_that_comes_back_is_used_again() -> None:
+    with servers(2) as replicas:
+        policy = endpoint(replicas)
+        async with Gateway() as gateway, aiohttp.ClientSession() as session:
+            port = replicas[1].port
+            replicas[1].close()
+            answered = await asyncio.gather(*(rollout(gateway, session, policy, 2, []) for _ in range(8)))
+            assert {pid for pids in answered for pid in pids} == {replicas[0].process.pid}
+            replicas[1] = Server(port)
+            async with asyncio.timeout(20):
+                seen: set[int] = set()
+                while len(seen) < 2:
+                    runs = await asyncio.gather(*(rollout(gateway, session, policy, 1, []) for _ in range(8)))
+                    seen |= {pid for pids in runs for pid in pids}
+
+
+async def test_waiting_for_a_replica_has_an_end() -> None:
+    urls = ("http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1")
+    pool = ReplicaPool(urls, wait_s=0.3)
+    backend = BalancedBackend(
+        HTTPEndpoint(base_url=urls[0], replicas=urls[1:], max_retries=0), pool, owns_pool=True
+    )
+    body = {"model": "m", "messages": []}
+    with pytest.raises(PolicyError, match=r"cannot connect to http://127\.0\.0\.1:10"):
+        await backend.call(body)
+    with pytest.raises(
+        PolicyError, match=r"none of 2 replicas is healthy, after 0\.3 s of waiting: http.*:9.*:10"
+    ):
+        await backend.call(body)
+    await backend.close()
+
+
+async def test_a_refusal_is_not_taken_to_another_replica() -> None:
+    async def refuse(seen: Seen) -> aiohttp.web.Response:
+        return aiohttp.web.json_response({"error": {"message": "too long"}}, status=400)
+
+    async with upstream(refuse) as first, upstream() as second:
+        backend = make_backend(HTTPEndpoint(base_url=first.url, replicas=(second.url,)))
+        assert isinstance(backend, BalancedBackend)
+        with pytest.raises(PolicyError, match="too long"):
+            await backend.call({"model": "m", "messages": []})
+        assert not second.seen
+        await backend.close()
+
+
+async def test_a_busy_replica_hands_over_and_stays() -> None:
+    async def busy(seen: Seen) -> aiohttp.web.Response:
+        return aiohttp.web.json_response({"error": {"message": "slow down"}}, status=429)
+
+    async with upstream(busy) as first, upstream() as second:
+        pool = ReplicaPool((first.url, second.url))
+        backend = BalancedBackend(first.endpoint(replicas=(second.url,)), pool, owns_pool=True)
+        answer = await backend.call({"model": "m", "messages": []})
+        assert answer.details["replica"] == second.url
+        assert answer.retries == 1
+        assert [replica.failures for replica in pool.replicas] == [0, 0]
+        await backend.close()
+
+
+def test_an_address_given_twice_is_refused() -> None:
+    with pytest.raises(ValidationError, match="name an address twice"):
+        HTTPEndpoint(base_url="http://a/v1", replicas=("http://a/v1/",))
