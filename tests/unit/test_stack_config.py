@@ -102,6 +102,21 @@ def test_unset_keys_of_models_get_placeholders() -> None:
     }
 
 
+def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
+    """A server that takes the policy's or a judge's URL, in place of a model server's name."""
+    config = {
+        "strict": server("resources_servers", "strict", url="${judge_base_url}", mine="${my_url}"),
+        "judge": server("responses_api_models", "openai_model", url="${other_base_url}"),
+        "judge_base_url": forkserver.NOWHERE,
+        "other_base_url": forkserver.NOWHERE,
+        "my_url": "http://mine/v1",
+    }
+    assert forkserver.direct_urls(config) == ["judge_base_url"]
+    placed = gym_config.placed(config, {"strict": 1}, {"judge": 2, "judge_base_url": 3})
+    assert placed["judge_base_url"] == "http://127.0.0.1:3/v1"
+    assert (placed["other_base_url"], placed["my_url"]) == (forkserver.NOWHERE, "http://mine/v1")
+
+
 @pytest.mark.parametrize(
     ("code", "uses"),
     [

@@ -48,6 +48,8 @@ class Plan:
     directories: dict[str, Path]
     ray: frozenset[str]
     """Instances that need Ray."""
+    urls: tuple[str, ...]
+    """Keys of models that servers call by themselves; the gateway stands in for each by that name."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Host:
     start_timeout_s: float
     max_restarts: int
     progress: Callable[[str], None]
+    endpoints: frozenset[str] = frozenset()
+    """Model servers that have an endpoint; `"*"`: all."""
 
 
 class Environment:
@@ -104,6 +108,7 @@ class Environment:
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await self._make_plan()
+                self._warn_of_urls(self._plan)
                 for instance in self._plan.servers:
                     self._ports[instance.name] = HeldPort()
                 await self._launch()
@@ -174,7 +179,16 @@ class Environment:
         roots = gym_config.component_roots(self._config_path, host.component_roots, host.site)
         directories = {item.name: gym_config.directory_of(item, roots) for item in servers}
         ray = {item.name for item in servers if gym_config.uses_ray(directories[item.name], item.entrypoint)}
-        return Plan(config, servers, directories, frozenset(ray))
+        return Plan(config, servers, directories, frozenset(ray), tuple(answer.get("urls", ())))
+
+    def _warn_of_urls(self, plan: Plan) -> None:
+        """Some servers swallow the failure of a model that they call by themselves, and score 0."""
+        for key in plan.urls:
+            if not self._host.endpoints & {key, "*"}:
+                self._host.progress(
+                    f"{self.name}: warning: a server calls a model by its {key}, which no endpoint stands for; "
+                    f'if its scores need it, map it with models={{"{key}": ...}}'
+                )
 
     async def _launch(self) -> None:
         """Start the servers of a new generation and wait until each listens."""
@@ -182,7 +196,8 @@ class Environment:
         assert plan is not None
         self._awaited.clear()
         spawner = await host.spawner()
-        models = {name: await host.gateway.port_for(name) for name in gym_config.model_servers(plan.config)}
+        names = [*gym_config.model_servers(plan.config), *plan.urls]
+        models = {name: await host.gateway.port_for(name) for name in names}
         ray = await host.ray_address(spawner) if plan.ray else None
         ports = {name: port.number for name, port in self._ports.items()}
         config = gym_config.placed(plan.config, ports, models, ray)

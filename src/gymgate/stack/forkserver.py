@@ -44,6 +44,7 @@ DEFERRED = ("pandas", "scipy", "wandb", "ray", "mlflow")
 needs to answer. A server that imports one itself gets it as usual."""
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 INSTANCE_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
+NOWHERE = "http://127.0.0.1:1/v1"
 DEFAULT_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
 STAND_IN_MODEL = {
     "entrypoint": "app.py",
@@ -152,11 +153,13 @@ def serve(order: dict[str, Any]) -> None:
     sys.argv = [order["entrypoint"]]
     if not order["ray"]:
         server_utils.initialize_ray = lambda: print("Ray is not started: this server does not use it")
+    if "multiprocessing.process" in sys.modules:  # where spawned workers look for the entrypoint
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
-    runpy.run_path(order["entrypoint"], run_name="__main__")
+    runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
 
 
 def keep_out_keys(stream: Any) -> None:
@@ -176,7 +179,10 @@ def parse(order: dict[str, Any]) -> None:
 
 
 def parsed(order: dict[str, Any]) -> dict[str, Any]:
-    """`{"config": {...}}`, or `{"missing": [keys that the user must give]}`, or `{"error": message}`."""
+    """`{"config": {...}, "urls": [...]}`, or `{"missing": [keys that the user must give]}`, or `{"error": message}`.
+
+    `urls` are the placeholders for a model's URL that a server uses by itself, outside of a model server's block.
+    """
     gym: Any = importlib.import_module("nemo_gym.global_config")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
     parser = gym.GlobalConfigDictParser()
@@ -206,7 +212,8 @@ def parsed(order: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
-    return {"config": OmegaConf.to_container(config, resolve=False)}
+    resolved = OmegaConf.to_container(config, resolve=False)
+    return {"config": resolved, "urls": direct_urls(resolved)}
 
 
 def unset(merged: dict[str, Any]) -> dict[str, Any]:
@@ -241,6 +248,13 @@ def model_references(node: Any) -> list[str]:
     return [name for child in node for name in model_references(child)] if isinstance(node, list) else []
 
 
+def direct_urls(config: dict[str, Any]) -> list[str]:
+    """Keys with a placeholder URL that servers other than model servers interpolate."""
+    blocks = [block for block in config.values() if isinstance(block, dict)]
+    used = {key for block in blocks for kind in INSTANCE_KINDS[:2] for key in interpolated(block.get(kind))}
+    return sorted(key for key in used if config.get(key) == NOWHERE)
+
+
 def interpolated(node: Any) -> set[str]:
     """Top-level keys that the strings below `node` interpolate as `${key}`."""
     if isinstance(node, str):
@@ -260,7 +274,7 @@ def blanks(node: Any, only: str = "") -> list[str]:
 
 
 def placeholder(key: str) -> str:
-    return "http://127.0.0.1:1/v1" if key.endswith("url") else "gymgate"
+    return NOWHERE if key.endswith("url") else "gymgate"
 
 
 def ray_head(order: dict[str, Any]) -> None:

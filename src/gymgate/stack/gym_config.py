@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.stack import forkserver
 from gymgate.stack.ports import LOOPBACK
 
 AGENTS, RESOURCES, MODELS = "responses_api_agents", "resources_servers", "responses_api_models"
@@ -43,7 +44,7 @@ class Instance:
 def initial_config(version: str, results_dir: Path, cache_dir: Path) -> dict[str, Any]:
     """What every environment is parsed with: a policy that is never called there, and the rollout's URL on."""
     initial: dict[str, Any] = {
-        "policy_base_url": "http://127.0.0.1:1/v1",
+        "policy_base_url": forkserver.NOWHERE,
         "policy_api_key": "gymgate",
         "policy_model_name": "policy",
         "head_server": {"host": LOOPBACK, "port": 1},
@@ -139,13 +140,17 @@ def placed(
 ) -> dict[str, Any]:
     """The config that servers are given: relays dropped, models on the gateway, every port ours.
 
-    `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance.
+    `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance, and
+    for models that a server reaches by a URL of its own (`judge_base_url`), by that key.
     """
     result: dict[str, Any] = {}
+    for key in config:
+        if config[key] == forkserver.NOWHERE and key in gateway:
+            result[key] = f"http://{LOOPBACK}:{gateway[key]}/v1"
     for name, block in config.items():
         if isinstance(block, dict) and RELAYS in block:
             continue
-        result[name] = block
+        result.setdefault(name, block)
     for instance in instances(config):
         if instance.kind == MODELS:
             result[instance.name] = _moved(instance, gateway[instance.name], entrypoint=False)

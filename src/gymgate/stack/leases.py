@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError
@@ -110,9 +110,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._leases: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[StackConfig, Lease]] = (
-            WeakKeyDictionary()
-        )
+        self._leases: dict[asyncio.AbstractEventLoop, dict[StackConfig, Lease]] = {}
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._daemons: dict[Path, subprocess.Popen[bytes]] = {}
@@ -123,6 +121,8 @@ class Registry:
     def lease(self, config: StackConfig) -> Lease:
         """This loop's lease on the config's stack; a new one if there is none or it was lost."""
         with self._lock:
+            for loop in [loop for loop in self._leases if loop.is_closed()]:
+                del self._leases[loop]
             leases = self._leases.setdefault(asyncio.get_running_loop(), {})
         lease = leases.get(config)
         if lease is None or not lease.usable:

@@ -239,6 +239,7 @@ class RunningStack:
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
             progress=self._progress,
+            endpoints=frozenset(_for_keyless(self.config)),
         )
 
     async def _spawner(self, python: Path) -> Spawner:
