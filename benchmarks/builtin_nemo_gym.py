@@ -6,11 +6,17 @@ it needs uv on PATH and an interpreter (3.12 or 3.13) that uv finds or that UV_P
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import verifiers.v1 as vf
 from verifiers.v1.tasksets.nemo_gym import NeMoGymConfig, NeMoGymEnv, NeMoGymTask, NeMoGymTaskset
 
 __all__ = ["BuiltinTaskset", "NeMoGymEnv"]
 
 
-class BuiltinTaskset(NeMoGymTaskset, vf.Taskset[NeMoGymTask, NeMoGymConfig]):
+class BuiltinConfig(NeMoGymConfig):
+    dataset: Path = Path("example.jsonl")
+
+
+class BuiltinTaskset(NeMoGymTaskset, vf.Taskset[NeMoGymTask, BuiltinConfig]):
     resource_server = "resources_servers.example_single_tool_call.app:SimpleWeatherResourcesServer"

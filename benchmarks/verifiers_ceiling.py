@@ -45,13 +45,8 @@ CONTENDERS = {
     ],
 }
 BUILTIN = [
-    "builtin-nemo-gym",
-    "-n",
-    "1",
-    "--env.agent.runtime.type",
-    "subprocess",
-    "--env.agent.harness.id",
-    "null",
+    *("builtin-nemo-gym", "-n", "1", "--env.agent.runtime.type", "subprocess"),
+    *("--env.agent.harness.id", "null", "--env.taskset.dataset"),
 ]
 
 
@@ -79,9 +74,16 @@ def measure(arguments: list[str], base_url: str, rollouts: int, concurrency: int
             os.pathsep
         )
         started = time.monotonic()
-        subprocess.run(
-            command, check=True, env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=1800
+        done = subprocess.run(
+            command,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=1800,
         )
+        if done.returncode:
+            raise SystemExit(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
         (tally,) = read_tallies(Path(output) / "run").values()
     return Figure(tally.rate or 0.0, wall_s, tally.failed)
