@@ -40,7 +40,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("download", r"(?:getaddrinfo|NameResolution|name resolution|Name or service not known)[^\n]*?https?://" + _HOST),
     ("download", r"https?://" + _HOST + r"[^\n]*?(?:resolution|resolve|refused|unreachable|[Nn]ame or service)"),
     ("download", r"connect to (?:the )?['\"]?https?://" + _HOST),
-    ("download", r"(?:fetch|clone|download|Downloading)[^\n]*?https?://" + _HOST),
+    ("download", r"(?:[Ff]ailed to (?:fetch|clone|download)|'git', 'clone')[^\n]*?https?://" + _HOST),
     ("download", r"(?P<name>LocalEntryNotFoundError|OfflineModeIsEnabled|Resource \S*[a-z_]+\S* not found)"),
     ("service", r"Cannot connect to host (?P<name>(?:127\.0\.0\.1|localhost|0\.0\.0\.0|\[?::1\]?):\d+)"),
     ("service", r"(?:host='(?:127\.0\.0\.1|localhost)', port=|Connect call failed \('127\.0\.0\.1', )(?P<name>\d+)"),
@@ -104,7 +104,7 @@ def setup_need(message: str) -> Missing | None:
     if re.search(r"No solution found|unsatisfiable|conflict", message):
         return Missing("conflict", "; ".join(_conflicting(message)) or "requirements", line)
     if match := re.search(r"git\+https?://[^\s,'`]+|https?://(?!\S*pypi)[^\s,'`]+", message):
-        return Missing("git" if match[0].startswith("git+") else "download", match[0].rstrip("."), line)
+        return Missing("git" if match[0].startswith("git+") else "download", match[0].rstrip(".:"), line)
     if match := re.search(r"Failed to build `?([\w.-]+=?=?[\w.]*)", message):
         return Missing("binary", f"a build of {match[1]}", line)
     if match := re.search(r"Python[ >=<.\d]+", message):

@@ -54,13 +54,23 @@ def read_samples(environment: Environment, directory: Path) -> Samples:
     files = recording_files(environment)
     for path in files:
         recordings = list(_salvaged(path, directory, broken))
-        rows = pair_rows(recordings, packaged_rows(environment, path))
+        rows_near = packaged_rows(environment, path)
+        rows = pair_rows(recordings, rows_near)
         for recording, row in zip(recordings, rows, strict=True):
             name = Path(recording.path).stem.replace("__", ":")
             policy = ReplayEndpoint(rollouts=(recording.path,), index=0)
-            sample = Sample(name, recording, row or recording.row, row is not None, policy)
+            sample = Sample(name, recording, row or as_row(recording, rows_near), row is not None, policy)
             samples.append(sample)
     return Samples(tuple(samples), tuple(broken), len(files))
+
+
+def as_row(recording: Recording, packaged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A record as a row: of what it holds beside the parameters, only what packaged rows hold, too; the rest is
+    what the verifier added."""
+    fields = {name for row in packaged for name in row} or set(recording.row)
+    return {
+        name: value for name, value in recording.row.items() if name in fields | {"responses_create_params"}
+    }
 
 
 def recording_files(environment: Environment) -> list[Path]:

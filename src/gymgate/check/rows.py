@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ PROBES = 2
 NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --model"
 NO_LONGER = "no longer exists"
 LOG_TAIL = 12_000
+_LACKING = re.compile(r'"type":"missing","loc":\["body","([\w.]+)"')
 
 
 class Rows:
@@ -74,6 +76,7 @@ class Rows:
             return RowCheck(
                 **facts, verdict="incomplete", cause="the record keeps nothing that the policy said"
             )
+        self.new_log()
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
         policy = self._with_judge if self._judge.knows else sample.policy
@@ -84,7 +87,10 @@ class Rows:
             return RowCheck(**facts, verdict="blocked", need=NO_JUDGE, error=told)
         if rollout.error is not None:
             return RowCheck(**facts, **self._explained(rollout.error, sample))
-        return RowCheck(**facts, **compared(rollout, recording.reward))
+        outcome = compared(rollout, recording.reward)
+        if outcome["verdict"] == "differs" and (need := evidence.missing_in(self.new_log())) is not None:
+            outcome |= {"verdict": "blocked", "need": f"{need}, and that was scored", "cause": need.evidence}
+        return RowCheck(**facts, **outcome)
 
     async def _run(self, row: dict[str, Any], policy: Policy, agent: str | None = None) -> Rollout:
         limits = RolloutLimits(timeout_s=self._job.row_timeout_s, max_calls=200)
@@ -119,9 +125,11 @@ class Rows:
                 "verdict": "differs",
                 "cause": "the environment said something else than recorded",
             }
-        if error.kind == "data":
-            whose = "the packaged row" if sample.packaged else "the record, which no packaged row fits,"
-            return {**values, "verdict": "incomplete", "cause": f"{whose} lacks what the verifier requires"}
+        lacking = _LACKING.findall(error.message)
+        if error.kind == "data" or lacking:
+            whose = "the packaged row" if sample.packaged else "no packaged row was recorded, and the record"
+            fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"
+            return {**values, "verdict": "incomplete", "cause": f"{whose} lacks {fields}"}
         need = evidence.missing_in(error.message, self.new_log(), hints=self.hints)
         if need is not None:
             seen = needed(need)

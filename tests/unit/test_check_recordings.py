@@ -1,0 +1,175 @@
+"""Recorded files with broken lines, the config that was recorded, judges' answers in records, results on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.catalog import AgentInstance, DataFile, EnvConfig, Environment
+from gymgate.check import Check, Job, RowCheck, load_report, save_report, status_page
+from gymgate.check.judges import RecordedJudge, RecordedPolicy, recorded_answers
+from gymgate.check.model import same_reward, worst
+from gymgate.check.recordings import config_for, read_samples
+from gymgate.check.rows import replayable
+from gymgate.errors import DataError, UnknownConversationError
+
+
+def ask(text: str) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": text}]}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"output": [{"type": "message", "role": "assistant", "content": text}]}
+
+
+def record(question: str, answer: str, **fields: Any) -> dict[str, Any]:
+    return {"responses_create_params": ask(question), "response": said(answer), "reward": 1.0, **fields}
+
+
+def environment(tmp_path: Path, lines: list[str], *configs: EnvConfig) -> Environment:
+    (tmp_path / "example_rollouts.jsonl").write_text("\n".join(lines))
+    rows = [{"responses_create_params": ask(q), "answer": n} for n, q in enumerate(["one", "two", "three"])]
+    (tmp_path / "example.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = (
+        DataFile("example", tmp_path / "example.jsonl", "rows"),
+        DataFile("example_rollouts", tmp_path / "example_rollouts.jsonl", "rollouts"),
+        DataFile("example_rollouts_reward_profiling", tmp_path / "nothing.jsonl", "other"),
+    )
+    return Environment("e", "resources_servers", tmp_path, configs=configs, data=files)
+
+
+def test_broken_lines_are_named_and_cost_only_themselves(tmp_path: Path) -> None:
+    lines = [
+        json.dumps(record("two", "b")),
+        "<PLACEHOLDER ROW>",
+        "",
+        json.dumps({"responses_create_params": ask("x")}),
+        json.dumps(record("elsewhere", "c")),
+    ]
+    (tmp_path / "out").mkdir()
+    found = read_samples(environment(tmp_path, lines), tmp_path / "out")
+    assert [sample.name for sample in found.samples] == ["example_rollouts:1", "example_rollouts:5"]
+    assert [broken.split(" ")[0] for broken in found.broken] == [
+        "example_rollouts.jsonl:2",
+        "example_rollouts.jsonl:4",
+    ]
+    assert "is not JSON" in found.broken[0]
+    assert "no 'response'" in found.broken[1]
+    first, second = found.samples
+    assert (first.packaged, first.row["answer"]) == (True, 1)
+    assert not second.packaged
+    assert second.row["responses_create_params"] == ask("elsewhere")
+
+
+def test_the_config_is_the_one_that_was_recorded(tmp_path: Path) -> None:
+    plain = EnvConfig("e", tmp_path, agents=(AgentInstance("plain", "simple_agent", "e"),))
+    other = EnvConfig("other", tmp_path, agents=(AgentInstance("special", "aviary_agent", "e"),))
+    lines = [json.dumps(record("one", "a", agent_ref={"name": name})) for name in ("special", "gone")]
+    (tmp_path / "out").mkdir()
+    home = environment(tmp_path, lines, plain, other)
+    samples = read_samples(home, tmp_path / "out").samples
+    assert config_for(home, samples) == (other, ["recorded agent 'gone' no longer exists"])
+    assert config_for(home, samples[1:])[0] == plain
+
+
+JUDGED = record(
+    "q",
+    "a",
+    judge_evaluations=[
+        {"responses_create_params": ask("right?"), "response": said("[[A=B]]"), "verdict_label": "x"},
+        {"responses_create_params": ask("swapped?"), "response": said("[[A!=B]]"), "verdict_label": "y"},
+    ],
+)
+
+
+async def answer_of(judge: RecordedJudge | RecordedPolicy, question: str) -> str:
+    answer = await judge(ask(question))
+    text: str = answer["output"][0]["content"][0]["text"]
+    return text
+
+
+async def test_a_judge_says_what_it_said(tmp_path: Path) -> None:
+    judge = RecordedJudge("any")
+    judge.begin(JUDGED)
+    assert await answer_of(judge, "swapped?") == "[[A!=B]]"
+    assert await answer_of(judge, "right?") == "[[A=B]]"
+    with pytest.raises(UnknownConversationError):
+        await judge(ask("again?"))
+    assert (judge.calls, judge.refused, judge.judged_by) == (3, 1, "recorded")
+
+
+async def test_a_policy_that_is_its_own_judge(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (sample,) = read_samples(environment(tmp_path, [json.dumps(JUDGED)]), tmp_path / "out").samples
+    judge = RecordedJudge("any")
+    policy = RecordedPolicy(judge)
+    judge.begin(JUDGED)
+    policy.begin(sample.recording)
+    assert await answer_of(policy, "q") == "a"
+    assert await answer_of(policy, "right?") == "[[A=B]]"
+    judge.begin(None)
+    with pytest.raises(UnknownConversationError, match="nearest is"):
+        await policy(ask("right?"))
+
+
+def test_texts_of_judges_are_found_where_the_table_says() -> None:
+    rubrics = [{"judge_response": "PASS"}, {"judge_response": "FAIL"}]
+    found = list(recorded_answers(record("q", "a", rubric_evaluations=rubrics), "inverse_if"))
+    assert [(key, items[0]["content"]) for key, items in found] == [(None, "PASS"), (None, "FAIL")]
+    assert not list(recorded_answers(record("q", "a", rubric_evaluations=rubrics), "another"))
+
+
+def test_verdicts_add_up() -> None:
+    assert worst(["match", "blocked", "differs"]) == "differs"
+    assert worst([]) == "incomplete"
+    assert same_reward(0.1 + 0.2, 0.3)
+    assert not same_reward(0.0, 1e-3)
+    gone = RowCheck(recording="a:1", verdict="incomplete", cause="its agent 'x' no longer exists")
+    kept = RowCheck(recording="a:2", verdict="match")
+    assert replayable([gone, kept]) == [kept]
+    assert replayable([gone]) == [gone]
+
+
+def test_results_are_kept_and_shown(tmp_path: Path) -> None:
+    check = Check(
+        environment="mcqa",
+        kind="resources_servers",
+        version="0.7.0",
+        verdict="differs",
+        detail="read at /home/x/.cache/v/lib/site-packages/resources_servers/mcqa/app.py | see <there>",
+        agents=("simple_agent",),
+        rows=(
+            RowCheck(recording="r:1", recorded=1.0, reward=1.0, verdict="match"),
+            RowCheck(recording="r:2", recorded=0.0, reward=1.0, verdict="differs"),
+        ),
+        broken=("r.jsonl:3 is not JSON",),
+        rewarded=True,
+        date="2026-01-02",
+        settings=Job(environment="x", version="0.7.0").settings,
+    )
+    path = tmp_path / "results.json"
+    assert load_report(path) == []
+    save_report(path, [check])
+    assert load_report(path) == [check]
+    assert sorted(tmp_path.iterdir()) == [path]
+    page = status_page([check], "gymgate check")
+    assert (
+        "1 checked, 2026-01-02: 0 match, 1 differs, 0 blocked, 0 incomplete, 0 failed; 1 returned a reward"
+        in page
+    )
+    (line,) = [line for line in page.splitlines() if line.startswith("| mcqa ")]
+    assert "read at resources_servers/mcqa/app.py \\| see &lt;there>" in line
+    assert "| 1/2 | yes |" in line
+    assert "1 broken recorded line(s): r.jsonl:3 is not JSON" in line
+    path.write_text("[]")
+    with pytest.raises(DataError, match="holds no results"):
+        load_report(path)
+
+
+def test_settings_do_not_hold_the_environment() -> None:
+    one, other = (Job(environment=name, version="0.7.0") for name in ("a", "b"))
+    assert one.settings == other.settings
+    assert one.settings != Job(environment="a", version="0.7.0", memory_gb=1.0).settings
