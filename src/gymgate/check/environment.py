@@ -13,18 +13,17 @@ from typing import Any
 
 from gymgate.catalog import Catalog, EnvConfig, Environment, Need
 from gymgate.check import evidence
-from gymgate.check.judges import RecordedJudge
+from gymgate.check.judges import RecordedJudge, serving
 from gymgate.check.memory import rss
 from gymgate.check.model import Check, Job
 from gymgate.check.recordings import Samples, config_for, packaged_rows, read_samples
 from gymgate.check.rows import Rows, needed, summarised
-from gymgate.config import CallableEndpoint, EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
 
-JUDGE = CallableEndpoint(name="judge", dialect="responses")
 Progress = Callable[[str], None]
 
 
@@ -95,8 +94,7 @@ class EnvironmentCheck:
         judge = RecordedJudge(environment.name)
         watcher = asyncio.create_task(self._watch_memory())
         try:
-            async with acquire(self._stack_config(config)) as stack:
-                stack.register(JUDGE.name, judge, dialect="responses")
+            async with serving(judge) as endpoint, acquire(self._stack_config(config, endpoint)) as stack:
                 status = await stack.status()
                 logs = Path(status["environments"][self.job.environment]["logs"])
                 rows = Rows(stack, self.job, environment, judge, logs, config.needs)
@@ -111,10 +109,10 @@ class EnvironmentCheck:
             self._peak_gb = max(self._peak_gb, rss(descendants(os.getpid())))
             await asyncio.sleep(1.0)
 
-    def _stack_config(self, config: EnvConfig) -> StackConfig:
+    def _stack_config(self, config: EnvConfig, judge: HTTPEndpoint) -> StackConfig:
         job = self.job
         given = dict(job.models)
-        models = {"*": JUDGE, **given}
+        models = {"*": judge, **given}
         return StackConfig(
             environments=(
                 EnvironmentConfig(name=job.environment, config=config.name, overrides=job.overrides),

@@ -35,6 +35,8 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("docker", r"No such file or directory: '(?P<name>(?:[^']*/)?(?:docker|podman|apptainer|singularity))'"),
     ("download", r"Failed to resolve '" + _HOST),
     ("download", r"(?:Could not resolve host|[Cc]ould not resolve host name|Host not found): '?" + _HOST),
+    ("download", r"getaddrinfo ENOTFOUND " + _HOST),
+    ("download", r"(?P<name>nltk_data|nltk\.download\(\S+\))"),
     ("download", r"Cannot connect to host " + _HOST + r":\d+"),
     ("download", r"host='" + _HOST + r"'"),
     ("download", r"(?:getaddrinfo|NameResolution|name resolution|Name or service not known)[^\n]*?https?://" + _HOST),
@@ -63,6 +65,7 @@ _NO_NETWORK = re.compile(
     r"|Network is unreachable|nodename nor servname|Could not contact DNS|Connection error\."
     r"|[Ff]ailed to (?:load|download|fetch)[^\n]*?(?:retries|attempts)"
 )
+_NO_SERVICE = re.compile(r"All connection attempts failed|Connection refused|Connect call failed")
 _WIDTH = 240
 
 
@@ -79,6 +82,10 @@ def missing_in(*texts: str, hints: Sequence[Need] = ()) -> Missing | None:
             fetched = [need.detail for need in hints if need.kind in ("download", "git", "search", "key")]
             name = fetched[0] if fetched else "a host on the internet"
             return Missing("download", name, line_around(text, match.start(), match.end()))
+        if (match := _last(_NO_SERVICE, text)) is not None:
+            services = [need.detail for need in hints if need.kind in ("docker", "search", "key", "config")]
+            name = services[0] if services else "a service beside the environment"
+            return Missing("service", name, line_around(text, match.start(), match.end()))
     return None
 
 

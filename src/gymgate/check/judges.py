@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from typing import Any
+
+from aiohttp import web
 
 from gymgate.check.causes import judge_texts
 from gymgate.check.model import JudgedBy
+from gymgate.config import HTTPEndpoint
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay import Recording, ReplayIndex, blocks_of, items_of
 from gymgate.gateway.replay.answer import recorded_answer, response_object
@@ -20,7 +24,7 @@ Answer = tuple[bytes | None, list[dict[str, Any]]]
 
 
 class RecordedJudge:
-    """A callable endpoint for every model server beside the policy's; one rollout at a time."""
+    """What every model server beside the policy's says; one rollout at a time."""
 
     def __init__(self, environment: str) -> None:
         self._environment = environment
@@ -70,6 +74,31 @@ class RecordedJudge:
         raise UnknownConversationError(
             "judge: the record does not hold this judge's answer", endpoint="judge", status_code=422
         )
+
+
+@asynccontextmanager
+async def serving(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
+    """The judge on a port of its own: it also answers calls that carry no rollout's key, of nemo-gym 0.4 and of
+    agents that lose it."""
+
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return web.json_response(await judge(await request.json()))
+        except UnknownConversationError as error:
+            body = {"error": {"message": str(error), "type": "unknown_conversation"}}
+            return web.json_response(body, status=422)
+
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_post("/v1/responses", answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await (site := web.TCPSite(runner, "127.0.0.1", 0)).start()
+        assert site._server is not None
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
+        yield HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", dialect="responses", max_retries=0)
+    finally:
+        await runner.cleanup()
 
 
 class RecordedPolicy:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gymgate.catalog import Environment, Need
 from gymgate.check import evidence
 from gymgate.check.causes import cause_of
@@ -86,10 +88,16 @@ class Rows:
             told = rollout.error.message if rollout.error else "the judge's failure was scored"
             return RowCheck(**facts, verdict="blocked", need=NO_JUDGE, error=told)
         if rollout.error is not None:
-            return RowCheck(**facts, **self._explained(rollout.error, sample))
+            return RowCheck(**facts, **self._explained(rollout.error, sample, _answered(rollout)))
         outcome = compared(rollout, recording.reward)
-        if outcome["verdict"] == "differs" and (need := evidence.missing_in(self.new_log())) is not None:
-            outcome |= {"verdict": "blocked", "need": f"{need}, and that was scored", "cause": need.evidence}
+        if outcome["verdict"] == "differs":
+            need = evidence.missing_in(self.new_log(), _verification(rollout), hints=self.hints)
+            if need is not None:
+                outcome |= {
+                    "verdict": "blocked",
+                    "need": f"{need}, and that was scored",
+                    "cause": need.evidence,
+                }
         return RowCheck(**facts, **outcome)
 
     async def _run(self, row: dict[str, Any], policy: Policy, agent: str | None = None) -> Rollout:
@@ -109,8 +117,8 @@ class Rows:
             return "endpoint"
         return self._judge.judged_by
 
-    def _explained(self, error: RolloutError, sample: Sample) -> dict[str, Any]:
-        """Verdict, need and cause of a rollout that failed."""
+    def _explained(self, error: RolloutError, sample: Sample, answered: int) -> dict[str, Any]:
+        """Verdict, need and cause of a rollout that failed after so many answers of its policy."""
         told = f"{error.type}: {error.message}"
         values: dict[str, Any] = {"error": told[:1000]}
         if error.type == "UnknownConversationError" and sample.agent not in (None, *self._stack.agents):
@@ -118,6 +126,13 @@ class Rows:
                 **values,
                 "verdict": "incomplete",
                 "cause": f"its agent {sample.agent!r} no longer exists",
+            }
+        if error.type == "UnknownConversationError" and answered == len(sample.recording.turns):
+            return {
+                **values,
+                "verdict": "blocked",
+                "need": NO_JUDGE,
+                "cause": "the policy's own model is the judge",
             }
         if error.type == "UnknownConversationError":
             return {
@@ -183,6 +198,19 @@ def compared(rollout: Rollout, recorded: float | None) -> dict[str, Any]:
     if recorded is None:
         return {"verdict": "incomplete", "cause": "the record has no reward"}
     return {"verdict": "match" if same_reward(rollout.reward, recorded) else "differs"}
+
+
+def _answered(rollout: Rollout) -> int:
+    return sum(call.status_code == 200 for call in rollout.policy_calls)
+
+
+def _verification(rollout: Rollout) -> str:
+    """What the environment says about how it scored, as text."""
+    result = rollout.result or {}
+    own = {
+        name: value for name, value in result.items() if name not in ("response", "responses_create_params")
+    }
+    return orjson.dumps(own).decode()
 
 
 def replayable(results: Sequence[RowCheck]) -> list[RowCheck]:

@@ -25,6 +25,7 @@ BEFORE_URLS = (0, 5)
 _URL_LOST: Mapping[str, Strategy] = {
     "finance_agent": "metadata",
     "langgraph_agent": "metadata",
+    "labbench2_vlm_agent": "metadata",
     "mini_swe_agent": "body",
     "mini_swe_agent_2": "body",
     "haystack_agent": "none",
