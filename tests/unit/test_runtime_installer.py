@@ -1,0 +1,110 @@
+"""uv's failures on one line, with real uv where it can be made to fail without a network."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gymgate.errors import SetupError
+from gymgate.runtime import installer
+from gymgate.runtime.installer import UvFailedError, condense, find_uv, kind_of, run_uv
+from gymgate.runtime.lockfile import floor_of, locked_releases, package_of, pins, read_lock, split_lock
+
+NEW_WORDS = """\
+Using Python 3.13.0 environment at: v
+error: Failed to install: wandb-0.30.0.whl (wandb==0.30.0)
+  cause: failed to copy file from `/c/a` to `/v/b`
+  cause: No space left on device (os error 28)
+"""
+OLD_WORDS = """\
+warning: something else
+  × No solution found when resolving dependencies:
+  ╰─▶ Because there is no version of six==9 and
+      you require six==9, we can conclude that your
+      requirements are unsatisfiable.
+
+      hint: try something
+"""
+
+
+def test_condensed() -> None:
+    assert kind_of(NEW_WORDS) == "disk"
+    assert condense(NEW_WORDS, "disk") == "No space left on device (os error 28)"
+    assert kind_of(OLD_WORDS) == "conflict"
+    assert condense(OLD_WORDS) == (
+        "No solution found when resolving dependencies: Because there is no version of six==9 and you require six==9, "
+        "we can conclude that your requirements are unsatisfiable."
+    )
+    assert (
+        condense("error: got 401 from https://user:secret@host/simple") == "got 401 from https://host/simple"
+    )
+    assert condense("\n") == "uv failed without a message"
+
+
+def test_unreachable_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://user:secret@127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path))
+    with pytest.raises(UvFailedError) as caught:
+        run_uv("pip", "install", "--target", tmp_path / "t", "--python", sys.executable, "no-such-package")
+    assert caught.value.kind == "network"
+    assert "secret" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_project_in_the_working_directory_plays_no_part(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "uv.toml").write_text("this is not toml")
+    monkeypatch.chdir(tmp_path)
+    run_uv("pip", "list", "--python", sys.executable)
+
+
+def test_a_uv_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "uv"
+    program.write_text("#!/bin/sh\nexec sleep 100\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(installer, "find_uv", lambda: program)
+    started = time.monotonic()
+    with pytest.raises(UvFailedError, match=r"did not finish in 0\.2 s"):
+        run_uv("pip", "list", timeout_s=0.2)
+    assert time.monotonic() - started < 20
+
+
+def test_no_uv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "uv", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SetupError, match=r"pip install 'gymgate\[nemogym\]'"):
+        find_uv()
+
+
+@pytest.mark.parametrize("release", locked_releases())
+def test_locks_that_ship(release: str) -> None:
+    """Pinned and hashed throughout; no host, no path; both halves make the whole."""
+    lock = read_lock(release)
+    assert lock is not None
+    own, others = split_lock(lock)
+    assert "/" not in own + others
+    assert "--index" not in lock
+    assert own.startswith(f"nemo-gym=={release}")
+    assert own.count("--hash=sha256:") == 2
+    entries = [entry for entry in others.split("\n") if entry and not entry.startswith(" ")]
+    assert len(entries) > 100
+    assert all("==" in entry and entry.endswith("\\") for entry in entries)
+    assert set(pins(lock)) == {package_of(entry) for entry in entries}
+    assert pins(lock)["cffi"].startswith("cffi==")
+    assert "--hash" not in "".join(pins(lock).values())
+
+
+def test_releases() -> None:
+    assert locked_releases() == ["0.7.0", "0.4.0"]
+    assert read_lock("9.9.9") is None
+    assert (floor_of("0.4.0"), floor_of("0.7.0"), floor_of("9.9.9")) == ((3, 12, 0), (3, 13, 14), (3, 13, 14))
+
+
+def test_package_names() -> None:
+    assert package_of("Typing_Extensions[x]>=4 ; python_version < '3'") == "typing-extensions"
+    assert package_of("ruamel.yaml") == "ruamel-yaml"
