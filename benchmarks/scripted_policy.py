@@ -17,6 +17,9 @@ from typing import Any
 
 from aiohttp import web
 
+from gymgate.config import Dialect
+from gymgate.gateway.dialects import encode_stream
+
 ARGUMENTS = '{"city": "San Francisco"}'
 TEXT = "It is cold in San Francisco."
 IDS = itertools.count()
@@ -77,8 +80,12 @@ def chat_answer(body: dict[str, Any]) -> dict[str, Any]:
 async def answer(request: web.Request) -> web.Response:
     if request.method == "GET":
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-    make = responses_answer if request.path.endswith("/responses") else chat_answer
-    return web.json_response(make(json.loads(await request.read())))
+    body = json.loads(await request.read())
+    dialect: Dialect = "responses" if request.path.endswith("/responses") else "chat"
+    made = (responses_answer if dialect == "responses" else chat_answer)(body)
+    if not body.get("stream"):
+        return web.json_response(made)
+    return web.Response(body=b"".join(encode_stream(made, dialect, body)), content_type="text/event-stream")
 
 
 async def serve() -> None:
