@@ -1,0 +1,150 @@
+"""The real runtime: made, found again, checked; and what setup and doctor say when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gymgate.config import RuntimeConfig
+from gymgate.errors import SetupError
+from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
+
+DEAD_INDEX = {"UV_DEFAULT_INDEX": "http://127.0.0.1:9/simple", "UV_HTTP_RETRIES": "0"}
+
+
+def gymgate(*arguments: str, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gymgate", *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=500, check=False
+    )
+
+
+@pytest.mark.parametrize("release", ["0.7.0", "0.4.0"])
+def test_made_once_then_instant_and_offline(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RuntimeConfig(version=release)
+    made = ensure_runtime(config)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", DEAD_INDEX["UV_DEFAULT_INDEX"])
+    started = time.monotonic()
+    assert ensure_runtime(config) == find_runtime(config) == made
+    assert time.monotonic() - started < 2
+    assert (made.version, made.requirements) == (release, ())
+    assert (made.site / "resources_servers").is_dir()
+
+
+def test_an_interpreter_that_has_it_is_used_as_it_is() -> None:
+    made = ensure_runtime(RuntimeConfig())
+    given = ensure_runtime(RuntimeConfig(interpreter=str(made.python)))
+    assert (given.python, given.site.resolve(), given.version) == (made.python, made.site.resolve(), "0.7.0")
+    with pytest.raises(SetupError, match="has no nemo-gym installed"):
+        ensure_runtime(RuntimeConfig(interpreter=sys.executable))
+    with pytest.raises(SetupError, match="'/no/python' does not run"):
+        ensure_runtime(RuntimeConfig(interpreter="/no/python"))
+
+
+def test_requirements_that_fit_beside_the_locked_versions() -> None:
+    lines: list[str] = []
+    made = ensure_runtime(RuntimeConfig(), ["xmltodict==1.0.2", "tomli-w==1.2.0"], progress=lines.append)
+    code = "import xmltodict, tomli_w, nemo_gym.server_utils"
+    subprocess.run([made.python, "-I", "-c", code], env=clean_env(), check=True)
+    assert made.requirements == ("tomli-w==1.2.0", "xmltodict==1.0.2")
+    assert not [line for line in lines if "moved" in line]
+
+
+def test_a_requirement_that_nemo_gym_forbids() -> None:
+    with pytest.raises(
+        SetupError, match=r"^openai<2 cannot be installed beside nemo-gym 0\.7\.0: .*openai==2"
+    ):
+        ensure_runtime(RuntimeConfig(), ["openai<2"])
+    assert find_runtime(RuntimeConfig(), ["openai<2"]) is None
+
+
+def test_setup_a_second_time_says_where_it_is(tmp_path: Path) -> None:
+    made = ensure_runtime(RuntimeConfig())
+    done = gymgate("setup", cwd=tmp_path, **DEAD_INDEX)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"nemo-gym 0.7.0 at {made.python}\n"
+    report = json.loads(gymgate("setup", "workplace_assistant", "--json", cwd=tmp_path, **DEAD_INDEX).stdout)
+    assert [runtime["python"] for runtime in report["runtimes"]] == [str(made.python)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "says"),
+    [
+        (["--gym", "9.9.9"], {}, "there is no nemo-gym 9.9.9 on the package index"),
+        (["--python", "/no/python"], {}, "'/no/python' does not exist"),
+        (["no_such_environment"], {}, "no_such_environment"),
+        ([], {**DEAD_INDEX, "GYMGATE_CACHE": "cache"}, "cannot reach the package index: Connection refused"),
+        ([], {"GYMGATE_OFFLINE": "1", "GYMGATE_CACHE": "cache", "UV_CACHE_DIR": "uv"}, "the network is off"),
+        ([], {"GYMGATE_CACHE": "/proc/none"}, "cannot write under /proc/none/runtimes"),
+    ],
+)
+def test_what_is_wrong_in_one_line(
+    tmp_path: Path, arguments: list[str], variables: dict[str, str], says: str
+) -> None:
+    if "UV_DEFAULT_INDEX" in variables:
+        variables = {**variables, "UV_CACHE_DIR": "uv"}
+    variables = {
+        name: str(tmp_path / value) if value in ("cache", "uv") else value
+        for name, value in variables.items()
+    }
+    done = gymgate("setup", *arguments, cwd=tmp_path, **variables)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("gymgate: "), done.stderr
+    assert says in last
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.glob("cache/runtimes/nemo-gym*"))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """The real installation into a real file system of 64 MB, where this user may mount one."""
+    own = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "--map-root-user", "--mount"]
+    script = 'mount -t tmpfs -o size=64m none "$1" || exit 77; "$2" -m gymgate setup; code=$?; ls "$1/runtimes"; exit $code'
+    command = [*own, "sh", "-c", script, "sh", str(tmp_path), sys.executable]
+    environment = {**os.environ, "GYMGATE_CACHE": str(tmp_path)}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, timeout=300, check=False
+        )
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this user may not mount a file system")
+    assert done.returncode == 1
+    assert "gymgate: no space left on the disk while making" in done.stderr.splitlines()[-1]
+    assert done.stdout == ""
+
+
+def test_doctor(tmp_path: Path) -> None:
+    ensure_runtime(RuntimeConfig())
+    done = gymgate("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^ok +nemo-gym 0\.7\.0", done.stdout, re.MULTILINE)
+    checks = {
+        each["name"]: each["ok"] for each in json.loads(gymgate("doctor", "--json", cwd=tmp_path).stdout)
+    }
+    assert checks["uv"] is checks["loopback"] is checks["cache directory"] is True
+    bare = gymgate("doctor", cwd=tmp_path, GYMGATE_CACHE="/proc/none")
+    assert bare.returncode == 1
+    assert re.search(r"^FAILED +cache directory +cannot write /proc/none", bare.stdout, re.MULTILINE)
+
+
+@pytest.mark.heavy
+def test_every_minor_version_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.7.0, below its declared minimum too."""
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
+    minors = sorted({each.version[:2] for each in find_interpreters()})
+    for major, minor in minors:
+        made = ensure_runtime(RuntimeConfig(python=f"{major}.{minor}"))
+        assert made.site.parts[-2] == f"python{major}.{minor}"
