@@ -18,6 +18,7 @@ COMMANDS = {
     "check": "check",
     "run": "run",
     "collect": "collect",
+    "aggregate": "aggregate",
     "serve": "serve",
     "eval": "eval",
 }

@@ -29,6 +29,7 @@ def extent_of(plan: Plan) -> dict[str, Any]:
     """What may grow from one run to the next."""
     seeds = list(plan.seeds) if plan.seeds is not None else None
     return {
+        "rollouts": plan.total(),
         "rows": plan.rows,
         "repeats": plan.repeats,
         "seeds": seeds,

@@ -1,0 +1,161 @@
+"""`gymgate aggregate`: figures of runs and shards, per task, per environment and overall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+
+from gymgate.collection.aggregate import (
+    Collected,
+    keep,
+    parse_bounds,
+    read_runs,
+    summary_rows,
+    task_rows,
+)
+from gymgate.collection.gym_rollouts import export_rollouts
+from gymgate.collection.tables import checked_table, write_table
+from gymgate.errors import ConfigError, DataError
+
+COUNTS = ("tasks", "rollouts", "failed")
+
+
+@click.command("aggregate")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "-o",
+    "--output",
+    "outputs",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the tasks' figures: .jsonl, .csv or .parquet; may be given more than once.",
+)
+@click.option(
+    "--summary",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the environments' figures: .jsonl, .csv or .parquet.",
+)
+@click.option(
+    "--keep", "bounds", metavar="LOW..HIGH", help="With --rows: only rows whose mean reward lies there."
+)
+@click.option(
+    "--rows",
+    "rows",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the input rows, with --keep those it keeps, as JSONL: the next run's input.",
+)
+@click.option(
+    "--answer-key",
+    metavar="FIELD",
+    help="Field of the result that holds the answer, for maj@k. [known names]",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice(["refuse", "first"]),
+    default="refuse",
+    show_default=True,
+    help="A rollout that is in two runs.",
+)
+@click.option(
+    "--gym-rollouts",
+    "gym_output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the rollouts as NeMo Gym's collector does, inputs beside them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
+def command(
+    runs: tuple[Path, ...],
+    outputs: tuple[Path, ...],
+    summary: Path | None,
+    bounds: str | None,
+    rows: Path | None,
+    answer_key: str | None,
+    overlap: str,
+    gym_output: Path | None,
+    as_json: bool,
+) -> None:
+    """Merge runs and their shards and print pass@1, pass@k and maj@k with standard errors.
+
+    RUN is a directory of gymgate collect, whose shards are found, or a rollouts.jsonl of NeMo Gym's collector.
+    pass@1 comes with the standard error over tasks and, in the files, over runs (seeds and repeats); figures are
+    fractions, not percent.
+    """
+    for path in (*outputs, *([summary] if summary else [])):
+        checked_table(path)
+    if rows is not None and rows.suffix != ".jsonl":
+        raise ConfigError(f"--rows {rows}: rows are JSONL; give it that ending")
+    limits = parse_bounds(bounds) if bounds else (float("-inf"), float("inf"))
+    collected = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
+    for note in collected.notes:
+        click.echo(note, err=True)
+    found = summary_rows(collected)
+    for path in outputs:
+        write_table(path, _kept_rows(collected, limits) if bounds else task_rows(collected))
+    if summary is not None:
+        write_table(summary, found)
+    if rows is not None:
+        _write_rows(rows, collected, limits)
+    if gym_output is not None:
+        count = export_rollouts([run for run in runs if run.is_dir()], gym_output)
+        click.echo(f"{gym_output}: {count} rollouts", err=True)
+    if as_json:
+        click.echo(orjson.dumps({"environments": found, "notes": collected.notes}))
+    else:
+        _print(found)
+
+
+def _kept_rows(collected: Collected, limits: tuple[float, float]) -> list[dict[str, Any]]:
+    kept = {(task.environment, task.row_key, task.occurrence) for task in keep(collected, *limits)}
+    return [
+        row for row in task_rows(collected) if (row["environment"], row["row_key"], row["occurrence"]) in kept
+    ]
+
+
+def _write_rows(path: Path, collected: Collected, limits: tuple[float, float]) -> None:
+    """The rows themselves, read again from their files; `DataError` where a file has changed."""
+    from gymgate.dataset import open_rows
+
+    opened: dict[str, Any] = {}
+    found = []
+    for task in keep(collected, *limits):
+        if task.source not in opened:
+            opened[task.source] = {row.key: row.data for row in open_rows(task.source, environment=None)}
+        if task.row_key not in opened[task.source]:
+            raise DataError(f"{task.source} no longer has row {task.row_key}", path=task.source)
+        found.append(opened[task.source][task.row_key])
+    write_table(path, found)
+    click.echo(f"{path}: {len(found)} of {len(collected.tasks)} rows", err=True)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    ks = sorted(
+        {int(name[5:]) for row in rows for name in row if name.startswith("pass@") and name[5:].isdigit()}
+    )
+    votes = sorted(
+        {int(name[4:]) for row in rows for name in row if name.startswith("maj@") and name[4:].isdigit()}
+    )
+    names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in votes if k > 1]
+    header = ["environment", *COUNTS, *names]
+    cells = [
+        [
+            str(row["environment"]),
+            *(str(row[name]) for name in COUNTS),
+            *(_figure(row, name) for name in names),
+        ]
+        for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
+    for line in (header, *cells):
+        first, *rest = line
+        aligned = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
+        click.echo("  ".join([first.ljust(widths[0]), *aligned]))
+
+
+def _figure(row: dict[str, Any], name: str) -> str:
+    value, error = row.get(name), row.get(f"{name}_se")
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if error is None else f"{value:.4f} ±{error:.4f}"

@@ -1,0 +1,83 @@
+"""The figures of a set of rollouts, defined as NeMo Gym and the pass@k paper define them. Pure functions.
+
+A task's scores come in the order of its rollouts (seed, then repeat); a rollout without a reward is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+
+Z95 = 1.959963984540054
+"""Standard errors on either side of a mean that hold 95 % of a normal distribution."""
+
+
+def is_binary(scores: Sequence[float]) -> bool:
+    """Whether every score is 0 or 1."""
+    return all(score in (0.0, 1.0) for score in scores)
+
+
+def pass_at_k(scores: Sequence[float], k: int) -> float | None:
+    """Chance that the best of k rollouts passes: `1 - C(n-c, k) / C(n, k)` for c passes among n, which is unbiased
+    (Chen et al., 2021). For scores that are not all 0 or 1, the best of the first k, as NeMo Gym has it; for k=1 the
+    mean (NeMo Gym's `pass@1[avg-of-n]`).
+
+    `None` for fewer than k scores.
+    """
+    count = len(scores)
+    if k < 1 or count < k:
+        return None
+    if k == 1:
+        return math.fsum(scores) / count
+    if not is_binary(scores):
+        return max(scores[:k])
+    wrong = sum(1 for score in scores if not score)
+    if wrong < k:
+        return 1.0
+    return 1.0 - math.comb(wrong, k) / math.comb(count, k)
+
+
+def majority_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> float:
+    """Score of the answer that most of the first k rollouts gave; the mean of those that tie; 0 if none gave any.
+
+    As in NeMo Gym, one answer scored in two ways counts as two.
+    """
+    given = Counter(
+        (answer, score) for answer, score in zip(answers[:k], scores[:k], strict=True) if answer is not None
+    )
+    if not given:
+        return 0.0
+    most = max(given.values())
+    tied = [score for (_, score), votes in given.items() if votes == most]
+    return sum(tied) / len(tied)
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """`None` of nothing."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """Sample standard deviation (over n-1); `None` of fewer than two."""
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean of independent values; `None` of fewer than two."""
+    spread = deviation(values)
+    return None if spread is None else spread / math.sqrt(len(values))
+
+
+def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
+    """Means over tasks of the first rollouts, of the second ones, and so on: each is one run of the whole set."""
+    longest = max(map(len, tasks), default=0)
+    runs = ([scores[run] for scores in tasks if run < len(scores)] for run in range(longest))
+    return [math.fsum(run) / len(run) for run in runs]
+
+
+def wanted_ks(longest: int) -> list[int]:
+    """1, 2, 4, 8, ... and the longest."""
+    ks = [1 << power for power in range(max(longest, 1).bit_length())]
+    return sorted({k for k in ks if k <= longest} | {longest}) if longest else []

@@ -1,0 +1,122 @@
+"""Our figures beside those of NeMo Gym's own profiler, run on the same rollouts, which it reads as we export them."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from stack_support import runtime
+
+from gymgate.collection.aggregate import read_runs, summary_rows, task_rows
+from gymgate.collection.gym_rollouts import export_rollouts
+from gymgate.dataset.row import row_key
+from gymgate.runtime import clean_env, ensure_runtime
+
+pytestmark = pytest.mark.gym
+
+SCRIPT = """
+import json, sys
+from nemo_gym.reward_profile import RewardProfiler, compute_pass_majority_metrics, select_measured
+results = [json.loads(line) for line in open(sys.argv[1])]
+rows = [json.loads(line) for line in open(sys.argv[2])]
+rows, results, _, _ = select_measured(rows, results)
+tasks = {}
+for result in sorted(results, key=lambda r: (r["_ng_task_index"], r["_ng_rollout_index"])):
+    tasks.setdefault(result["_ng_task_index"], []).append(result)
+metrics = compute_pass_majority_metrics(list(tasks.values()), answer_key="extracted_answer")[0]
+groups, agents, *_ = RewardProfiler().profile_from_data(rows, results)
+per_task = [[g["mean/reward"], g["std/reward"]] for g in groups]
+agent = [agents[0]["mean/reward"], agents[0]["std/reward"]]
+print("FIGURES", json.dumps({"metrics": metrics, "tasks": per_task, "agent": agent}))
+"""
+
+
+def write_run(directory: Path, rewards: list[float], *, masked: float) -> None:
+    """A run of 12 rows, 3 seeds and 2 repeats, in any order."""
+    dice = random.Random(len(rewards))
+    rows = [{"responses_create_params": {"input": f"{number}"}, "number": number} for number in range(12)]
+    source = directory / "rows.jsonl"
+    source.write_bytes(b"\n" + b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in rows))
+    lines = []
+    for number, row in enumerate(rows):
+        for seed in range(3):
+            for repeat in range(2):
+                reward = dice.choice(rewards)
+                value: dict[str, Any] = {
+                    "row_key": row_key(row),
+                    "occurrence": 0,
+                    "repeat": repeat,
+                    "seed": seed,
+                }
+                value |= {
+                    "task": number,
+                    "source": str(source),
+                    "line": number + 2,
+                    "environment": "e",
+                    "agent": "a",
+                }
+                status = "masked" if dice.random() < masked else "completed"
+                answer = dice.choice(["x", "y", None]) if reward < 1 else "right"
+                result = {**row, "reward": reward, "extracted_answer": answer, "response": {"output": []}}
+                lines.append({**value, "status": status, "reward": reward, "result": result})
+    dice.shuffle(lines)
+    described = {"format": 1, "settings": {"policy": {"type": "http"}}, "extent": {}}
+    (directory / "run.json").write_bytes(orjson.dumps(described))
+    (directory / "rollouts.jsonl").write_bytes(
+        b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rewards", "masked"), [([0.0, 1.0], 0.0), ([0.0, 1.0], 0.1), ([0.0, 0.25, 1.0], 0.0)], ids=str
+)
+def test_figures_are_those_of_nemo_gym(tmp_path: Path, rewards: list[float], masked: float) -> None:
+    write_run(tmp_path, rewards, masked=masked)
+    assert export_rollouts([tmp_path], tmp_path / "gym.jsonl") == 72
+    python = runtime().interpreter or str(ensure_runtime(runtime()).python)
+    files = [str(tmp_path / "gym.jsonl"), str(tmp_path / "gym_materialized_inputs.jsonl")]
+    done = subprocess.run(
+        [python, "-c", SCRIPT, *files],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**clean_env(), "WANDB_MODE": "disabled"},
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    [printed] = [text for text in done.stdout.splitlines() if text.startswith("FIGURES")]
+    theirs = orjson.loads(printed.removeprefix("FIGURES"))
+    collected = read_runs([tmp_path])
+    [ours] = summary_rows(collected)
+    metrics = theirs["metrics"]
+    assert ours["mean_reward"] == pytest.approx(theirs["agent"][0])
+    assert ours["std_reward"] == pytest.approx(theirs["agent"][1])
+    for k in (1, 2, 4):
+        if k > 1 or len(rewards) == 2:  # of graded scores, Gym's pass@1 is that of the first rollouts
+            assert 100 * ours[f"pass@{k}"] == pytest.approx(metrics[f"pass@{k}/accuracy"]), k
+        assert 100 * ours[f"maj@{k}"] == pytest.approx(metrics[f"majority@{k}/accuracy"]), k
+    longest = max(len(task.rewards()) for task in collected.ordered())
+    assert 100 * ours[f"maj@{longest}"] == pytest.approx(metrics[f"majority@{longest}/accuracy"])
+    suffix = f"pass@1[avg-of-{longest}]/accuracy"
+    assert 100 * ours["pass@1"] == pytest.approx(metrics[suffix])
+    assert 100 * ours["pass@1_std_runs"] == pytest.approx(metrics[f"{suffix}/std_dev_across_runs"])
+    assert 100 * ours["pass@1_se_runs"] == pytest.approx(metrics[f"{suffix}/std_err_across_runs"])
+    rows = sorted(task_rows(collected), key=lambda row: row["line"])
+    order = {row["row_key"]: number for number, row in enumerate(rows)}
+    by_export = {value["_ng_task_index"]: row_key(_own(value)) for value in _read(files[1])}
+    for index, (mean, spread) in enumerate(theirs["tasks"]):
+        row = rows[order[by_export[index]]]
+        assert (row["mean_reward"], row["std_reward"]) == (pytest.approx(mean), pytest.approx(spread))
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def _own(value: dict[str, Any]) -> dict[str, Any]:
+    return {name: item for name, item in value.items() if name != "agent_ref"}

@@ -1,0 +1,257 @@
+"""Figures of rollouts: against the definitions, and over shards, overlaps, gaps and numbers that are none."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.aggregate import command
+from gymgate.collection import statistics as st
+from gymgate.collection import tables
+from gymgate.collection.aggregate import keep, parse_bounds, read_runs, summary_rows, task_rows
+from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
+
+SETTINGS = {"policy": {"type": "http", "model": "m"}}
+
+
+def line(key: int, repeat: int, reward: Any, *, answer: Any = None, **fields: Any) -> dict[str, Any]:
+    value = {"row_key": f"{key:016x}", "occurrence": 0, "repeat": repeat, "seed": None, "task": key}
+    value |= {
+        "environment": "mcqa",
+        "agent": "a",
+        "status": "completed",
+        "reward": reward,
+        "source": "s",
+        "line": key + 1,
+    }
+    value["result"] = {"reward": reward, **({"extracted_answer": answer} if answer is not None else {})}
+    return {**value, **fields}
+
+
+def write_run(
+    path: Path, lines: list[dict[str, Any]], *, failures: list[dict[str, Any]] | None = None, **run: Any
+) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    described = {"format": 1, "settings": SETTINGS, "extent": {}, **run}
+    (path / "run.json").write_bytes(orjson.dumps(described))
+    (path / "rollouts.jsonl").write_text("".join(f"{_json(value)}\n" for value in lines))
+    (path / "failures.jsonl").write_text("".join(f"{_json(value)}\n" for value in failures or ()))
+    return path
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_pass_at_k_is_the_chance_that_one_of_k_drawn_rollouts_passes(count: int) -> None:
+    for passed, k in itertools.product(range(count + 1), range(1, count + 1)):
+        scores = [1.0] * passed + [0.0] * (count - passed)
+        drawn = list(itertools.combinations(scores, k))
+        assert st.pass_at_k(scores, k) == pytest.approx(sum(map(max, drawn)) / len(drawn))
+
+
+def test_pass_at_k_of_too_few_or_of_graded_scores() -> None:
+    assert st.pass_at_k([1.0], 2) is None
+    assert st.pass_at_k([], 1) is None
+    assert st.pass_at_k([0.2, 0.5, 0.9], 2) == 0.5
+    assert st.pass_at_k([0.0] * 2000 + [1.0], 1000) == pytest.approx(1000 / 2001)
+
+
+@pytest.mark.parametrize(
+    ("answers", "scores", "expected"),
+    [
+        (["a", "a", "b"], [1, 1, 0], 1.0),
+        (["a", "b", "b"], [1, 0, 0], 0.0),
+        (["a", "b"], [1, 0], 0.5),
+        ([None, None], [0, 0], 0.0),
+        ([None, "a", None], [0, 1, 0], 1.0),
+    ],
+)
+def test_majority(answers: list[str | None], scores: list[float], expected: float) -> None:
+    assert st.majority_at_k(scores, answers, len(scores)) == expected
+
+
+def test_ks_and_errors() -> None:
+    assert st.wanted_ks(0) == []
+    assert st.wanted_ks(1) == [1]
+    assert st.wanted_ks(16) == [1, 2, 4, 8, 16]
+    assert st.wanted_ks(6) == [1, 2, 4, 6]
+    assert st.deviation([1.0]) is None
+    assert st.standard_error([0.0, 1.0]) == pytest.approx(0.5)
+    assert st.run_means([[1, 0], [0, 0], [1]]) == [2 / 3, 0.0]
+
+
+def test_shards_give_what_one_run_gives(tmp_path: Path) -> None:
+    dice = random.Random(3)
+    lines = [
+        line(key, r, float(dice.random() < 0.4), answer=dice.choice("abc"))
+        for key in range(9)
+        for r in range(8)
+    ]
+    whole = write_run(tmp_path / "whole", lines)
+    shuffled = random.Random(4).sample(lines, len(lines))
+    for part in range(3):
+        write_run(tmp_path / "parts" / f"shard-{part + 1}-of-3", shuffled[part::3])
+    one, parts = read_runs([whole]), read_runs([tmp_path / "parts"])
+    assert list(task_rows(one)) == list(task_rows(parts))
+    assert summary_rows(one) == summary_rows(parts)
+    [row] = summary_rows(one)
+    means = [st.mean(task.rewards()) for task in one.ordered()]
+    assert row["tasks"] == 9
+    assert row["rollouts"] == 72
+    assert row["pass@1"] == pytest.approx(sum(means) / 9)  # type: ignore[arg-type]
+    assert row["pass@1_ci95_high"] - row["pass@1"] == pytest.approx(1.96 * row["pass@1_se"], rel=1e-3)
+    assert {f"maj@{k}" for k in (1, 2, 4, 8)} <= set(row)
+
+
+def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
+    failure = {**line(1, 1, None), "final": True, "error": {"kind": "timeout"}}
+    lines = [
+        line(0, 0, 1.0),
+        line(0, 1, 0.0, status="masked"),
+        line(1, 0, float("nan")),
+        line(1, 2, None),
+        line(1, 3, 1.0, status="truncated"),
+    ]
+    run = write_run(
+        tmp_path,
+        lines,
+        failures=[failure, failure, {**line(0, 0, None), "final": True}],
+        extent={"rollouts": 8},
+    )
+    collected = read_runs([run])
+    [row] = summary_rows(collected)
+    counts = {name: row[name] for name in ("rollouts", "scored", "masked", "unscored", "truncated", "failed")}
+    assert counts == {"rollouts": 5, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
+    assert row["mean_reward"] == 1.0
+    assert any("3 of 8 rollouts are missing" in note for note in collected.notes)
+    assert any("1 rewards are not finite numbers" in note for note in collected.notes)
+
+
+def test_overlapping_shards_are_named(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [line(0, 0, 1.0), line(0, 1, 1.0)])
+    second = write_run(tmp_path / "b", [line(0, 1, 0.0), line(0, 2, 0.0)])
+    with pytest.raises(
+        ConfigError, match=r"1 rollouts of .*b are in .*a too \(row 0000000000000000 repeat 1\)"
+    ):
+        read_runs([first, second])
+    collected = read_runs([first, second], first_of_overlap=True)
+    assert [task.rewards() for task in collected.ordered()] == [[1.0, 1.0, 0.0]]
+
+
+def test_two_policies_are_not_mixed(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [line(0, 0, 1.0)])
+    second = write_run(tmp_path / "b", [line(0, 1, 1.0)], settings={"policy": {"type": "http", "model": "n"}})
+    with pytest.raises(ConfigError, match=r"different policies \(policy\.model: 'm' there, 'n' here\)"):
+        read_runs([first, second])
+
+
+def test_missing_shards_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "x" / "shard-2-of-4", [line(0, 0, 1.0)], extent={"shard": [2, 4]})
+    assert read_runs([tmp_path / "x"]).notes == [f"{tmp_path / 'x'}: shards 1, 3, 4 of 4 are missing"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [("{broken\n", "rollouts.jsonl:1: not JSON"), ('{"reward": 1}\n', "rollouts.jsonl:1: not a rollout")],
+)
+def test_a_broken_line_is_named(tmp_path: Path, content: str, reason: str) -> None:
+    run = write_run(tmp_path, [])
+    (run / "rollouts.jsonl").write_text(content)
+    with pytest.raises(DataError, match=reason):
+        read_runs([run])
+
+
+def test_a_directory_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="holds no run"):
+        read_runs([tmp_path])
+
+
+def test_bounds(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [line(k, r, float(r < k)) for k in range(5) for r in range(4)])
+    kept = [task.task for task in keep(read_runs([run]), *parse_bounds("0.1..0.9"))]
+    assert kept == [1, 2, 3]
+    assert parse_bounds("..0.5") == (-math.inf, 0.5)
+    for wrong in ("0.5", "a..b", "0.9..0.1"):
+        with pytest.raises(ConfigError, match="--keep"):
+            parse_bounds(wrong)
+
+
+def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"a": 1, "b": None}, {"a": 2.5, "b": [1], "c": "x,y"}]
+    tables.write_table(tmp_path / "t.csv", rows)
+    assert (tmp_path / "t.csv").read_text() == 'a,b,c\n1,,\n2.5,[1],"x,y"\n'
+    tables.write_table(tmp_path / "t.jsonl", rows)
+    assert [orjson.loads(text) for text in (tmp_path / "t.jsonl").read_bytes().splitlines()] == rows
+    with pytest.raises(ConfigError, match=r"must be one of \.jsonl, \.csv, \.parquet"):
+        tables.checked_table(tmp_path / "t.txt")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'gymgate\[parquet\]'"):
+        tables.checked_table(tmp_path / "t.parquet")
+
+
+def test_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    run = write_run(tmp_path / "r", [line(k, r, float(r < k)) for k in range(3) for r in range(2 + k)])
+    rows = list(task_rows(read_runs([run])))
+    tables.write_table(tmp_path / "t.parquet", rows)
+    found = parquet.read_table(tmp_path / "t.parquet").to_pylist()
+    assert [row["rewards"] for row in found] == [row["rewards"] for row in rows]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = write_run(
+        tmp_path / "r", [line(k, r, float(r < k), answer="a") for k in range(3) for r in range(2)]
+    )
+    arguments = [
+        str(run),
+        "-o",
+        str(tmp_path / "t.csv"),
+        "--summary",
+        str(tmp_path / "s.jsonl"),
+        "--keep",
+        "0.1..0.9",
+    ]
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code == 0, done.output
+    header, cells = done.output.splitlines()
+    assert header.split() == ["environment", "tasks", "rollouts", "failed", "pass@1", "pass@2", "maj@2"]
+    assert cells.split() == [
+        "mcqa",
+        "3",
+        "6",
+        "0",
+        "0.5000",
+        "±0.2887",
+        "0.6667",
+        "±0.3333",
+        "0.5000",
+        "±0.2887",
+    ]
+    assert len((tmp_path / "t.csv").read_text().splitlines()) == 2
+    assert orjson.loads((tmp_path / "s.jsonl").read_bytes())["pass@1"] == 0.5
+
+
+def test_gym_rollouts_are_read(tmp_path: Path) -> None:
+    values = [
+        {"_ng_task_index": t, "_ng_rollout_index": r, "agent_ref": {"name": "a"}, "reward": float(r < t)}
+        for t in range(3)
+        for r in range(2)
+    ]
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("".join(_json(value) + "\n" for value in values))
+    [row] = summary_rows(read_runs([path]))
+    assert (row["environment"], row["tasks"], row["pass@2"]) == ("a", 3, pytest.approx(2 / 3))
+    path.write_text('{"reward": 1}\n')
+    with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: not one of NeMo Gym's rollouts"):
+        read_runs([path])
