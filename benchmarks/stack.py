@@ -3,7 +3,7 @@
     ./dev python -m benchmarks.stack [--rollouts 500] [--concurrency 20] [--interpreter PYTHON]
 
 Bare: the same servers, launched the same way, with a scripted policy process as their `policy_model`, and rows
-posted by a plain aiohttp client. Everything is measured in one run, the contenders in turn.
+posted by a plain aiohttp client. NeMo Gym's own `gym env start` and `gym eval run` come last. Everything is measured in one run, the contenders in turn.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from benchmarks.gym_collector import stock_stack
 from benchmarks.machine import describe, pss_mb
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.catalog import Catalog
@@ -152,7 +153,21 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                     found = await rate(rows, args.rollouts, args.concurrency, run)
                     figures.setdefault(f"rollouts_per_s: {name}", []).append(round(found, 1))
             figures["memory_mb_1_after"] = await memory_mb(stack)
+        if not args.without_stock:
+            figures |= await asyncio.to_thread(measure_stock, url, args)
     return figures
+
+
+def measure_stock(policy_url: str, args: argparse.Namespace) -> dict[str, Any]:
+    """NeMo Gym's own launcher and collector, on the same machine right after the others."""
+    with stock_stack(policy_url) as stock:
+        rates = [round(stock.collect(args.rollouts, args.concurrency), 1) for _ in range(args.rounds)]
+        return {
+            "start_s: gym env start, 1 environment": round(stock.start_s, 2),
+            "memory_mb: gym env start, 1 environment": round(stock.memory_mb, 1),
+            "processes: gym env start": stock.processes,
+            "rollouts_per_s: gym eval run": rates,
+        }
 
 
 async def memory_mb(stack: Stack) -> float:
@@ -169,6 +184,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--interpreter", help="one that has nemo-gym; default: gymgate's own runtime")
+    parser.add_argument("--without-stock", action="store_true", help="leave NeMo Gym's own command out")
     parser.add_argument("--only", help="contenders whose name contains this, beside the bare one")
     print(json.dumps(asyncio.run(measure(parser.parse_args())), indent=2))
 
