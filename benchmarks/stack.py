@@ -3,7 +3,8 @@
     ./dev python -m benchmarks.stack [--rollouts 500] [--concurrency 20] [--interpreter PYTHON]
 
 Bare: the same servers, launched the same way, with a scripted policy process as their `policy_model`, and rows
-posted by a plain aiohttp client. NeMo Gym's own `gym env start` and `gym eval run` come last. Everything is measured in one run, the contenders in turn.
+posted by a plain aiohttp client. Everything is measured in one run, the contenders in turn, NeMo Gym's own
+`gym env start` and `gym eval run` last.
 """
 
 from __future__ import annotations
