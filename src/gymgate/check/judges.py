@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from gymgate.check.causes import judge_texts
 from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import UnknownConversationError
-from gymgate.gateway.replay import Recording, ReplayIndex, blocks_of, items_of
+from gymgate.gateway.replay import Block, Match, Recording, ReplayIndex, blocks_of, items_of
 from gymgate.gateway.replay.answer import recorded_answer, response_object
 from gymgate.gateway.replay.conversation import exact_key
 
@@ -102,8 +102,8 @@ async def serving(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
 
 
 class RecordedPolicy:
-    """A callable endpoint for environments that judge with the policy's own model: the recorded policy, and for
-    conversations that it does not know the judge's answers of the same record."""
+    """Says what the policy said when the rollout was recorded; to conversations that the record does not know, as
+    environments have them that judge with the policy's own model, what the judge said."""
 
     def __init__(self, judge: RecordedJudge) -> None:
         self._judge = judge
@@ -117,9 +117,30 @@ class RecordedPolicy:
         try:
             return recorded_answer(self._index.find(request), request)
         except UnknownConversationError:
+            if (match := self._told_more(request)) is not None:
+                return recorded_answer(match, request)
             if not self._judge.knows:
                 raise
             return await self._judge(request)
+
+    def _told_more(self, request: dict[str, Any]) -> Match | None:
+        """The turn of which the record holds only the beginnings of what the environment said."""
+        got = blocks_of(items_of(request))
+        for recording in self._index.recordings:
+            for turn, step in enumerate(recording.steps):
+                if begins(got, blocks_of(step.prompt)):
+                    return Match(recording, turn, observation_missing=True)
+        return None
+
+
+def begins(got: Sequence[Block], recorded: Sequence[Block]) -> bool:
+    """Whether the assistant said the same, and all others what was recorded or that and more."""
+    return len(got) == len(recorded) and all(
+        one.said() == other.said()
+        if other.role == "assistant"
+        else one.role == other.role and one.text.startswith(other.text.rstrip())
+        for one, other in zip(got, recorded, strict=True)
+    )
 
 
 def recorded_answers(record: dict[str, Any], environment: str) -> Iterator[Answer]:

@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 
 from gymgate.catalog import EnvConfig, Environment
-from gymgate.config import ReplayEndpoint
 from gymgate.errors import GymgateError
 from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts
 
@@ -20,14 +19,13 @@ DERIVED = ("materialized_inputs", "reward_profiling")
 
 @dataclass(frozen=True)
 class Sample:
-    """A recorded rollout, the row to run for it and where to replay it from."""
+    """A recorded rollout and the row to run for it."""
 
     name: str
     recording: Recording
     row: dict[str, Any]
     packaged: bool
     """Whether `row` is a packaged one, and not the record itself."""
-    policy: ReplayEndpoint
 
     @property
     def agent(self) -> str | None:
@@ -58,8 +56,7 @@ def read_samples(environment: Environment, directory: Path) -> Samples:
         rows = pair_rows(recordings, rows_near)
         for recording, row in zip(recordings, rows, strict=True):
             name = Path(recording.path).stem.replace("__", ":")
-            policy = ReplayEndpoint(rollouts=(recording.path,), index=0)
-            sample = Sample(name, recording, row or as_row(recording, rows_near), row is not None, policy)
+            sample = Sample(name, recording, row or as_row(recording, rows_near), row is not None)
             samples.append(sample)
     return Samples(tuple(samples), tuple(broken), len(files))
 
