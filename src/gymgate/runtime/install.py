@@ -33,8 +33,8 @@ _CHECK = (
     "names = sorted(m.name for m in pkgutil.iter_modules(nemo_gym.__path__) if m.name.startswith('base_'))\n"
     "for name in ['server_utils', *names]: importlib.import_module('nemo_gym.' + name)\n"
 )
-"""What every server imports. Run once, it proves the environment and leaves behind the bytecode that a start needs
-(3 s instead of 6; compiling all 30,000 files would take longer than every import it saves)."""
+"""What every server imports. Run once, it proves the environment and leaves behind the bytecode that a start needs (3 s
+of imports instead of 6). Compiling all 16,000 files would add 28 s of CPU time."""
 _FACTS = (
     "import importlib.metadata, importlib.util, json, os, sys\n"
     "try: version = importlib.metadata.version('nemo-gym')\n"
