@@ -19,6 +19,8 @@ COMMANDS = {
     "run": "run",
     "collect": "collect",
     "aggregate": "aggregate",
+    "report": "report",
+    "slurm": "slurm",
     "serve": "serve",
     "eval": "eval",
 }

@@ -1,0 +1,42 @@
+"""`gymgate report`: runs as one HTML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from gymgate.collection.report import write_report
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file. [report.html in the first RUN]",
+)
+@click.option(
+    "--tasks",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Tasks whose conversations are in it.",
+)
+@click.option(
+    "--per-task",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="Conversations of each, side by side.",
+)
+def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int) -> None:
+    """Write one HTML file that opens from disk: figures, charts, failures, conversations.
+
+    It loads nothing and runs no script. RUN is a directory of gymgate collect or a rollouts.jsonl of NeMo Gym's.
+    """
+    first = runs[0] if runs[0].is_dir() else runs[0].parent
+    path = output or first / "report.html"
+    write_report(runs, path, tasks=tasks, per_task=per_task)
+    click.echo(path)

@@ -1,0 +1,149 @@
+"""`gymgate slurm`: a collection as a Slurm array, and the job that aggregates it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+
+from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
+from gymgate.errors import ConfigError, DataError
+
+
+@click.command("slurm", context_settings={"ignore_unknown_options": True})
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Directory of the run, on a file system that the nodes share.",
+)
+@click.option("--shards", type=click.IntRange(1), required=True, help="Array tasks.")
+@click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time. [all]")
+@click.option("--name", default="gymgate", show_default=True, help="Job name.")
+@click.option("--time", metavar="TIME", help="Walltime; in its last --drain seconds no rollout is started.")
+@click.option(
+    "--drain", type=click.IntRange(1), default=600, show_default=True, help="Seconds for what runs to finish."
+)
+@click.option(
+    "--requeues",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    help="Times that a drained task goes on in a new one.",
+)
+@click.option(
+    "--sbatch",
+    "options",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Further sbatch option, such as partition=gpu.",
+)
+@click.option(
+    "--setup",
+    multiple=True,
+    metavar="LINE",
+    help="Shell line to run first, such as 'source venv/bin/activate'.",
+)
+@click.option(
+    "--server",
+    metavar="COMMAND",
+    help="Policy server to start in each job, such as 'vllm serve MODEL --port 8000'.",
+)
+@click.option("--server-url", metavar="URL", help="Where that server answers, up to /v1.")
+@click.option(
+    "--server-wait", type=click.IntRange(1), default=1800, show_default=True, help="Seconds until it must."
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--no-submit", is_flag=True, help="Write the scripts; print the command that submits them.")
+@click.argument("collect", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COLLECT...")
+def command(
+    output: Path,
+    shards: int,
+    at_once: int | None,
+    name: str,
+    time: str | None,
+    drain: int,
+    requeues: int,
+    options: tuple[str, ...],
+    setup: tuple[str, ...],
+    server: str | None,
+    server_url: str | None,
+    server_wait: int,
+    dry_run: bool,
+    no_submit: bool,
+    collect: tuple[str, ...],
+) -> None:
+    """Write and submit a Slurm array of gymgate collect, and a job that aggregates it.
+
+    COLLECT are the arguments of gymgate collect but -o and --shard, after a --. Submitting again goes on where the
+    run was left. Example: gymgate slurm -o runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
+    """
+    job = SlurmJob(
+        collect=_checked(collect),
+        output=output,
+        shards=shards,
+        name=name,
+        at_once=at_once,
+        time=time,
+        drain_s=drain,
+        requeues=requeues,
+        options=_pairs(options),
+        setup=setup,
+        server=shlex.split(server) if server else (),
+        server_url=server_url,
+        server_wait_s=server_wait,
+    )
+    paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
+    scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
+    submit = output.absolute() / "submit.sh"
+    scripts[submit] = submit_script(paths["array"], paths["aggregate"])
+    if dry_run:
+        for path, text in scripts.items():
+            click.echo(f"# {path}\n{text}")
+        return
+    _write(scripts, output)
+    if no_submit:
+        click.echo(f"bash {shlex.quote(str(submit))}")
+        return
+    _submit(submit)
+
+
+def _checked(collect: tuple[str, ...]) -> tuple[str, ...]:
+    """The arguments, as `gymgate collect` understands them; an error now is better than one in every task."""
+    from gymgate.cli.collect import command as collect_command
+
+    with collect_command.make_context("gymgate collect", [*collect, "-o", "x"]):
+        pass
+    return collect
+
+
+def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for text in options:
+        name, equals, value = text.removeprefix("--").partition("=")
+        if name in found:
+            raise ConfigError(f"--sbatch {name} is given twice")
+        found[name] = value if equals else None
+    return found
+
+
+def _write(scripts: dict[Path, str], output: Path) -> None:
+    try:
+        (output / "logs").mkdir(parents=True, exist_ok=True)
+        for path, text in scripts.items():
+            path.write_text(text)
+    except OSError as error:
+        raise DataError(f"cannot write to {output}: {error.strerror}", path=str(output)) from error
+
+
+def _submit(submit: Path) -> None:
+    if shutil.which("sbatch") is None:
+        raise ConfigError(f"there is no sbatch on this machine; submit with: bash {submit}")
+    done = subprocess.run(["bash", str(submit)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"sbatch refused: {' '.join(done.stderr.split())}")
+    click.echo(done.stderr.strip() or done.stdout.strip())

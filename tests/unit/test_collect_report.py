@@ -1,0 +1,206 @@
+"""The report: what it shows, that nothing in it can run, and that it opens in a browser."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.report import command
+from gymgate.collection import charts
+from gymgate.collection.report import LONGEST_TEXT, write_report
+from gymgate.collection.transcript import Said, transcript
+
+HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
+RESULT: dict[str, Any] = {
+    "responses_create_params": {
+        "input": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+        ]
+    },
+    "response": {
+        "output": [
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+            {"type": "function_call", "name": "look", "arguments": '{"a": 1}', "call_id": "c"},
+            {"type": "function_call_output", "output": "seen", "call_id": "c"},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "so"}]},
+        ]
+    },
+}
+
+
+class Elements(HTMLParser):
+    """Tags, attributes and text; elements must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: Counter[str] = Counter()
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+        if tag != "meta":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
+    path.mkdir()
+    settings = {
+        "format": 1,
+        "settings": {"policy": {"type": "replay"}},
+        "extent": {"rollouts": 4 * tasks + 1},
+    }
+    (path / "run.json").write_bytes(orjson.dumps(settings))
+    lines = []
+    for task in range(tasks):
+        for repeat in range(4):
+            value: dict[str, Any] = {
+                "row_key": f"{task:016x}",
+                "occurrence": 0,
+                "repeat": repeat,
+                "seed": None,
+            }
+            value |= {
+                "task": task,
+                "environment": text,
+                "agent": text,
+                "status": "completed",
+                "reward": float(repeat < task),
+            }
+            call = {"model_server": "policy_model", "usage": {"output_tokens": 10 * repeat}}
+            timing = {"total_s": 2.0, "model_s": 1.0, "judge_s": 0.5}
+            result = {
+                **RESULT,
+                "response": {
+                    "output": [*RESULT["response"]["output"], {"role": "assistant", "content": text}]
+                },
+            }
+            lines.append(
+                {**value, "calls": [call], "timing": timing, "result": result, "metrics": {"m": 0.5}}
+            )
+    (path / "rollouts.jsonl").write_text("".join(f"{_json(line)}\n" for line in lines))
+    failure = {
+        **lines[0],
+        "repeat": 9,
+        "final": True,
+        "error": {"kind": "timeout", "type": text, "message": text},
+    }
+    (path / "failures.jsonl").write_text(f"{_json(failure)}\n")
+    return path
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def test_what_was_said() -> None:
+    assert transcript({"result": RESULT}) == [
+        Said("developer", "be brief"),
+        Said("user", "hi"),
+        Said("reasoning", "hm"),
+        Said("call look", '{"a": 1}'),
+        Said("output", "seen"),
+        Said("assistant", "so"),
+    ]
+    assert transcript({"result": {"responses_create_params": {"input": "hi"}}}) == [Said("user", "hi")]
+    assert transcript({"result": None}) == []
+
+
+def test_a_report_shows_it_all(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    done = CliRunner().invoke(command, [str(run)])
+    assert done.exit_code == 0, done.output
+    assert done.output.strip() == str(run / "report.html")
+    page = Elements((run / "report.html").read_text())
+    assert page.tags["details"] == 3
+    assert page.tags["svg"] == 6
+    for text in (
+        "be brief",
+        "call look",
+        "seen",
+        "1 of 13 rollouts are missing",
+        "timeout",
+        "pass@4",
+        "policy: 12 s, 50 %",
+    ):
+        assert text in page.text, text
+
+
+def test_a_report_of_hostile_rollouts_runs_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", HOSTILE)
+    write_report([run], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    page = Elements(text)
+    assert page.tags["script"] == page.tags["img"] == 0
+    assert not [name for name in page.attributes if name.startswith("on") or name in ("src", "href")]
+    assert "<script>" in page.text
+    assert "default-src 'none'" in text
+
+
+def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
+    write_report([run], tmp_path / "r.html", tasks=1, per_task=2)
+    page = Elements((tmp_path / "r.html").read_text())
+    assert page.tags["details"] == 1
+    assert f"... and {50_000 - LONGEST_TEXT} more characters" in page.text
+
+
+def test_charts_of_little() -> None:
+    for chart in (charts.histogram("t", []), charts.curve("t", [], []), charts.shares("t", {}, "s")):
+        assert "no values" in chart
+    assert charts.histogram("<t>", [1.0, 1.0]).count("<rect") == 20
+    assert "&lt;t&gt;" in charts.histogram("<t>", [1.0])
+    assert "polyline" in charts.curve("t", [0.5], [(0.0, 1.0)])
+
+
+@pytest.mark.heavy
+def test_a_report_opens_in_a_browser(tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium on PATH")
+    run = make_run(tmp_path / "run", HOSTILE)
+    write_report([run], tmp_path / "r.html")
+    common = [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+    address = f"file://{tmp_path / 'r.html'}"
+    dumped = subprocess.run(
+        [*common, "--dump-dom", address], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert "<title>run</title>" not in dumped.stdout
+    page = Elements(dumped.stdout)
+    assert page.tags["details"] == 3
+    assert page.tags["script"] == 0
+    shot = tmp_path / "shot.png"
+    subprocess.run([*common, f"--screenshot={shot}", address], capture_output=True, timeout=100, check=True)
+    assert shot.stat().st_size > 5000

@@ -1,0 +1,159 @@
+"""The Slurm scripts: what is in them, that bash reads them, and how a task ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.slurm import command
+from gymgate.collection.slurm import (
+    SlurmJob,
+    aggregate_script,
+    array_script,
+    seconds_of,
+    submit_script,
+)
+from gymgate.errors import ConfigError, GymgateError
+
+COLLECT = ("mcqa", "-b", "http://h/v1", "-m", "a model's name")
+
+
+def job(tmp_path: Path, **fields: Any) -> SlurmJob:
+    return SlurmJob(**{"collect": COLLECT, "output": tmp_path / "a run", "shards": 4, **fields})
+
+
+def checked(script: str) -> str:
+    """What bash can read."""
+    done = subprocess.run(
+        ["bash", "-n"], input=script, text=True, capture_output=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return script
+
+
+def test_an_array_of_shards(tmp_path: Path) -> None:
+    script = checked(
+        array_script(
+            job(tmp_path, at_once=2, time="1:00:00", options={"partition": "gpu", "exclusive": None})
+        )
+    )
+    lines = script.splitlines()
+    assert "#SBATCH --array=1-4%2" in lines
+    assert "#SBATCH --signal=B:USR1@600" in lines
+    assert "#SBATCH --partition=gpu" in lines
+    assert "#SBATCH --exclusive" in lines
+    assert """-m 'a model'"'"'s name'""" in script
+    assert f"-o '{tmp_path / 'a run'}'" in script
+    checked(aggregate_script(job(tmp_path)))
+    checked(submit_script(tmp_path / "a b", tmp_path / "c"))
+
+
+def test_a_server_in_the_job(tmp_path: Path) -> None:
+    collect = ("mcqa", "-m", "m")
+    fields = {
+        "server": ("vllm", "serve", "a b"),
+        "server_url": "http://127.0.0.1:8000/v1/",
+        "collect": collect,
+    }
+    script = checked(array_script(job(tmp_path, **fields)))
+    assert "vllm serve 'a b' &" in script
+    assert "http://127.0.0.1:8000/v1/models" in script
+    assert "-b http://127.0.0.1:8000/v1/" in script
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"collect": ("mcqa", "--shard=1/2")}, "is set for each array task"),
+        ({"collect": ("mcqa", "-o", "x")}, "is set for each array task"),
+        ({"server": ("vllm",)}, "belong together"),
+        ({"server": ("vllm",), "server_url": "http://h/v1"}, "-b is set from --server-url"),
+        ({"options": {"array": "1"}}, "sets itself"),
+        ({"options": {"a b": "1"}}, "is not an option"),
+        ({"time": "10:00"}, "leaves nothing"),
+        ({"time": "soon"}, "write minutes"),
+        ({"shards": 0}, "at least one shard"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        job(tmp_path, **fields)
+
+
+def test_an_option_cannot_smuggle_a_line_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one line without quotes"):
+        array_script(job(tmp_path, options={"comment": "x\n#SBATCH --uid=0"}))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("10:30", 630),
+        ("2:00:00", 7200),
+        ("1-12", 129600),
+        ("1-00:30", 88200),
+        ("2-1:02:03", 176523),
+    ],
+)
+def test_walltimes(text: str, seconds: int) -> None:
+    assert seconds_of(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "requeued"), [("exit 0", 0, False), ("exit 1", 1, False), ("drain", 75, True)]
+)
+def test_how_a_task_ends(tmp_path: Path, ends: str, code: int, requeued: bool) -> None:
+    """The script itself, with a collector that says when it is up and a scontrol that writes down its arguments."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    fifo = tmp_path / "up"
+    os.mkfifo(fifo)
+    drain = f"trap 'exit 75' USR1; echo up > {fifo}; while :; do sleep 0.05; done"
+    _program(
+        programs / "gymgate", f'echo "$@" > {tmp_path}/arguments; ' + (drain if ends == "drain" else ends)
+    )
+    _program(programs / "scontrol", f'echo "$@" > {tmp_path}/scontrol')
+    _program(programs / "sleep", f'[ "$1" = 60 ] || exec {shutil.which("sleep")} "$@"')
+    (tmp_path / "array.sh").write_text(array_script(job(tmp_path)))
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment |= {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "17"}
+    with subprocess.Popen(["bash", str(tmp_path / "array.sh")], env=environment) as process:
+        if ends == "drain":
+            assert fifo.read_text() == "up\n"
+            process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == code
+    assert (tmp_path / "arguments").read_text().split()[-2:] == ["--shard", "3/4"]
+    assert (tmp_path / "scontrol").exists() is requeued
+    if requeued:
+        assert (tmp_path / "scontrol").read_text() == "requeue 17_3\n"
+
+
+def _program(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--sbatch", "partition=p"]
+    dry = CliRunner().invoke(command, [*arguments, "--dry-run", "--", *COLLECT])
+    assert dry.exit_code == 0, dry.output
+    assert "#SBATCH --partition=p" in dry.output
+    assert not (tmp_path / "x").exists()
+    written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *COLLECT])
+    assert written.output == f"bash {tmp_path / 'x' / 'submit.sh'}\n"
+    assert (tmp_path / "x" / "logs").is_dir()
+    wrong = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", "--no-such-option"])
+    assert "--no-such-option" in wrong.output
+    assert wrong.exit_code == 2
+    monkeypatch.setenv("PATH", str(tmp_path))
+    nowhere = CliRunner().invoke(command, [*arguments, "--", *COLLECT])
+    assert isinstance(nowhere.exception, GymgateError)
+    assert "there is no sbatch on this machine" in str(nowhere.exception)
