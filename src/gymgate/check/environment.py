@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime
 import os
 import time
@@ -11,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gymgate.catalog import Catalog, EnvConfig, Environment, Need
+from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, Need
+from gymgate.catalog.rows import kind_of_file
 from gymgate.check import evidence
 from gymgate.check.judges import RecordedJudge, serving
 from gymgate.check.memory import rss
@@ -44,7 +46,7 @@ class EnvironmentCheck:
         runtime = RuntimeConfig(version=job.version)
         base = await asyncio.to_thread(ensure_runtime, runtime, progress=self._progress)
         catalog = Catalog(base.site, base.version)
-        environment = catalog.find(job.environment)
+        environment = with_data(catalog.find(job.environment))
         self._facts = {"environment": environment.name, "kind": environment.kind, "version": base.version}
         with TemporaryDirectory(prefix="gymgate-check-") as directory:
             samples = await asyncio.to_thread(read_samples, environment, Path(directory))
@@ -164,6 +166,15 @@ class EnvironmentCheck:
                 **values,
             }
         )
+
+
+def with_data(environment: Environment) -> Environment:
+    """A user's config file in `NAME/configs`: with the files of `NAME/data`, recordings among them."""
+    directory = environment.path.parent / "data"
+    if environment.kind != "config" or environment.path.name != "configs" or not directory.is_dir():
+        return environment
+    files = (DataFile(path.stem, path, kind_of_file(path)) for path in sorted(directory.glob("*.jsonl")))
+    return dataclasses.replace(environment, data=tuple(files))
 
 
 def _last_lines(text: str, count: int) -> str:

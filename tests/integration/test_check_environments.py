@@ -1,0 +1,196 @@
+"""`gymgate check` on real servers: packaged environments, and one of our own with faults."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.check import Check, Job, check_all, load_report
+from gymgate.errors import ConfigError
+from gymgate.stack.forkserver import descendants
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
+
+SERVER = """
+import os, subprocess, time, urllib.request
+from nemo_gym.base_resources_server import (
+    BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
+from nemo_gym.config_types import ModelServerRef
+
+class Config(BaseResourcesServerConfig):
+    fault: str = "none"
+    judge: ModelServerRef | None = None
+
+class Request(BaseVerifyRequest):
+    wanted: str
+
+class Server(SimpleResourcesServer):
+    ray_enabled = False
+    config: Config
+
+    def setup_webserver(self):
+        fault = self.config.fault
+        if fault == "hang":
+            time.sleep(600)
+        if fault == "memory":
+            self.__dict__["hoard"] = bytearray(b"x") * (3 << 30)
+            time.sleep(600)
+        if fault == "host":
+            urllib.request.urlopen("https://data.invalid/file.zip", timeout=5)
+        if fault == "binary":
+            subprocess.run(["lean4-that-is-not-here"])
+        if fault == "bug":
+            raise ZeroDivisionError("of our own")
+        return super().setup_webserver()
+
+    async def verify(self, body: Request) -> BaseVerifyResponse:
+        text = body.response.output[-1].content[0].text
+        if self.config.fault == "judge":
+            answer = await self.server_client.post(
+                server_name=self.config.judge.name,
+                url_path="/v1/responses",
+                json={"input": [{"role": "user", "content": "Is this right: " + text}]},
+            )
+            text = (await answer.json())["output"][0]["content"][0]["text"]
+        return BaseVerifyResponse(**body.model_dump(), reward=float(body.wanted in text))
+
+if __name__ == "__main__":
+    Server.run_webserver()
+"""
+CONFIG = """
+own:
+  resources_servers:
+    own:
+      entrypoint: app.py
+      domain: other
+      verified: false
+      description: a server with faults
+      value: tests
+      fault: none
+      judge: {type: responses_api_models, name: a_judge}
+own_agent:
+  responses_api_agents:
+    simple_agent:
+      entrypoint: app.py
+      resources_server: {type: resources_servers, name: own}
+      model_server: {type: responses_api_models, name: policy_model}
+"""
+
+
+def message(text: str) -> list[dict[str, Any]]:
+    return [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]
+
+
+def recorded(question: str, answer: str, reward: float, **fields: Any) -> str:
+    params = {"input": [{"role": "user", "content": question}]}
+    response = {"id": "resp_1", "output": message(answer)}
+    return json.dumps({"responses_create_params": params, "response": response, "reward": reward, **fields})
+
+
+def home_with(directory: Path, *lines: str) -> str:
+    """A directory with the server above and these recorded lines; the path to its config."""
+    home = directory / "resources_servers" / "own"
+    (home / "configs").mkdir(parents=True)
+    (home / "data").mkdir()
+    (home / "app.py").write_text(SERVER)
+    (home / "configs" / "own.yaml").write_text(CONFIG)
+    rows = [
+        {"responses_create_params": {"input": [{"role": "user", "content": question}]}, "wanted": wanted}
+        for question, wanted in (("capital of France?", "Paris"), ("of Italy?", "Rome"))
+    ]
+    (home / "data" / "example.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (home / "data" / "example_rollouts.jsonl").write_text("\n".join(lines))
+    return str(home / "configs" / "own.yaml")
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    import os
+
+    before = set(descendants(os.getpid()))
+    yield
+    assert set(descendants(os.getpid())) <= before
+
+
+async def checked(config: str, fault: str = "none", **settings: Any) -> Check:
+    overrides = (("own.resources_servers.own.fault", fault),)
+    (outcome,) = await check_all([Job(environment=config, version="0.7.0", overrides=overrides, **settings)])
+    assert isinstance(outcome, Check), outcome
+    return outcome
+
+
+PARIS = recorded("capital of France?", "Paris", 1.0)
+
+
+async def test_every_recorded_reward_comes_out(tmp_path: Path) -> None:
+    check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Milan", 0.0)))
+    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("match", 2, 2, True)
+    assert all(row.packaged for row in check.rows)
+
+
+async def test_a_differing_reward_and_a_broken_line(tmp_path: Path) -> None:
+    check = await checked(home_with(tmp_path, PARIS, "<PLACEHOLDER>", recorded("of Italy?", "Rome", 0.0)))
+    assert (check.verdict, check.matched, check.compared) == ("differs", 1, 2)
+    assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
+    assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "detail"),
+    [
+        ("hang", "blocked", "start: not up within 6 s"),
+        ("memory", "blocked", "memory: more than 2 GB"),
+        ("host", "blocked", "download: "),
+        ("binary", "blocked", "binary: lean4-that-is-not-here"),
+        ("bug", "failed", "StackStartError: server 'own'"),
+        ("judge", "blocked", "judge: the record does not hold its answers"),
+    ],
+)
+async def test_what_stands_in_the_way_is_named(tmp_path: Path, fault: str, verdict: str, detail: str) -> None:
+    timeout = 6.0 if fault == "hang" else 60.0
+    check = await checked(home_with(tmp_path, PARIS), fault, start_timeout_s=timeout, memory_gb=2.0)
+    assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
+    assert not check.rewarded
+    assert ("ZeroDivisionError: of our own" in check.log_tail) == (fault == "bug")
+
+
+async def test_a_recorded_judge_judges_again(tmp_path: Path) -> None:
+    judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
+    check = await checked(home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0, **judged)), "judge")
+    assert (check.verdict, check.rows[0].judged_by) == ("match", "recorded")
+
+
+async def test_a_field_that_neither_row_nor_record_has(tmp_path: Path) -> None:
+    check = await checked(home_with(tmp_path, recorded("of Spain?", "Madrid", 1.0)))
+    assert (check.verdict, check.rewarded) == ("incomplete", True)
+    assert check.detail == "no packaged row was recorded, and the record lacks wanted"
+
+
+async def test_an_unknown_environment_is_an_error() -> None:
+    (outcome,) = await check_all([Job(environment="no_such_thing", version="0.7.0")])
+    assert isinstance(outcome, ConfigError)
+
+
+def test_the_command_resumes(tmp_path: Path) -> None:
+    results, page = tmp_path / "results.json", tmp_path / "page.md"
+    names = ("example_single_tool_call", "calendar", "gymnasium")
+
+    def check(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "gymgate", "check", *names, "--json", str(results), *options]
+        return subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
+
+    first = check("--jobs", "2", "--page", str(page))
+    assert "example_single_tool_call: match" in first.stdout
+    assert "calendar: match 5/5" in first.stdout
+    assert "gymnasium: incomplete (the entrypoint of server 'gymnasium' starts no server" in first.stdout
+    assert len([line for line in page.read_text().splitlines() if "| simple_agent |" in line]) == 2
+    kept = load_report(results)
+    again = check()
+    assert "3 of 3 are in" in again.stderr
+    assert load_report(results) == kept
