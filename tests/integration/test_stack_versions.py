@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import ROW, SIMPLE, call_then_answer, faulty, stack_config
+from stack_support import ROW, SIMPLE, call_then_answer, faulty, runtime, stack_config
 
+import gymgate
 from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire
@@ -91,6 +93,33 @@ async def test_judges_have_endpoints_of_their_own(tmp_path: Path, judged: str | 
     assert [call.model_server for call in rollout.calls] == ["policy_model", "policy_model", "judge_model"]
     assert len(rollout.policy_calls) == 2
     assert rollout.timing.judge_s > 0
+
+
+async def test_a_policy_that_is_its_own_judge_is_recorded_apart() -> None:
+    """The packaged config of equivalence_llm_judge names the policy as judge; an endpoint may be named in its place."""
+    environment = "equivalence_llm_judge"
+    row = next(iter(gymgate.open_rows(environment, runtime=runtime()))).data
+    seen: list[str] = []
+
+    def answering(name: str, text: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        def answer(body: dict[str, Any]) -> dict[str, Any]:
+            seen.append(name)
+            message = {"role": "assistant", "content": text}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            return {**JUDGEMENT, "choices": [choice]}
+
+        return answer
+
+    async with acquire(stack_config(environment)) as stack:
+        policy = stack.register("policy", answering("policy", "\\boxed{darwin} [[A=B]]"))
+        judge = stack.register("judge", answering("judge", "[[A=B]]"))
+        alone = await stack.run(row, policy=policy)
+        judged = await stack.run(row, policy=policy, judge_policy=judge)
+    assert [call.model_server for call in alone.calls][:2] == ["policy_model", "policy_model_as_judge"]
+    assert len(alone.policy_calls) == len(judged.policy_calls) == 1
+    assert (alone.reward, judged.reward) == (1.0, 1.0)
+    judgements = len(judged.calls) - 1
+    assert seen[-1 - judgements :] == ["policy", *["judge"] * judgements]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,24 @@ def test_models_move_to_the_gateway_and_relays_go() -> None:
     assert "port" not in CONFIG["maths"]["resources_servers"]["maths"]
 
 
+def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -> None:
+    config = CONFIG | {
+        "maths": server(
+            "resources_servers", "maths", judges=[reference("responses_api_models", "policy_model"), {"n": 1}]
+        )
+    }
+    assert gym_config.is_own_judge(config)
+    assert not gym_config.is_own_judge(CONFIG)
+    ports = {"policy_model": 1, "judge_model": 2, "policy_model_as_judge": 3}
+    placed = gym_config.placed(config, {"maths": 4, "solo": 5}, ports)
+    judges = placed["maths"]["resources_servers"]["maths"]["judges"]
+    assert judges == [reference("responses_api_models", "policy_model_as_judge"), {"n": 1}]
+    agent = placed["solo"]["responses_api_agents"]["simple_agent"]
+    assert agent["model_server"] == reference("responses_api_models", "policy_model")
+    stand_in = placed["policy_model_as_judge"]["responses_api_models"]["openai_model"]
+    assert stand_in == {"key": "x", "host": "127.0.0.1", "port": 3}
+
+
 @pytest.mark.parametrize(
     ("agent", "servers"),
     [

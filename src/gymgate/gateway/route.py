@@ -29,6 +29,9 @@ from gymgate.gateway.resends import RequestKey, Resends
 from gymgate.rollout.record import ModelCall
 
 POLICY = "policy_model"
+POLICY_AS_JUDGE = "policy_model_as_judge"
+"""The policy's model server under the name that resources servers know it by, where a config makes the policy its own judge:
+their calls are no turns of the policy."""
 CLOSE_TIMEOUT_S = 5.0
 _KEYLESS_RESEND_S = 60.0
 _OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)

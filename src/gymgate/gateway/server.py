@@ -20,7 +20,7 @@ from gymgate.gateway.backends.http import new_session
 from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.limits import raise_file_limit
-from gymgate.gateway.route import POLICY, KeylessRoute, Route, Target
+from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE, KeylessRoute, Route, Target
 
 MAX_BODY = 1 << 30
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
@@ -123,6 +123,7 @@ class Gateway:
         *,
         rollout_id: str | None = None,
         judges: Mapping[str, JudgeEndpoint] | None = None,
+        judge_policy: Endpoint | Backend | None = None,
         limits: RolloutLimits | None = None,
         record_bodies: bool = True,
         metadata_routing: bool = False,
@@ -130,13 +131,15 @@ class Gateway:
         """A route for one rollout, until its `close`.
 
         `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, the name `"*"`
-        stands for every one not named. A backend given as such stays the caller's to close.
+        stands for every one not named. `judge_policy` answers in `endpoint`'s place where a judge is the policy.
+        A backend given as such stays the caller's to close.
         Raises `ConfigError` if an endpoint cannot be used.
         """
         policy = self._backend(endpoint)
-        targets = {POLICY: Target(policy)}
+        judging = policy if judge_policy is None else self._backend(judge_policy)
+        targets = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
         for name, judge in {**self._judges, **(judges or {})}.items():
-            targets[name] = Target(policy if judge == "policy" else self._backend(judge))
+            targets[name] = Target(judging if judge == "policy" else self._backend(judge))
         route = Route(
             targets,
             base_url=self.url,

@@ -155,17 +155,22 @@ class Stack:
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
         record_bodies: bool = True,
+        judge_policy: Endpoint | None = None,
     ) -> Rollout:
         """Run one row with its own policy endpoint.
 
         The row goes to `agent`, else to the agent that its `agent_ref` names, else to the default of
         `environment`, which may be left out in a stack of one. A callable gets chat-completions requests;
-        `register` one for another dialect. Cancelling it cancels the rollout.
+        `register` one for another dialect. `judge_policy` answers in the policy's place where a judge or a user
+        simulator is the policy itself, so that a policy endpoint that records turns sees the agent's alone.
+        Cancelling it cancels the rollout.
 
         A failed rollout comes back as data, `status="failed"`. Raises `ConfigError` and `DataError` for what the
         caller got wrong and `StackLostError` if the stack is gone.
         """
         message = self._message(policy, limits, rollout_id, record_bodies)
+        if judge_policy is not None:
+            message["judge_policy"] = endpoint_to_wire(judge_policy)
         call = functools.partial(self._peer.call, "run", row=row, environment=environment, agent=agent)
         try:
             return as_rollout(await call(**message))

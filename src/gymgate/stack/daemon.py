@@ -109,10 +109,14 @@ class Session:
         stack_judges = self.daemon.running.config.models
         policy = self._judge(endpoint_from_wire(message["policy"]))
         assert not isinstance(policy, str)
+        named = message.get("judge_policy")
+        judge_policy = None if named is None else self._judge(endpoint_from_wire(named))
+        assert not isinstance(judge_policy, str)
         return Request(
             row=message.get("row") or {},
             policy=policy,
             judges={name: self._judge(endpoint) for name, endpoint in stack_judges},
+            judge_policy=judge_policy,
             rollout_id=message["rollout_id"],
             environment=message.get("environment"),
             agent=message.get("agent"),

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError, GymgateError, ServerDiedError, StackLostError, StackStartError
 from gymgate.gateway import Gateway
+from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.stack import gym_config
 from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.ports import HeldPort, listening_inodes, owns_socket
@@ -197,6 +198,8 @@ class Environment:
         self._awaited.clear()
         spawner = await host.spawner()
         names = [*gym_config.model_servers(plan.config), *plan.urls]
+        if gym_config.is_own_judge(plan.config):
+            names.append(POLICY_AS_JUDGE)
         models = {name: await host.gateway.port_for(name) for name in names}
         ray = await host.ray_address(spawner) if plan.ray else None
         ports = {name: port.number for name, port in self._ports.items()}

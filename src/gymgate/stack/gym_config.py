@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE
 from gymgate.stack import forkserver
 from gymgate.stack.ports import LOOPBACK
 
@@ -98,6 +99,11 @@ def model_servers(config: Mapping[str, Any]) -> list[str]:
     return [instance.name for instance in instances(config) if instance.kind == MODELS]
 
 
+def is_own_judge(config: Mapping[str, Any]) -> bool:
+    """Whether a resources server refers to the policy's model server."""
+    return any(POLICY in _references(each.block) for each in instances(config) if each.kind == RESOURCES)
+
+
 def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[Instance]:
     """Resources servers and agents; with `agent`, that one and those it refers to in place of all agents."""
     found = {
@@ -153,12 +159,25 @@ def placed(
         result.setdefault(name, block)
     for instance in instances(config):
         if instance.kind == MODELS:
+            if instance.name == POLICY and POLICY_AS_JUDGE in gateway:
+                result[POLICY_AS_JUDGE] = _moved(instance, gateway[POLICY_AS_JUDGE], entrypoint=False)
             result[instance.name] = _moved(instance, gateway[instance.name], entrypoint=False)
         elif instance.name in ports:
             result[instance.name] = _moved(instance, ports[instance.name], entrypoint=True)
+            if instance.kind == RESOURCES and POLICY_AS_JUDGE in gateway:
+                result[instance.name] = _judged_by_policy(result[instance.name])
     if ray is not None:
         result["ray_head_node_address"] = ray
     return result
+
+
+def _judged_by_policy(node: Any) -> Any:
+    """A block whose references to the policy's model server go to its stand-in for judges."""
+    if isinstance(node, dict):
+        if node.get("type") == MODELS and node.get("name") == POLICY:
+            return {**node, "name": POLICY_AS_JUDGE}
+        return {key: _judged_by_policy(child) for key, child in node.items()}
+    return [_judged_by_policy(child) for child in node] if isinstance(node, list) else node
 
 
 def _moved(instance: Instance, port: int, *, entrypoint: bool) -> Block:

@@ -50,6 +50,8 @@ class Request:
     row: Mapping[str, Any]
     policy: Endpoint | Backend
     judges: Mapping[str, Judge]
+    judge_policy: Endpoint | Backend | None
+    """Answers where a judge is the policy; `None`: the policy's endpoint."""
     rollout_id: str
     environment: str | None = None
     agent: str | None = None
@@ -151,6 +153,7 @@ class RunningStack:
             request.policy,
             rollout_id=request.rollout_id,
             judges=request.judges,
+            judge_policy=request.judge_policy,
             limits=request.limits,
             record_bodies=request.record_bodies,
             metadata_routing=metadata_routing,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import verifiers.v1 as vf
@@ -62,6 +63,7 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
                 limits=run.limits,
                 rollout_id=trace.id,
                 record_bodies=False,
+                judge_policy=_judge_policy(run, ctx),
             )
         except StackLostError:
             await leases.forget(run.stack, stack)
@@ -83,6 +85,22 @@ def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint
         api_key=SecretStr(secret),
         timeout_s=run.limits.timeout_s,
         max_retries=0,
+    )
+
+
+def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
+    """The run's own endpoint, past the interception: where a judge is the policy's model, its calls are no turns."""
+    client = ctx.client
+    from_env = ((name, os.environ.get(variable)) for name, variable in client.headers_from_env.items())
+    headers = {**client.headers, **{name: value for name, value in from_env if value}}
+    key = os.environ.get(client.api_key_var)
+    return HTTPEndpoint(
+        base_url=client.base_url,
+        dialect=run.dialect,
+        model=ctx.model,
+        api_key=SecretStr(key) if key else None,
+        headers=tuple(headers.items()),
+        timeout_s=run.limits.timeout_s,
     )
 
 
