@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "gymgate", "collect", *map(str, arguments), "--gym", gym_option()]
 
 
-def gymgate_collect(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, check=False)
+def gymgate_collect(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def identities(path: Path) -> Counter[Any]:
@@ -190,3 +191,37 @@ async def _policy(body: dict[str, Any]) -> dict[str, Any]:
         "model": "m",
         "choices": [{"index": 0, "message": message, "finish_reason": reason}],
     }
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    """2,500 rollouts of real servers, killed 20 times, are those of a run that was left alone."""
+    dice, kills = random.Random(11), 0
+    arguments = (SIMPLE, "-r", "500", "-c", "64", "-o")
+    log = tmp_path / "killed" / ROLLOUTS
+    while kills < 20:
+        before = _size(log)
+        with subprocess.Popen(command(*arguments, tmp_path / "killed"), stderr=subprocess.DEVNULL) as process:
+            wanted = before + dice.randrange(1, 400_000)
+            while process.poll() is None and _size(log) < wanted:
+                time.sleep(dice.uniform(0, 0.01))
+            assert process.poll() is None, "it ended before it was killed"
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+    for name in ("killed", "whole"):
+        done = gymgate_collect(*arguments, tmp_path / name, timeout=400)
+        assert done.returncode == 0, done.stderr
+    killed, whole = (_outcomes(tmp_path / name) for name in ("killed", "whole"))
+    assert len(whole) == 2500
+    assert set(killed.values()) == {1}
+    assert killed == whole
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _outcomes(path: Path) -> Counter[Any]:
+    found = (CollectedRollout.model_validate(value) for _, value in read_values(path / ROLLOUTS))
+    return Counter((rollout.identity, rollout.reward) for rollout in found)

@@ -1,14 +1,16 @@
 """A collection without NeMo Gym, as a program to be killed: rows from a file, answers made up, the rest is real.
 
-    python collect_program.py ROWS OUTPUT REPEATS CONCURRENCY
+    python collect_program.py ROWS OUTPUT REPEATS CONCURRENCY [KILOBYTES]
 
-Every seventh attempt fails, by chance; a rollout's reward is a function of its identity.
+Every seventh attempt fails, by chance; a rollout's reward is a function of its identity; its result has so many
+kilobytes. The last line printed is the most memory that the process had, in KiB.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import resource
 import sys
 import zlib
 from pathlib import Path
@@ -25,13 +27,17 @@ def reward_of(identity: Identity) -> float:
     return zlib.crc32(str(identity).encode()) % 1000 / 1000
 
 
+kilobytes = 0
+
+
 async def attempt(job: Job) -> Rollout:
     await asyncio.sleep(random.expovariate(20))
     if random.random() < 1 / 7:
         error = RolloutError(kind="infrastructure", message="no luck", type="ServerDiedError", retryable=True)
         return Rollout(id="x", environment="none", agent="none", status="failed", error=error)
     reward = reward_of(job.identity)
-    return Rollout(id="x", environment="none", agent="none", status="completed", reward=reward)
+    result = {"text": [f"{job.identity} {number}".ljust(1000) for number in range(kilobytes)]}
+    return Rollout(id="x", environment="none", agent="none", status="completed", reward=reward, result=result)
 
 
 async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
@@ -48,4 +54,6 @@ if __name__ == "__main__":
     import gymgate.collection.runner as runner
 
     runner.wait_s = lambda failures: 0.0
-    asyncio.run(main(*sys.argv[1:]))
+    kilobytes = int((sys.argv[5:] or ["0"])[0])
+    asyncio.run(main(*sys.argv[1:5]))
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -250,3 +250,23 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert len(whole) == rows * repeats
     assert all(reward == reward_of(identity) for identity, reward in whole)
     assert outcomes(tmp_path / "killed") == whole
+
+
+@pytest.mark.heavy
+def test_memory_does_not_grow_with_the_rollouts(tmp_path: Path) -> None:
+    """20 kB each: 10,000 of them would be 200 MB."""
+    source, peaks = write_rows(tmp_path / "rows.jsonl", 500), []
+    for repeats in (2, 20):
+        arguments = [
+            sys.executable,
+            str(PROGRAM),
+            str(source),
+            str(tmp_path / f"{repeats}"),
+            str(repeats),
+            "50",
+            "20",
+        ]
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=100, check=True)
+        peaks.append(int(done.stdout.split()[-1]) / 1024)
+    print(f"1,000 rollouts: {peaks[0]:.0f} MiB, 10,000 rollouts: {peaks[1]:.0f} MiB")
+    assert peaks[1] - peaks[0] < 20

@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import SecretStr
 
 from gymgate.collection.plan import (
     SEED_STRIDE,
@@ -21,6 +22,9 @@ from gymgate.collection.plan import (
     parse_seeds,
     parse_shard,
 )
+from gymgate.collection.run import Collection
+from gymgate.collection.settings import settings_of
+from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.dataset import open_rows
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
@@ -54,6 +58,26 @@ def test_repeats_of_a_seed_get_seeds_of_their_own() -> None:
     plan = Plan([source([0])], repeats=2, seeds=(0, 3))
     assert [job.sent_seed for job in plan.jobs()] == [0, SEED_STRIDE, 3, 3 + SEED_STRIDE]
     assert [job.sent_seed for job in Plan([source([0])]).jobs()] == [None]
+
+
+async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
+    policies: list[HTTPEndpoint] = []
+
+    class Recorder:
+        async def run(self, row: Any, *, policy: HTTPEndpoint, **_: Any) -> None:
+            policies.append(policy)
+
+    endpoint = HTTPEndpoint(base_url="http://h/v1", model="m", sampling=(("temperature", 0.5),))
+    plan = Plan([source([0])], repeats=2, seeds=(3,))
+    stack = StackConfig(environments=("mcqa",))
+    run = Collection(stack=stack, policy=endpoint, plan=plan, names=["rows"])
+    for job in plan.jobs():
+        await run._run_one(Recorder(), job)  # type: ignore[arg-type]
+    assert [dict(policy.sampling)["seed"] for policy in policies] == [3, 3 + SEED_STRIDE]
+    secret = endpoint.model_copy(update={"api_key": SecretStr("s3cret"), "base_url": "http://other/v1"})
+    settings = [settings_of(stack, each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
+    assert settings[0] == settings[1]
+    assert "s3cret" not in str(settings)
 
 
 def test_equal_rows_are_told_apart() -> None:

@@ -246,7 +246,9 @@ def _refuse_idle_options(
     """Options that belong to an endpoint, without one; and the other way round."""
     given = {"-m": model, "--sampling": sampling, "--api-key-var": key}
     if not urls and (idle := [name for name, value in given.items() if value]):
-        raise ConfigError(f"{' and '.join(idle)} need an endpoint: -b http://host:8000/v1")
+        raise ConfigError(
+            f"{' and '.join(idle)}: there is no endpoint for it; name one: -b http://host:8000/v1"
+        )
     if urls and files:
         raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {urls}")
 
