@@ -22,7 +22,7 @@ from gymgate.check.recordings import Samples, config_for, packaged_rows, read_sa
 from gymgate.check.rows import Rows, needed, summarised
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
-from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
 
@@ -38,6 +38,7 @@ class EnvironmentCheck:
         self._facts: dict[str, Any] = {}
         self._hints: tuple[Need, ...] = ()
         self._peak_gb = 0.0
+        self._left_out: evidence.Missing | None = None
         self._started = time.monotonic()
 
     async def run(self) -> Check:
@@ -62,13 +63,13 @@ class EnvironmentCheck:
                 "notes": tuple(notes),
             }
             try:
-                await asyncio.to_thread(self._install, runtime, catalog, environment, config)
+                runtime = await asyncio.to_thread(self._install, catalog, environment, config)
             except SetupError as error:
                 return self._not_installed(error)
             self._progress("checking")
             try:
                 async with asyncio.timeout(job.timeout_s):
-                    return await self._checked(environment, config, samples)
+                    return await self._checked(environment, config, samples, runtime)
             except TimeoutError:
                 return self._verdict(
                     verdict="failed", detail=f"not done after {job.timeout_s:g} s", evidence=""
@@ -86,17 +87,35 @@ class EnvironmentCheck:
             return "no data"
         return ""
 
-    def _install(
-        self, runtime: RuntimeConfig, catalog: Catalog, environment: Environment, config: EnvConfig
-    ) -> Runtime:
+    def _install(self, catalog: Catalog, environment: Environment, config: EnvConfig) -> RuntimeConfig:
+        """The runtime with what the environment requires; without what no index has, if that cannot be fetched:
+        not every agent or task of an environment needs it, and one that does says so."""
+        runtime = RuntimeConfig(version=self.job.version)
         requirements = catalog.requirements(environment, config)
-        return ensure_runtime(runtime, requirements, progress=self._progress)
+        try:
+            ensure_runtime(runtime, requirements, progress=self._progress)
+        except SetupError as error:
+            fetched = [line for line in requirements if "://" in line]
+            need = evidence.setup_need(str(error))
+            if not fetched or need is None or need.kind not in ("git", "download"):
+                raise
+            left = set(requirements) - set(fetched)
+            installed = ensure_runtime(runtime, left, progress=self._progress)
+            self._left_out = need
+            self._facts["notes"] += tuple(f"without {line}, which cannot be fetched" for line in fetched)
+            return RuntimeConfig(version=self.job.version, interpreter=str(installed.python))
+        return runtime
 
-    async def _checked(self, environment: Environment, config: EnvConfig, samples: Samples) -> Check:
+    async def _checked(
+        self, environment: Environment, config: EnvConfig, samples: Samples, runtime: RuntimeConfig
+    ) -> Check:
         judge = RecordedJudge(environment.name)
         watcher = asyncio.create_task(self._watch_memory())
         try:
-            async with serving(judge) as endpoint, acquire(self._stack_config(config, endpoint)) as stack:
+            async with (
+                serving(judge) as endpoint,
+                acquire(self._stack_config(config, runtime, endpoint)) as stack,
+            ):
                 status = await stack.status()
                 logs = Path(status["environments"][self.job.environment]["logs"])
                 rows = Rows(stack, self.job, environment, judge, logs, config.needs)
@@ -111,7 +130,7 @@ class EnvironmentCheck:
             self._peak_gb = max(self._peak_gb, rss(descendants(os.getpid())))
             await asyncio.sleep(1.0)
 
-    def _stack_config(self, config: EnvConfig, judge: HTTPEndpoint) -> StackConfig:
+    def _stack_config(self, config: EnvConfig, runtime: RuntimeConfig, judge: HTTPEndpoint) -> StackConfig:
         job = self.job
         given = dict(job.models)
         models = {"*": judge, **given}
@@ -119,7 +138,7 @@ class EnvironmentCheck:
             environments=(
                 EnvironmentConfig(name=job.environment, config=config.name, overrides=job.overrides),
             ),
-            runtime=RuntimeConfig(version=job.version),
+            runtime=runtime,
             models=tuple(sorted(models.items())),
             start_timeout_s=job.start_timeout_s,
             max_restarts=1,
@@ -139,6 +158,8 @@ class EnvironmentCheck:
                 verdict="blocked", detail=f"config: a value for {error.need}", evidence=str(error)
             )
         need = evidence.missing_in(log, str(error), hints=self._hints)
+        if need is not None and need.kind == "package" and self._left_out is not None:
+            return self._verdict(verdict="blocked", detail=str(self._left_out), evidence=need.evidence)
         if need is not None:
             return self._verdict(**needed(need))
         if isinstance(error, StackStartError) and "was not up after" in str(error):

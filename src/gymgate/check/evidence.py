@@ -54,7 +54,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("binary", r"(?P<name>[\w.+-]+): (?:command )?not found"),
     ("binary", r"\b(?P<name>[\w.+-]+) is required[^\n]*?not found on PATH"),
     ("binary", r"[Rr]equired (?:binary|executable|command|program)\S* (?P<name>\S+)"),
-    ("package", r"(?:ModuleNotFoundError|ImportError): No module named '(?P<name>[\w.]+)'"),
+    ("package", r"No module named '(?P<name>[\w.]+)'"),
     ("file", r"(?:FileNotFoundError|No such file or directory)[^\n]*?'(?P<name>/?[\w./ @+-]+/[\w. @+-]+)'"),
     ("file", r"(?:FileNotFoundError)[^\n]*?(?P<name>[\w./-]+\.(?:txt|json|jsonl|h5|db|sqlite|csv|parquet|zip|tar|gz))"),
     ("config", r"validation errors? for \w*Config\w*\s+(?P<name>[\w.]+)\s+(?:Field required|Input should be)"),
