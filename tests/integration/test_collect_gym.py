@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -121,6 +123,50 @@ def test_a_signal_drains_it(tmp_path: Path) -> None:
     assert process.returncode == 75, said
     assert "SIGUSR1: starting nothing more" in said
     assert 1 <= len(identities(tmp_path / "run")) < 500
+
+
+def test_a_killed_stack_is_started_again(tmp_path: Path) -> None:
+    arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "100", "-c", "8")
+    with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        deadline = time.monotonic() + 60
+        while _size(tmp_path / "run" / ROLLOUTS) < 50_000 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(_daemon_of(process.pid), signal.SIGKILL)
+        _, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert "; starting it again" in said
+    found = identities(tmp_path / "run")
+    assert len(found) == 500
+    assert set(found.values()) == {1}
+
+
+def _daemon_of(pid: int) -> int:
+    """The stack's daemon that a process started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == pid and b"gymgate.stack.daemon" in (path / "cmdline").read_bytes():
+                return int(path.name)
+    raise AssertionError("no daemon")
+
+
+def test_a_stall_says_what_is_waited_for(tmp_path: Path) -> None:
+    """An endpoint that takes connections and never answers."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        arguments = (SIMPLE, "-o", tmp_path / "run", "-b", url, "-m", "m", "--stall-warning", "1")
+        with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            warning = next(line for line in process.stderr if "nothing finished" in line)
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+            assert process.wait(30) == 130
+    assert "waiting for" in warning
+    assert "example.jsonl:1" in warning
+    assert warning.rstrip().endswith("and 2 more; 5 calls to policy_model have no answer")
 
 
 @pytest.mark.parametrize(

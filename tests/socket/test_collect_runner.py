@@ -180,10 +180,20 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
             found.append(message)
             warned.set()
 
-        made._warn = warn
+        async def status() -> dict[str, Any]:
+            replicas = {"http://a/v1": {"healthy": True}, "http://b/v1": {"healthy": False}}
+            return {"calls": {"policy_model": 3}, "replicas": replicas}
+
+        made._warn, made._status = warn, status
         await made.run()
     assert "nothing finished for 0 s; waiting for mcqa rows.jsonl:1 (row " in found[0]
-    assert found[0].endswith("and 2 more")
+    assert found[0].endswith(
+        "and 2 more; 3 calls to policy_model have no answer; replica http://b/v1 is left out"
+    )
+
+
+def test_waits_without_a_model_call() -> None:
+    assert "5 rollouts are in their tools, scoring or queues" in runner.describe_waits({"calls": {}}, 5)
 
 
 async def test_cancelling_a_run_waits_for_nothing(tmp_path: Path) -> None:

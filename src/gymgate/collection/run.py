@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, Runti
 from gymgate.dataset import Row
 from gymgate.dataset import open_rows as open_row_source
 from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Policy, Stack, acquire
 
@@ -70,19 +71,40 @@ class Collection:
             if not self.tally.left:
                 on_ready(self.tally)
                 return
-            stack = await exits.enter_async_context(acquire(self.stack, progress=self.say))
-            self.collector = Collector(
-                self.plan.jobs(skip),
-                lambda job: self._run_one(stack, job),
-                pace=self._fitting_pace(),
-                tally=self.tally,
-                directory=directory,
-                on_rollout=on_rollout,
-                on_change=on_change,
-                warn=self.say,
-            )
-            on_ready(self.tally)
-            await self.collector.run()
+            await self._run_until_done(directory, skip, on_rollout, on_change, on_ready)
+
+    async def _run_until_done(
+        self,
+        directory: RunDirectory | None,
+        skip: _Settled,
+        on_rollout: Callable[[CollectedRollout], Any] | None,
+        on_change: Callable[[Tally], None],
+        on_ready: Callable[[Tally], None],
+    ) -> None:
+        """A stack that is lost is started again, as long as rollouts finish in between."""
+        finished = -1
+        while True:
+            try:
+                async with acquire(self.stack, progress=self.say) as stack:
+                    self.collector = Collector(
+                        self.plan.jobs(skip),
+                        functools.partial(self._run_one, stack),
+                        pace=self._fitting_pace(),
+                        tally=self.tally,
+                        directory=directory,
+                        on_rollout=on_rollout,
+                        on_change=on_change,
+                        warn=self.say,
+                        status=stack.status,
+                    )
+                    on_ready(self.tally)
+                    return await self.collector.run()
+            except StackLostError as error:
+                draining = self.collector is not None and self.collector.draining
+                if directory is None or draining or self.tally.finished <= finished:
+                    raise
+                finished = self.tally.finished
+                self.say(f"{error}; starting it again")
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when what runs has finished."""

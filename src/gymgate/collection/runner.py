@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gymgate.collection.plan import Identity, Job
 from gymgate.collection.record import CollectedRollout, collected, failure_line, to_line
@@ -19,6 +20,8 @@ from gymgate.rollout import Rollout
 from gymgate.rollout.result import as_rollout, failed
 
 STALL_NAMES = 3
+STATUS_S = 5.0
+"""For the stack to say what it waits for."""
 RunOne = Callable[[Job], Awaitable[Rollout]]
 """One attempt; a failed rollout comes back as data."""
 
@@ -57,6 +60,7 @@ class Collector:
         on_rollout: Callable[[CollectedRollout], Awaitable[None]] | None = None,
         on_change: Callable[[Tally], None] = lambda tally: None,
         warn: Callable[[str], None] = lambda message: None,
+        status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
     ) -> None:
         self.tally = tally
         self.in_flight: dict[Identity, tuple[float, Job]] = {}
@@ -68,6 +72,7 @@ class Collector:
         self._on_rollout = on_rollout
         self._on_change = on_change
         self._warn = warn
+        self._status = status
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -140,6 +145,7 @@ class Collector:
         result = collected(job, rollout, attempt)
         if self._directory is not None:
             self._directory.rollouts.append(to_line(result))
+            self._directory.done.add(job.identity)
             if not self._pace.fsync_s:
                 self._directory.rollouts.sync()
         self.tally.count(rollout)
@@ -150,6 +156,8 @@ class Collector:
     def _fail(self, job: Job, rollout: Rollout, attempt: int, *, final: bool) -> None:
         if self._directory is not None:
             self._directory.failures.append(failure_line(job, rollout, attempt, final=final))
+            if final:
+                self._directory.given_up.add(job.identity)
         self.tally.count_failure(rollout, final=final)
         self._on_change(self.tally)
         limit = self._pace.longest_row_of_failures
@@ -178,8 +186,18 @@ class Collector:
                 await asyncio.sleep(max(0.01, patience - idle))
                 continue
             if self.in_flight:
-                self._warn(self.describe_stall(idle))
+                self._warn(f"{self.describe_stall(idle)}{await self._describe_waits()}")
             patience = 2 * patience
+
+    async def _describe_waits(self) -> str:
+        """Whether it is models that are slow, and which; what the stack says within a few seconds."""
+        if self._status is None:
+            return ""
+        try:
+            async with asyncio.timeout(STATUS_S):
+                return describe_waits(await self._status(), len(self.in_flight))
+        except (TimeoutError, GymgateError):
+            return "; the stack does not answer"
 
     def describe_stall(self, idle: float) -> str:
         """What is being waited for, the longest wait first."""
@@ -190,6 +208,18 @@ class Collector:
         )
         rest = len(self.in_flight) - len(longest)
         return f"nothing finished for {idle:.0f} s; waiting for {named}{f' and {rest} more' if rest else ''}"
+
+
+def describe_waits(status: Mapping[str, Any], rollouts: int) -> str:
+    """What a stack's status says about rollouts that do not end."""
+    calls: Mapping[str, int] = status.get("calls") or {}
+    parts = [f"{count} calls to {server} have no answer" for server, count in sorted(calls.items())]
+    if not parts:
+        parts = [f"no model call is under way: {rollouts} rollouts are in their tools, scoring or queues"]
+    for url, replica in sorted((status.get("replicas") or {}).items()):
+        if not replica["healthy"]:
+            parts.append(f"replica {url} is left out")
+    return "; " + "; ".join(parts)
 
 
 def _all_fail(rollout: Rollout, count: int) -> GymgateError:

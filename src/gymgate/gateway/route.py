@@ -97,6 +97,11 @@ class Route:
         """The calls so far, by arrival, judges' included; one under way has no status."""
         return [call.record() for call in self._calls]
 
+    @property
+    def in_flight(self) -> Counter[str]:
+        """Calls that have no answer yet, by model server."""
+        return Counter(call.model_server for call in self._running)
+
     async def close(self) -> None:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
         self.closed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Literal, Self
@@ -106,6 +107,19 @@ class Gateway:
     def keyless_calls(self) -> Mapping[str, int]:
         """How many judge calls without a key were served, by model server."""
         return self.keyless.counts
+
+    @property
+    def in_flight(self) -> dict[str, int]:
+        """Calls that have no answer yet, by model server, over all rollouts."""
+        found: Counter[str] = Counter()
+        for route in self.routes.values():
+            found.update(route.in_flight)
+        return dict(found)
+
+    @property
+    def replicas(self) -> dict[str, dict[str, Any]]:
+        """What is known of each replica, by address."""
+        return {url: state for pool in self._pools.values() for url, state in pool.describe().items()}
 
     async def port_for(self, model_server: str) -> int:
         """The port of a model server by its Gym instance name; listens on it from the first call on."""

@@ -117,6 +117,8 @@ class RunningStack:
             "directory": str(self.directory),
             "fork_servers": [spawner.process.pid for spawner in servers if not spawner.dead.is_set()],
             "rollouts": len(self.gateway.routes),
+            "calls": self.gateway.in_flight,
+            "replicas": self.gateway.replicas,
             "environments": {name: item.describe() for name, item in self.environments.items()},
         }
 

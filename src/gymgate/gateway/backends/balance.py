@@ -134,6 +134,17 @@ class ReplicaPool:
         replica.unanswered = 0
         logger.warning("replica %s is left out for %g s: %s", replica.url, absence, why)
 
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Of each replica: whether it is healthy, its calls in flight and those it has answered."""
+        return {
+            replica.url: {
+                "healthy": replica.failures == 0 and replica.unanswered == 0,
+                "in_flight": len(replica.calls),
+                "served": replica.served,
+            }
+            for replica in self.replicas
+        }
+
     async def close(self) -> None:
         """Stop watching; close the session, if it is the pool's own."""
         if self._watcher is not None:
