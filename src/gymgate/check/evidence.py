@@ -31,10 +31,14 @@ class Missing:
 _HOST = r"(?P<name>(?:[\w-]+\.)+[a-z]{2,})"
 _SIGNS: tuple[tuple[str, str], ...] = (
     ("gpu", r"(?P<name>Found no NVIDIA driver|no CUDA GPUs are available|No CUDA runtime|NVML Shared Library Not Found)"),
+    ("docker", r"(?P<name>Sandbox provider) reference '[\w-]+' is not defined"),
+    ("memory", r"[Pp]re-?loading[^\n]*?\((?P<name>~?\d+(?:\.\d+)? ?GB)"),
     ("docker", r"(?P<name>docker\.sock|Cannot connect to the Docker daemon|[Aa]pptainer|[Ss]ingularity)"),
     ("docker", r"No such file or directory: '(?P<name>(?:[^']*/)?(?:docker|podman|apptainer|singularity))'"),
     ("download", r"Failed to resolve '" + _HOST),
     ("download", r"(?:Could not resolve host|[Cc]ould not resolve host name|Host not found): '?" + _HOST),
+    ("git", r"git clone https?://(?P<name>[\w./-]+[\w])"),
+    ("binary", r"npm', 'install', '-g', '(?P<name>[^']+)'\]' returned non-zero"),
     ("download", r"getaddrinfo ENOTFOUND " + _HOST),
     ("download", r"(?P<name>nltk_data|nltk\.download\(\S+\))"),
     ("download", r"Cannot connect to host " + _HOST + r":\d+"),
@@ -57,6 +61,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("package", r"No module named '(?P<name>[\w.]+)'"),
     ("file", r"(?:FileNotFoundError|No such file or directory)[^\n]*?'(?P<name>/?[\w./ @+-]+/[\w. @+-]+)'"),
     ("file", r"(?:FileNotFoundError)[^\n]*?(?P<name>[\w./-]+\.(?:txt|json|jsonl|h5|db|sqlite|csv|parquet|zip|tar|gz))"),
+    ("config", r"(?P<name>\w+_\w+) is not configured"),
     ("config", r"validation errors? for \w*Config\w*\s+(?P<name>[\w.]+)\s+(?:Field required|Input should be)"),
 )  # fmt: skip
 _PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _SIGNS)
