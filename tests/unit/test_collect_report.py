@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 from gymgate.cli.report import command
 from gymgate.collection import charts
+from gymgate.collection.dataset_export import export_dataset
 from gymgate.collection.report import LONGEST_TEXT, write_report
 from gymgate.collection.transcript import Said, transcript
+from gymgate.errors import ConfigError
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {
@@ -169,6 +171,26 @@ def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     page = Elements((tmp_path / "r.html").read_text())
     assert page.tags["details"] == 1
     assert f"... and {50_000 - LONGEST_TEXT} more characters" in page.text
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
+    datasets = pytest.importorskip("datasets")
+    run = make_run(tmp_path / "run")
+    path = tmp_path / f"rollouts{ending}"
+    assert export_dataset([run], path) == 12
+    loader = "parquet" if ending == ".parquet" else "json"
+    loaded = datasets.load_dataset(
+        loader, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert loaded.num_rows == 12
+    assert loaded[0]["messages"][:2] == [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+    ]
+    assert sum(loaded["reward"]) == 3.0
+    with pytest.raises(ConfigError, match="the ending must be one of"):
+        export_dataset([run], tmp_path / "rollouts.txt")
 
 
 def test_charts_of_little() -> None:

@@ -16,6 +16,7 @@ from gymgate.collection.aggregate import (
     summary_rows,
     task_rows,
 )
+from gymgate.collection.dataset_export import export_dataset
 from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.errors import ConfigError, DataError
@@ -65,6 +66,12 @@ COUNTS = ("tasks", "rollouts", "failed")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the rollouts as NeMo Gym's collector does, inputs beside them.",
 )
+@click.option(
+    "--dataset",
+    "dataset_output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the rollouts as a flat table for dataset libraries: .jsonl or .parquet.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
 def command(
     runs: tuple[Path, ...],
@@ -75,6 +82,7 @@ def command(
     answer_key: str | None,
     overlap: str,
     gym_output: Path | None,
+    dataset_output: Path | None,
     as_json: bool,
 ) -> None:
     """Merge runs and their shards and print pass@1, pass@k and maj@k with standard errors.
@@ -101,6 +109,8 @@ def command(
     if gym_output is not None:
         count = export_rollouts([run for run in runs if run.is_dir()], gym_output)
         click.echo(f"{gym_output}: {count} rollouts", err=True)
+    if dataset_output is not None:
+        click.echo(f"{dataset_output}: {export_dataset(runs, dataset_output)} rollouts", err=True)
     if as_json:
         click.echo(orjson.dumps({"environments": found, "notes": collected.notes}))
     else:

@@ -17,9 +17,9 @@ import orjson
 
 from gymgate.collection import charts
 from gymgate.collection.aggregate import Collected, read_runs, summary_rows, task_rows
-from gymgate.collection.gym_rollouts import read_gym_rollouts
+from gymgate.collection.dataset_export import read_rollouts
 from gymgate.collection.record import read_values
-from gymgate.collection.store import FAILURES, ROLLOUTS, run_directories
+from gymgate.collection.store import FAILURES, run_directories
 from gymgate.collection.transcript import transcript
 from gymgate.rollout.result import number
 
@@ -68,7 +68,7 @@ def write_report(runs: Sequence[Path], output: Path, *, tasks: int = 50, per_tas
 
 def _gather(runs: Iterable[Path], tasks: int, per_task: int) -> Material:
     material = Material()
-    for value in _values(runs):
+    for value in read_rollouts(runs):
         if (reward := number(value.get("reward"))) is not None:
             material.rewards.append(reward)
         calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
@@ -88,15 +88,6 @@ def _gather(runs: Iterable[Path], tasks: int, per_task: int) -> Material:
                 material.failures[kind] += 1
                 material.examples.setdefault(kind, str(error.get("message")))
     return material
-
-
-def _values(runs: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    for path in runs:
-        if path.is_file():
-            yield from read_gym_rollouts(path)
-            continue
-        for directory in run_directories(path):
-            yield from (value for _, value in read_values(directory / ROLLOUTS))
 
 
 def _add_times(material: Material, timing: Mapping[str, Any]) -> None:
