@@ -30,6 +30,7 @@ from gymgate.gateway import Backend, Gateway, Route
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
+from gymgate.runtime.installer import find_uv
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation, Host
 from gymgate.stack.spawner import Spawner
@@ -258,11 +259,20 @@ class RunningStack:
     async def _start_spawner(self, python: Path) -> Spawner:
         environment = {**clean_env(self.config.env_vars), "PYTHONUNBUFFERED": "1"}
         # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
-        environment["PATH"] = os.pathsep.join([str(python.parent), environment.get("PATH", os.defpath)])
+        places = [str(python.parent), environment.get("PATH", os.defpath), str(self._own_programs())]
+        environment["PATH"] = os.pathsep.join(places)
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self.config.component_roots:
             environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self.config.component_roots)
         return await Spawner.start(python, environment, self.directory)
+
+    def _own_programs(self) -> Path:
+        """A directory with the uv that gymgate has, for servers that make environments of their own."""
+        directory = self.directory / "bin"
+        directory.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError, GymgateError):
+            (directory / "uv").symlink_to(find_uv())
+        return directory
 
     async def _ray_address(self, spawner: Spawner) -> str:
         if spawner not in self._rays:
