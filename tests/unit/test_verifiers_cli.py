@@ -9,7 +9,7 @@ import pytest
 
 from gymgate.cli import eval as eval_command
 from gymgate.cli.eval_args import environment_names, read_settings, resume_args, split_taskset
-from gymgate.cli.eval_report import print_tallies, read_tallies
+from gymgate.cli.eval_report import print_report, read_tallies
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 
@@ -138,7 +138,7 @@ def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureF
     assert (tally.rollouts, tally.failed, tally.rewards) == (4, 1, [0.5, 1.0])
     assert tally.mean_reward == 0.75
     assert tally.rate == 3 / 4
-    print_tallies(tallies, tmp_path)
+    print_report(tallies, tmp_path)
     out = capsys.readouterr()
     assert out.out.splitlines()[2].split() == ["mcqa", "4", "3", "1", "1", "0.750", "0.8"]
     assert "1 x ProviderError: upstream 500: no" in out.err

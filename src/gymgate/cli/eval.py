@@ -22,7 +22,7 @@ from gymgate.cli.eval_args import (
     resume_args,
     split_taskset,
 )
-from gymgate.cli.eval_report import print_tallies, read_tallies, watch
+from gymgate.cli.eval_report import print_report, read_tallies, watch
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.requirement import DEFAULT_ENVIRONMENT, PLUGIN_ID, require_verifiers
@@ -174,7 +174,7 @@ def _evaluate(argv: list[str]) -> int:
 
 def _report(path: Path, started: float, code: int) -> int:
     tallies = read_tallies(path, since=started)
-    print_tallies(tallies, path)
+    print_report(tallies, path)
     failed = sum(tally.failed for tally in tallies.values())
     return code or int(failed > 0)
 

@@ -6,39 +6,30 @@ import logging
 import math
 import sys
 import threading
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import orjson
 
+from gymgate.cli.tally import Tally, print_tallies
+
 TRACES = "traces.jsonl"
 HEARTBEAT_S = 10.0
-COLUMNS = ("environment", "rollouts", "ok", "failed", "unscored", "mean reward", "rollouts/s")
 
 
 @dataclass
-class Tally:
-    """What came of one environment's rollouts."""
+class TimedTally(Tally):
+    """With the time that this run took, which its traces say."""
 
-    rollouts: int = 0
-    failed: int = 0
-    rewards: list[float] = field(default_factory=list)
-    """Of the rollouts that were scored."""
     start: float = math.inf
     end: float = 0.0
     timed: int = 0
     """Rollouts between `start` and `end`: those of this run, not ones that a resumed run kept."""
-    errors: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Over the scored rollouts; `None` without any."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     @property
     def rate(self) -> float | None:
@@ -90,9 +81,9 @@ def _heartbeat(watcher: RunWatcher, done: threading.Event) -> None:
             )
 
 
-def read_tallies(path: Path, since: float = 0.0) -> dict[str, Tally]:
+def read_tallies(path: Path, since: float = 0.0) -> dict[str, TimedTally]:
     """Environment -> what came of its rollouts, from a run directory; rates of those begun after `since`."""
-    tallies: defaultdict[str, Tally] = defaultdict(Tally)
+    tallies: defaultdict[str, TimedTally] = defaultdict(TimedTally)
     with (path / TRACES).open("rb") as file:
         for line in file:
             if line.strip():
@@ -100,11 +91,11 @@ def read_tallies(path: Path, since: float = 0.0) -> dict[str, Tally]:
     return dict(sorted(tallies.items()))
 
 
-def _count(tallies: defaultdict[str, Tally], episode: dict[str, Any], since: float) -> None:
+def _count(tallies: defaultdict[str, TimedTally], episode: dict[str, Any], since: float) -> None:
     data = episode.get("task", {}).get("data", {})
     tally = tallies[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
     traces = episode.get("traces") or [{}]
-    tally.errors.update(_line(error) for error in episode.get("errors", []))
+    tally.reasons.update(_line(error) for error in episode.get("errors", []))
     for trace in traces:
         tally.rollouts += 1
         if (start := trace.get("timing", {}).get("start", 0.0)) > since:
@@ -113,7 +104,7 @@ def _count(tallies: defaultdict[str, Tally], episode: dict[str, Any], since: flo
             tally.end = max(tally.end, _end(trace["timing"]))
         if not trace.get("ok"):
             tally.failed += 1
-            tally.errors.update(_line(error) for error in trace.get("errors", [])[-1:])
+            tally.reasons.update(_line(error) for error in trace.get("errors", [])[-1:])
         elif scores := [reward for reward in trace.get("rewards", {}).values() if reward]:
             tally.rewards.append(sum(reward["score"] * reward.get("weight", 1.0) for reward in scores))
 
@@ -126,24 +117,8 @@ def _line(error: dict[str, Any]) -> str:
     return " ".join(f"{error.get('type')}: {error.get('message')}".split())[:300]
 
 
-def print_tallies(tallies: dict[str, Tally], path: Path) -> None:
+def print_report(tallies: Mapping[str, TimedTally], path: Path) -> None:
     """The closing table, the reasons of failure with their counts, and where the results are."""
-    rows = [COLUMNS, *(_cells(name, tally) for name, tally in tallies.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     click.echo()
-    for name, *numbers in rows:
-        aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
-        click.echo("  ".join([name.ljust(widths[0]), *aligned]))
-    for reason, count in sum((tally.errors for tally in tallies.values()), Counter()).most_common(5):
-        click.echo(f"{count} x {reason}", err=True)
+    print_tallies(tallies, {name: tally.rate for name, tally in tallies.items()})
     click.echo(f"results: {path}")
-
-
-def _cells(name: str, tally: Tally) -> tuple[str, ...]:
-    ok = tally.rollouts - tally.failed
-    counts = (tally.rollouts, ok, tally.failed, ok - len(tally.rewards))
-    return (name, *map(str, counts), _number(tally.mean_reward, 3), _number(tally.rate, 1))
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

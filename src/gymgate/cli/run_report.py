@@ -8,46 +8,29 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import click
 
+from gymgate.cli.tally import Tally, all_reasons, print_tallies
 from gymgate.rollout import Rollout
 
 FIRST_LINE_S = 2.0
 NEXT_LINES_S = 10.0
-SHOWN_REASONS = 5
-COLUMNS = ("environment", "rollouts", "ok", "failed", "unscored", "mean reward", "rollouts/s")
 
 
-@dataclass
-class Tally:
-    """What came of one environment's rollouts."""
-
-    rollouts: int = 0
-    failed: int = 0
-    rewards: list[float] = field(default_factory=list)
-    """Of those that were scored. What NeMo Gym gives a masked rollout (its judge failed, say) is no score."""
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Why rollouts failed or were masked."""
-
-    def count(self, rollout: Rollout) -> None:
-        self.rollouts += 1
-        if rollout.error is not None:
-            self.failed += 1
-            self.reasons[one_line(f"{rollout.error.type}: {rollout.error.message}")] += 1
-        elif rollout.status == "masked":
-            said = rollout.result or {}
-            kind, why = said.get("failure_kind") or "no reason given", said.get("failure_reason") or ""
-            self.reasons[one_line(f"masked: {kind} {_without_key(str(why))}")] += 1
-        elif rollout.reward is not None:
-            self.rewards.append(rollout.reward)
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Over the scored rollouts; `None` without any."""
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+def count(tally: Tally, rollout: Rollout) -> None:
+    """Add a rollout to its environment's tally."""
+    tally.rollouts += 1
+    if rollout.error is not None:
+        tally.failed += 1
+        tally.reasons[one_line(f"{rollout.error.type}: {rollout.error.message}")] += 1
+    elif rollout.status == "masked":
+        said = rollout.result or {}
+        kind, why = said.get("failure_kind") or "no reason given", said.get("failure_reason") or ""
+        tally.reasons[one_line(f"masked: {kind} {_without_key(str(why))}")] += 1
+    elif rollout.reward is not None:
+        tally.rewards.append(rollout.reward)
 
 
 class Report:
@@ -63,7 +46,7 @@ class Report:
         self.started = self._ended = time.monotonic()
 
     def count(self, rollout: Rollout) -> None:
-        self.tallies[rollout.environment].count(rollout)
+        count(self.tallies[rollout.environment], rollout)
         self._ended = time.monotonic()
 
     @property
@@ -77,7 +60,7 @@ class Report:
     @property
     def reasons(self) -> Counter[str]:
         """Why rollouts failed or were masked, all environments together."""
-        return sum((tally.reasons for tally in self.tallies.values()), Counter())
+        return all_reasons(self.tallies)
 
     @property
     def seconds(self) -> float:
@@ -93,9 +76,9 @@ class Report:
         environments = {
             name: {
                 "rollouts": tally.rollouts,
-                "ok": tally.rollouts - tally.failed,
+                "ok": tally.ok,
                 "failed": tally.failed,
-                "unscored": tally.rollouts - tally.failed - len(tally.rewards),
+                "unscored": tally.unscored,
                 "mean_reward": tally.mean_reward,
                 "rollouts_per_s": self.rate(tally),
             }
@@ -106,21 +89,7 @@ class Report:
 
     def print_table(self) -> None:
         """The table on stdout, then why rollouts failed or were masked, with counts, on stderr."""
-        rows = [COLUMNS, *(self._cells(name, tally) for name, tally in sorted(self.tallies.items()))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for name, *numbers in rows:
-            aligned = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
-            click.echo("  ".join([name.ljust(widths[0]), *aligned]))
-        shown = self.reasons.most_common(SHOWN_REASONS)
-        for reason, count in shown:
-            click.echo(f"{count} x {reason}", err=True)
-        if rest := len(self.reasons) - len(shown):
-            click.echo(f"and {rest} more reasons", err=True)
-
-    def _cells(self, name: str, tally: Tally) -> tuple[str, ...]:
-        ok = tally.rollouts - tally.failed
-        counts = (tally.rollouts, ok, tally.failed, ok - len(tally.rewards))
-        return (name, *map(str, counts), _number(tally.mean_reward, 3), _number(self.rate(tally), 1))
+        print_tallies(self.tallies, {name: self.rate(tally) for name, tally in self.tallies.items()})
 
 
 class Progress(Protocol):
