@@ -126,7 +126,7 @@ def command(
     outcomes = asyncio.run(_run(todo, jobs, landed))
     if page is not None:
         page.write_text(
-            status_page(list(checks.values()), f"gymgate check --all --json {report} --page {page}")
+            status_page(list(checks.values()), f"gymgate check --all --json {report.name} --page {page.name}")
         )
     fresh = [outcome for outcome in outcomes if not isinstance(outcome, GymgateError)]
     _summarise(fresh)

@@ -140,7 +140,3 @@ def one_line(text: str, longest: int = 300) -> str:
     """On one line of bounded length."""
     line = " ".join(text.split())
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
