@@ -95,3 +95,19 @@ def test_a_source_no_index_has_is_named() -> None:
     need = setup_need("installing x: Failed to fetch git+https://github.com/a/b.git@1234: dns error")
     assert need is not None
     assert (need.kind, need.name) == ("git", "git+https://github.com/a/b.git@1234")
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ("binary: uv venv --seed --python 3.10", "['uv', 'venv', '--seed', '--python', '3.10', '/x']' returned non-zero exit"),
+        ("binary: cline@3.0.55", "Command '['/usr/bin/npm', 'install', '-g', 'cline@3.0.55']' returned non-zero exit"),
+        ("binary: Node.js v22.19+", "openclaw: Node.js v22.19+ is required (current: v20.20.2)."),
+        ("download: app.example.ai", "Command '['curl', '-fsSL', 'https://app.example.ai/i.sh']' returned non-zero exit"),
+        ("memory: ~27 GB", "CCC: pre-loading metadata (~27 GB, ~46s) before first request..."),
+        ("docker: Sandbox provider", "ValueError: Sandbox provider reference 'sandbox' is not defined in the merged config."),
+        ("docker: a container", "agent 'x': HTTP 500: b'\"FileNotFoundError(2, \\'No such file or directory\\')\"'"),
+    ],
+)  # fmt: skip
+def test_programs_and_services(told: str, text: str) -> None:
+    assert str(missing_in(text, hints=[Need("docker", "a container")])) == told

@@ -38,6 +38,9 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("download", r"Failed to resolve '" + _HOST),
     ("download", r"(?:Could not resolve host|[Cc]ould not resolve host name|Host not found): '?" + _HOST),
     ("git", r"git clone https?://(?P<name>[\w./-]+[\w])"),
+    ("binary", r"'(?P<name>uv', 'venv'[^\n]*?'--python', '[\d.]+)'[^\n]*returned non-zero"),
+    ("download", r"'curl',[^\n]*?https?://" + _HOST + r"[^\n]*returned non-zero"),
+    ("binary", r"(?P<name>Node\.js v[\d.]+\+?) is required"),
     ("binary", r"npm', 'install', '-g', '(?P<name>[^']+)'\]' returned non-zero"),
     ("download", r"getaddrinfo ENOTFOUND " + _HOST),
     ("download", r"(?P<name>nltk_data|nltk\.download\(\S+\))"),
@@ -70,7 +73,10 @@ _NO_NETWORK = re.compile(
     r"|Network is unreachable|nodename nor servname|Could not contact DNS|Connection error\."
     r"|[Ff]ailed to (?:load|download|fetch)[^\n]*?(?:retries|attempts)"
 )
-_NO_SERVICE = re.compile(r"All connection attempts failed|Connection refused|Connect call failed")
+_NO_SERVICE = re.compile(
+    r"All connection attempts failed|Connection refused|Connect call failed"
+    r"|FileNotFoundError\(2, \\*'No such file or directory\\*'\)"
+)
 _WIDTH = 240
 
 
@@ -82,15 +88,19 @@ def missing_in(*texts: str, hints: Sequence[Need] = ()) -> Missing | None:
     for text in texts:
         for kind, pattern in _PATTERNS:
             if (match := _last(pattern, text)) is not None:
-                return Missing(kind, match["name"], line_around(text, match.start(), match.end()))
+                name = match["name"].replace("', '", " ")
+                return Missing(kind, name, line_around(text, match.start(), match.end()))
         if (match := _last(_NO_NETWORK, text)) is not None:
             fetched = [need.detail for need in hints if need.kind in ("download", "git", "search", "key")]
             name = fetched[0] if fetched else "a host on the internet"
             return Missing("download", name, line_around(text, match.start(), match.end()))
         if (match := _last(_NO_SERVICE, text)) is not None:
-            services = [need.detail for need in hints if need.kind in ("docker", "search", "key", "config")]
-            name = services[0] if services else "a service beside the environment"
-            return Missing("service", name, line_around(text, match.start(), match.end()))
+            services = [
+                need for need in hints if need.kind in ("docker", "binary", "search", "key", "config")
+            ]
+            kind = services[0].kind if services else "service"
+            name = services[0].detail if services else "something beside the environment"
+            return Missing(kind, name, line_around(text, match.start(), match.end()))
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -11,6 +12,10 @@ import orjson
 
 from gymgate.check.model import VERDICTS, Check
 from gymgate.errors import DataError
+
+_LOCAL_PATH = re.compile(
+    r"(?<![\w.:/-])/(?:root|home|tmp|Users|var|opt|work)/[\w./+@-]*?([\w.+@-]+)(?=[^\w./+@-]|$)"
+)
 
 
 def load_report(path: Path) -> list[Check]:
@@ -116,4 +121,5 @@ def _clean(text: str) -> str:
             end = line.index(mark)
             start = max((line.rfind(char, 0, end) for char in " '\"(=`"), default=-1) + 1
             line = line[:start] + line[end + len(mark) :]
+    line = _LOCAL_PATH.sub(lambda match: f".../{match[1]}", line)
     return line.replace("<", "&lt;")

@@ -124,7 +124,7 @@ def command(
         _print(outcome)
 
     outcomes = asyncio.run(_run(todo, jobs, landed))
-    if page is not None:
+    if page is not None and report is not None:
         page.write_text(
             status_page(list(checks.values()), f"gymgate check --all --json {report.name} --page {page.name}")
         )
