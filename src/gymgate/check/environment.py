@@ -97,6 +97,8 @@ class EnvironmentCheck:
         except SetupError as error:
             fetched = [line for line in requirements if "://" in line]
             need = evidence.setup_need(str(error))
+            if fetched and need is None and "cannot reach the package index" in str(error):
+                need = evidence.Missing("download", fetched[0], str(error)[:240])
             if not fetched or need is None or need.kind not in ("git", "download"):
                 raise
             left = set(requirements) - set(fetched)
