@@ -17,6 +17,8 @@ incomplete: the release ships no agent, data or recording for it; failed: anythi
 VERDICTS: tuple[Verdict, ...] = ("match", "differs", "blocked", "incomplete", "failed")
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "differs", "blocked", "incomplete", "match")
 
+NO_LONGER = "no longer exists"
+
 JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 """recorded: the judge's answers were in the record; endpoint: the user named one; stand-in: a fixed text, which only
 shows that a reward comes back."""
@@ -69,6 +71,11 @@ class RowCheck(Config):
     judged_by: JudgedBy | None = None
     """Who answered the calls to other model servers, if any were made."""
 
+    @property
+    def outdated(self) -> bool:
+        """Whether its agent is not in the release any more."""
+        return (self.cause or "").endswith(NO_LONGER)
+
 
 class Check(Config):
     """What came of checking one environment."""
@@ -108,8 +115,8 @@ class Check(Config):
 
     @property
     def compared(self) -> int:
-        """Recordings that have a reward to compare with."""
-        return sum(row.recorded is not None for row in self.rows)
+        """Recordings that have a reward to compare with, and an agent that still exists."""
+        return sum(row.recorded is not None and not row.outdated for row in self.rows)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -25,7 +25,6 @@ SAID = "I do not know."
 SAID_OTHERWISE = "the environment said something else than recorded"
 PROBES = 2
 NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --model"
-NO_LONGER = "no longer exists"
 LOG_TAIL = 12_000
 _LACKING = re.compile(r'"type":"missing","loc":\["body","([\w.]+)"')
 
@@ -221,7 +220,7 @@ def _verification(rollout: Rollout) -> str:
 
 def replayable(results: Sequence[RowCheck]) -> list[RowCheck]:
     """Without those of an agent that no longer exists, unless there are no others."""
-    return [row for row in results if not (row.cause or "").endswith(NO_LONGER)] or list(results)
+    return [row for row in results if not row.outdated] or list(results)
 
 
 def _rewarded(row: RowCheck) -> bool:
