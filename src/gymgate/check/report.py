@@ -100,7 +100,7 @@ def _line(check: Check) -> str:
 
 
 def _seen(check: Check) -> str:
-    parts = [check.detail]
+    parts = [_cut(check.detail, 300)]
     if check.evidence and check.evidence not in check.detail:
         parts.append(_cut(check.evidence))
     if check.broken:

@@ -159,6 +159,12 @@ class Rows:
             seen = needed(need)
             name = "need" if seen["verdict"] == "blocked" else "cause"
             return {**values, "verdict": seen["verdict"], "cause": need.evidence, name: seen["detail"]}
+        if error.type == "RolloutTimeoutError" and self.hints:
+            kinds = ", ".join(sorted({need.kind for need in self.hints}))
+            told = (
+                f"time: no result within {self._job.row_timeout_s:g} s (needs read from its files: {kinds})"
+            )
+            return {**values, "verdict": "blocked", "need": told}
         return {**values, "verdict": "failed"}
 
     async def _probe(self, samples: Samples) -> None:
