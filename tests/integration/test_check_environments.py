@@ -18,7 +18,7 @@ from gymgate.stack.forkserver import descendants
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 
 SERVER = """
-import os, subprocess, time, urllib.request
+import os, shutil, subprocess, time, urllib.request
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
 from nemo_gym.config_types import ModelServerRef
@@ -36,6 +36,7 @@ class Server(SimpleResourcesServer):
 
     def setup_webserver(self):
         fault = self.config.fault
+        assert os.path.isabs(__file__) and shutil.which("uv")
         if fault == "hang":
             time.sleep(600)
         if fault == "memory":
@@ -80,6 +81,8 @@ own_agent:
       entrypoint: app.py
       resources_server: {type: resources_servers, name: own}
       model_server: {type: responses_api_models, name: policy_model}
+      datasets:
+      - {name: example, type: example, jsonl_fpath: data/example.jsonl, license: one that Gym does not know}
 """
 
 

@@ -15,6 +15,7 @@ from gymgate.check.model import same_reward, worst
 from gymgate.check.recordings import config_for, read_samples
 from gymgate.check.rows import replayable
 from gymgate.errors import DataError, UnknownConversationError
+from gymgate.stack.forkserver import dataset_lists, undefined_models
 
 
 def ask(text: str) -> dict[str, Any]:
@@ -167,6 +168,22 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(DataError, match="holds no results"):
         load_report(path)
+
+
+def test_models_that_no_file_defines_and_datasets_are_found() -> None:
+    judge = {"type": "responses_api_models", "name": "judge"}
+    unset = [{**judge, "name": "???"}, {**judge, "name": "${model}"}]
+    merged = {
+        "server": {"resources_servers": {"s": {"judge": judge, "more": [judge, *unset]}}},
+        "agent": {
+            "responses_api_agents": {
+                "simple_agent": {"model_server": {**judge, "name": "policy_model"}, "datasets": [{}]}
+            }
+        },
+        "policy_model": {},
+    }
+    assert undefined_models(merged) == ["judge"]
+    assert dataset_lists(merged) == ["agent.responses_api_agents.simple_agent.datasets"]
 
 
 def test_settings_do_not_hold_the_environment() -> None:
