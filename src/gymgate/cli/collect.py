@@ -152,6 +152,7 @@ UNFINISHED = 75
 @click.option(
     "--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release, or VERSION@INTERPRETER."
 )
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.")
 @click.option("--json", "as_json", is_flag=True, help="Closing counts as JSON on stdout.")
 def command(as_json: bool, budget: float | None, **options: Any) -> None:
     """Collect rollouts of ENV's rows, or of FILE's, into a directory.
@@ -200,6 +201,7 @@ def _prepare(
     sync_every: float,
     bodies: bool,
     gym: str,
+    ray: str | None,
     say: Callable[[str], None],
 ) -> Collection:
     """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
@@ -236,6 +238,7 @@ def _prepare(
         pace=pace,
         rerun_failed=rerun_failed,
         record_bodies=bodies,
+        ray=ray,
         say=say,
     )
 
@@ -268,7 +271,7 @@ def _execute(
             return INTERRUPTED, None
         except GymgateError as error:
             return FAILED, error
-    drained = run.collector is not None and run.collector.draining and run.tally.left > 0
+    drained = run.draining and run.tally.left > 0
     return (UNFINISHED if drained else 0), None
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from gymgate.api import open_rows
 from gymgate.collection.limits import fitting_concurrency
 from gymgate.collection.plan import Done, Identity, Job, Plan, Shard, Source, checked_shard
+from gymgate.collection.ray_stacks import RayStacks, ray_stacks
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.settings import extent_of, settings_of
@@ -43,10 +45,13 @@ class Collection:
     pace: Pace = field(default_factory=Pace)
     rerun_failed: bool = False
     record_bodies: bool = False
+    ray: str | None = None
+    """Address of a Ray cluster to run on; `None`: this machine."""
     say: Say = lambda message: None
     tally: Tally = field(default_factory=Tally)
     collector: Collector | None = None
     """While it runs."""
+    draining: bool = False
 
     @property
     def directory(self) -> Path | None:
@@ -85,7 +90,7 @@ class Collection:
         finished = -1
         while True:
             try:
-                async with acquire(self.stack, progress=self.say) as stack:
+                async with self._stacks() as stack:
                     self.collector = Collector(
                         self.plan.jobs(skip),
                         functools.partial(self._run_one, stack),
@@ -97,17 +102,24 @@ class Collection:
                         warn=self.say,
                         status=stack.status,
                     )
+                    if self.draining:
+                        self.collector.drain()
                     on_ready(self.tally)
                     return await self.collector.run()
             except StackLostError as error:
-                draining = self.collector is not None and self.collector.draining
-                if directory is None or draining or self.tally.finished <= finished:
+                if directory is None or self.draining or self.tally.finished <= finished:
                     raise
                 finished = self.tally.finished
                 self.say(f"{error}; starting it again")
 
+    def _stacks(self) -> AbstractAsyncContextManager[Stack | RayStacks]:
+        if self.ray is None:
+            return acquire(self.stack, progress=self.say)
+        return ray_stacks(self.ray, self.stack, self.pace.concurrency, self.say)
+
     def drain(self) -> None:
         """Start nothing more; `run` returns when what runs has finished."""
+        self.draining = True
         if self.collector is not None:
             self.collector.drain()
 
@@ -148,7 +160,7 @@ class Collection:
         self.say(note)
         return Pace(**{**self.pace.__dict__, "concurrency": fitting})
 
-    async def _run_one(self, stack: Stack, job: Job) -> Rollout:
+    async def _run_one(self, stack: Stack | RayStacks, job: Job) -> Rollout:
         policy = self.policy
         if job.sent_seed is not None and isinstance(policy, HTTPEndpoint):
             sampling = (*policy.sampling, ("seed", job.sent_seed))

@@ -1,0 +1,223 @@
+"""A stack on every node of a Ray cluster, and rollouts spread over them. Ray's public API only.
+
+Each node must have gymgate installed and be able to make or find the runtime. A node that is lost fails the
+rollouts that were on it (infrastructure), so that their retries go to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.errors import (
+    ConfigError,
+    GymgateError,
+    MissingExtraError,
+    ServerDiedError,
+    StackLostError,
+    from_wire,
+)
+from gymgate.rollout import Rollout
+from gymgate.rollout.result import as_rollout, failed
+from gymgate.stack import Policy, Stack, connect
+from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
+
+STOP_S = 15.0
+CONNECT_S = 10.0
+_SPARE = 16
+"""Calls to a node beside its rollouts."""
+
+
+class NodeStack:
+    """What runs on a node, as an actor: one stack. Errors cross as dicts, since Ray would rebuild them."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._config = StackConfig.model_validate(config)
+        self._stack: Stack | None = None
+
+    async def start(self) -> dict[str, Any] | None:
+        """`None`, or why the stack did not come up."""
+        try:
+            self._stack = await connect(self._config)
+        except GymgateError as error:
+            return error.to_wire()
+        return None
+
+    async def run(
+        self, row: Mapping[str, Any], policy: Mapping[str, Any], limits: Mapping[str, Any], **options: Any
+    ) -> dict[str, Any]:
+        """A rollout, or the error that kept it from being one."""
+        assert self._stack is not None
+        endpoint = endpoint_from_wire(policy)
+        assert not isinstance(endpoint, str)
+        try:
+            rollout = await self._stack.run(row, policy=endpoint, limits=RolloutLimits(**limits), **options)
+        except GymgateError as error:
+            return {"raised": error.to_wire()}
+        return {"rollout": rollout.model_dump()}
+
+    async def status(self) -> dict[str, Any]:
+        assert self._stack is not None
+        return await self._stack.status()
+
+    async def stop(self) -> None:
+        if self._stack is not None:
+            await self._stack.close()
+
+
+class Node:
+    """An actor and what is under way on it."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self.name = name
+        self.actor = actor
+        self.in_flight = 0
+
+
+class RayStacks:
+    """The nodes that are left; `run` and `status` as of a `Stack`."""
+
+    def __init__(self, nodes: list[Node], ray: Any, say: Callable[[str], None]) -> None:
+        self.nodes = nodes
+        self._ray = ray
+        self._say = say
+
+    async def run(
+        self,
+        row: Mapping[str, Any],
+        *,
+        policy: Policy,
+        environment: str | None = None,
+        limits: RolloutLimits | None = None,
+        record_bodies: bool = True,
+    ) -> Rollout:
+        """On the node with the fewest rollouts. Raises as `Stack.run`; `StackLostError` when no node is left."""
+        if not self.nodes:
+            raise StackLostError("every node of the Ray cluster is lost")
+        node = min(self.nodes, key=lambda each: each.in_flight)
+        wire = endpoint_to_wire(_sendable(policy))
+        plain = (limits or RolloutLimits()).model_dump()
+        node.in_flight += 1
+        try:
+            outcome = await node.actor.run.remote(
+                row, wire, plain, environment=environment, record_bodies=record_bodies
+            )
+        except self._ray.exceptions.RayActorError as error:
+            self._lose(node, f"{type(error).__name__}")
+            return _lost(node, environment)
+        finally:
+            node.in_flight -= 1
+        if "rollout" in outcome:
+            return as_rollout(outcome["rollout"])
+        raised = from_wire(outcome["raised"])
+        if isinstance(raised, StackLostError):
+            self._lose(node, raised.message)
+            return _lost(node, environment)
+        raise raised
+
+    async def status(self) -> dict[str, Any]:
+        """Of all nodes together, as far as a stalled run wants to know."""
+        answers = await asyncio.gather(*(_status(node) for node in self.nodes))
+        calls: dict[str, int] = {}
+        for answer in answers:
+            for server, count in (answer.get("calls") or {}).items():
+                calls[server] = calls.get(server, 0) + count
+        return {"calls": calls}
+
+    def _lose(self, node: Node, why: str) -> None:
+        if node in self.nodes:
+            self.nodes.remove(node)
+            self._say(f"node {node.name} is lost ({why}); {len(self.nodes)} are left, its rollouts go there")
+
+
+@asynccontextmanager
+async def ray_stacks(
+    address: str, config: StackConfig, concurrency: int, say: Callable[[str], None]
+) -> AsyncIterator[RayStacks]:
+    """A stack on every node of an existing cluster (`auto`, or HOST:PORT).
+
+    Raises `MissingExtraError` without Ray, `ConfigError` for an address where no cluster answers, and what keeps
+    the stack from starting on the first node that fails.
+    """
+    ray = _ray()
+    await asyncio.to_thread(_connect, ray, address)
+    nodes: list[Node] = []
+    try:
+        for described in ray.nodes():
+            if described["Alive"]:
+                nodes.append(_node(ray, described, config, concurrency))
+        say(f"Ray: starting a stack on each of {len(nodes)} nodes")
+        for failure in await asyncio.gather(*(node.actor.start.remote() for node in nodes)):
+            if failure is not None:
+                raise from_wire(failure)
+        yield RayStacks(list(nodes), ray, say)
+    finally:
+        await asyncio.gather(*(_stop(ray, node) for node in nodes), return_exceptions=True)
+        ray.shutdown()
+
+
+def _node(ray: Any, described: Mapping[str, Any], config: StackConfig, concurrency: int) -> Node:
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    here = strategies.NodeAffinitySchedulingStrategy(described["NodeID"], soft=False)
+    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": concurrency + _SPARE}
+    actor = ray.remote(NodeStack).options(**options).remote(stack_to_wire(config))
+    return Node(f"{described['NodeManagerHostname']}/{described['NodeID'][:8]}", actor)
+
+
+def _connect(ray: Any, address: str) -> None:
+    try:
+        _refuse_silence(address)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(f"--ray {address!r}: no Ray cluster answers there: {reason}") from error
+
+
+def _refuse_silence(address: str) -> None:
+    """`ConnectionError` if nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if not colon or "://" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
+
+
+async def _stop(ray: Any, node: Node) -> None:
+    with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
+        async with asyncio.timeout(STOP_S):
+            await node.actor.stop.remote()
+    ray.kill(node.actor)
+
+
+async def _status(node: Node) -> Mapping[str, Any]:
+    try:
+        status: Mapping[str, Any] = await node.actor.status.remote()
+    except Exception:  # the node is lost, which the next rollout on it will tell
+        return {}
+    return status
+
+
+def _sendable(policy: Policy) -> HTTPEndpoint | ReplayEndpoint:
+    if not isinstance(policy, HTTPEndpoint | ReplayEndpoint) or isinstance(policy, CallableEndpoint):
+        raise ConfigError("a Python callable cannot be the policy of a Ray cluster's nodes; give an endpoint")
+    return policy
+
+
+def _lost(node: Node, environment: str | None) -> Rollout:
+    error = ServerDiedError(f"node {node.name} was lost while the rollout was on it", server=node.name)
+    return as_rollout({"id": "", "environment": environment or "", "agent": "", **failed(error)})
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise MissingExtraError("--ray needs Ray: pip install 'gymgate[ray]'") from error

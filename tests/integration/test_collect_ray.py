@@ -1,0 +1,67 @@
+"""A collection on a Ray cluster of three nodes on this machine, one of which is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stack_support import SIMPLE, runtime
+
+from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.store import ROLLOUTS
+
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.heavy,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # Ray's own
+]
+
+
+def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        found = runtime()
+        gym = f"{found.version}@{found.interpreter}" if found.interpreter else found.version
+        command = [
+            sys.executable,
+            "-m",
+            "gymgate",
+            "collect",
+            SIMPLE,
+            "-o",
+            str(tmp_path / "run"),
+            "-r",
+            "300",
+        ]
+        command += ["-c", "12", "--ray", cluster.address, "--gym", gym]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            log = tmp_path / "run" / ROLLOUTS
+            deadline = time.monotonic() + 120
+            while not (log.exists() and log.stat().st_size > 300_000) and process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            assert process.poll() is None, process.stderr.read() if process.stderr else ""
+            cluster.remove_node(nodes[0], allow_graceful=False)
+            _, said = process.communicate(timeout=150)
+        assert process.returncode == 0, said
+        assert "starting a stack on each of 3 nodes" in said
+        assert "is lost" in said
+        assert "2 are left" in said
+    finally:
+        cluster.shutdown()
+    counted = Counter(
+        CollectedRollout.model_validate(value).identity
+        for _, value in read_values(tmp_path / "run" / ROLLOUTS)
+    )
+    assert len(counted) == 1500
+    assert set(counted.values()) == {1}
