@@ -70,7 +70,8 @@ def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any
     if missing := answer.get("missing"):
         keys = ", ".join(missing)
         raise NeedMissingError(
-            f"environment {environment!r} needs a value for {keys}; give it as an override: "
+            f"environment {environment!r} needs a value for {keys}; give it with "
+            f"--set {missing[0]}=VALUE, or in Python as "
             f'EnvironmentConfig(name={environment!r}, overrides=(("{missing[0]}", ...),))',
             environment=environment,
             need=keys,
