@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -199,10 +200,24 @@ async def test_ctrl_c_leaves_nothing(signals: int) -> None:
     assert await all_gone(pids)
 
 
+started: list[asyncio.subprocess.Process] = []
+
+
+@pytest.fixture(autouse=True)
+async def no_program_outlives_its_test() -> AsyncIterator[None]:
+    """Not even that of a test that failed; its stack ends with it."""
+    yield
+    while started:
+        process = started.pop()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
 async def start_sdk(code: str) -> asyncio.subprocess.Process:
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         code,
@@ -210,6 +225,8 @@ async def start_sdk(code: str) -> asyncio.subprocess.Process:
         stderr=asyncio.subprocess.DEVNULL,
         env=environment,
     )
+    started.append(process)
+    return process
 
 
 @pytest.mark.parametrize(
