@@ -14,6 +14,7 @@ import orjson
 
 from gymgate.cli import collect_plan, run_plan
 from gymgate.cli.collect_progress import progress, state
+from gymgate.cli.options import endpoint_options, environment_options
 from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
 from gymgate.collection.retries import parse_budgets
 from gymgate.collection.run import Collection
@@ -63,17 +64,7 @@ UNFINISHED = 75
     metavar="URL[,URL...]",
     help="Policy endpoint, up to /v1; several are replicas. [replay of recorded rollouts]",
 )
-@click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]")
-@click.option(
-    "--dialect",
-    type=click.Choice(["chat", "responses"]),
-    default="chat",
-    show_default=True,
-    help="What the endpoint speaks.",
-)
-@click.option(
-    "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
-)
+@endpoint_options
 @click.option(
     "--sampling",
     multiple=True,
@@ -90,30 +81,7 @@ UNFINISHED = 75
 @click.option(
     "--replay-file", "files", multiple=True, metavar="FILE", help="Answer from these recorded rollouts."
 )
-@click.option(
-    "--model",
-    "judges",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Endpoint of a judge or simulator, as in gymgate run.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override in the environment's config, as in gymgate run.",
-)
-@click.option("--config", help="Which of the environment's configs.")
-@click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    help="Seconds per rollout.",
-)
-@click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]")
+@environment_options
 @click.option(
     "--retries",
     multiple=True,

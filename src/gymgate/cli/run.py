@@ -15,6 +15,7 @@ import click
 import orjson
 
 from gymgate.cli import run_plan as plan
+from gymgate.cli.options import endpoint_options, environment_options
 from gymgate.cli.run_plan import Job, Source
 from gymgate.cli.run_report import Progress, Report, progress
 from gymgate.config import (
@@ -71,17 +72,7 @@ class Run:
     "-c", "--concurrency", type=click.IntRange(1), default=32, show_default=True, help="Rollouts at once."
 )
 @click.option("-b", "--base-url", help="Policy endpoint, up to /v1. [replay of recorded rollouts]")
-@click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]")
-@click.option(
-    "--dialect",
-    type=click.Choice(["chat", "responses"]),
-    default="chat",
-    show_default=True,
-    help="What the endpoint speaks.",
-)
-@click.option(
-    "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
-)
+@endpoint_options
 @click.option("--replay", is_flag=True, help="Answer from recorded rollouts; the default without -b.")
 @click.option(
     "--replay-file",
@@ -90,30 +81,7 @@ class Run:
     metavar="FILE",
     help="Recorded rollouts to replay. [those that come with ENV]",
 )
-@click.option(
-    "--model",
-    "judges",
-    multiple=True,
-    metavar="NAME=URL",
-    help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL or NAME=policy.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override in the environment's config, dotted; ENV:KEY=VALUE with several.",
-)
-@click.option("--config", help="Which of the environment's configs.")
-@click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref.")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    help="Seconds per rollout.",
-)
-@click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]")
+@environment_options
 @click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
 @click.option(
     "-o",

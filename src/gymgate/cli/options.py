@@ -1,0 +1,67 @@
+"""Options that more than one command takes, declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+Command = Callable[..., Any]
+
+
+def endpoint_options(command: Command) -> Command:
+    """`-m`, `--dialect` and `--api-key-var`: what is at the policy's endpoint."""
+    options = (
+        click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]"),
+        click.option(
+            "--dialect",
+            type=click.Choice(["chat", "responses"]),
+            default="chat",
+            show_default=True,
+            help="What the endpoint speaks.",
+        ),
+        click.option(
+            "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
+        ),
+    )
+    return _all(options, command)
+
+
+def environment_options(command: Command) -> Command:
+    """Judges, overrides, config and agent of the environments, and the bounds of a rollout."""
+    options = (
+        click.option(
+            "--model",
+            "judges",
+            multiple=True,
+            metavar="NAME=URL",
+            help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL or "
+            "NAME=policy.",
+        ),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override in the environment's config, dotted; ENV:KEY=VALUE with several.",
+        ),
+        click.option("--config", help="Which of the environment's configs."),
+        click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref."),
+        click.option(
+            "--timeout",
+            type=click.FloatRange(0, min_open=True),
+            default=3600.0,
+            show_default=True,
+            help="Seconds per rollout.",
+        ),
+        click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]"),
+    )
+    return _all(options, command)
+
+
+def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    """In the order in which `--help` shows them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
