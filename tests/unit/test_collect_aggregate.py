@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from gymgate.cli.aggregate import command
 from gymgate.collection import statistics as st
 from gymgate.collection import tables
-from gymgate.collection.aggregate import keep, parse_bounds, read_runs, summary_rows, task_rows
+from gymgate.collection.aggregate import read_runs
+from gymgate.collection.figures import keep, parse_bounds, summary_rows, task_rows
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}

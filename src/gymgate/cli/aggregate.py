@@ -8,17 +8,12 @@ from typing import Any
 import click
 import orjson
 
-from gymgate.collection.aggregate import (
-    Collected,
-    keep,
-    parse_bounds,
-    read_runs,
-    summary_rows,
-    task_rows,
-)
+from gymgate.collection.aggregate import read_runs
 from gymgate.collection.dataset_export import export_dataset
+from gymgate.collection.figures import keep, parse_bounds, summary_rows, task_rows
 from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.tables import checked_table, write_table
+from gymgate.collection.tasks import Collected
 from gymgate.errors import ConfigError, DataError
 
 COUNTS = ("tasks", "rollouts", "failed")

@@ -1,96 +1,21 @@
-"""From the rollouts of any number of runs and shards to figures per task, per environment and overall."""
+"""Any number of runs and shards read as one: what is in two of them, what is missing, what does not mix."""
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import orjson
-
-from gymgate.collection import statistics as st
 from gymgate.collection.gym_rollouts import read_gym_rollouts
 from gymgate.collection.plan import Identity
 from gymgate.collection.record import line_error, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS, RUN, differences, read_run, run_directories
+from gymgate.collection.tasks import Collected
 from gymgate.errors import ConfigError, DataError
-from gymgate.rollout.result import number
 
-ANSWER_KEYS = (
-    "extracted_answer",
-    "predicted_answer",
-    "predicted_value",
-    "extracted_label",
-    "extracted_model_code",
-    "extracted_code",
-    "extracted_sql",
-    "extracted_verdict",
-    "extracted_judgement",
-    "extracted_grade",
-)
-"""Fields of a result that NeMo Gym's environments put the answer in; the first that is there is taken."""
-OVERALL = "all"
-_LONGEST_ANSWER = 64
 Place = tuple[str, Identity]
 """Environment and identity."""
-
-
-class Score(NamedTuple):
-    """What is kept of one rollout."""
-
-    order: tuple[int, int]
-    """Seed and repeat."""
-    reward: float | None
-    answer: str | None
-    masked: bool
-    truncated: bool
-
-
-@dataclass
-class Task:
-    """The rollouts of one row."""
-
-    environment: str
-    agent: str
-    row_key: str
-    occurrence: int
-    task: int
-    source: str
-    line: int
-    scores: list[Score] = field(default_factory=list)
-    failed: int = 0
-    calls: int = 0
-    output_tokens: int = 0
-    seconds: float = 0.0
-
-    def measured(self) -> list[Score]:
-        """Those with a reward that is a measurement, in order."""
-        kept = [score for score in self.scores if score.reward is not None and not score.masked]
-        return sorted(kept, key=lambda score: score.order)
-
-    def rewards(self) -> list[float]:
-        return [score.reward for score in self.measured() if score.reward is not None]
-
-
-@dataclass
-class Collected:
-    """Everything that was read."""
-
-    tasks: dict[tuple[str, str, int], Task] = field(default_factory=dict)
-    answer_keys: dict[str, str] = field(default_factory=dict)
-    """By environment, where it names an answer."""
-    notes: list[str] = field(default_factory=list)
-    """What a reader of the figures should know: missing rollouts, rewards that are no numbers."""
-    not_numbers: int = 0
-
-    def ordered(self) -> list[Task]:
-        return sorted(
-            self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
-        )
 
 
 def read_runs(
@@ -114,7 +39,7 @@ def read_runs(
                 example.setdefault(index, place)
             else:
                 home[place] = index
-                _add(collected, value, answer_key)
+                collected.add(value, answer_key)
     for directory in filter(Path.is_dir, directories):
         _add_failures(collected, directory, home)
     _settle_overlaps(collected, directories, overlaps, example, home, first_of_overlap)
@@ -124,126 +49,6 @@ def read_runs(
             f"{collected.not_numbers} rewards are not finite numbers and are counted as unscored"
         )
     return collected
-
-
-def task_rows(collected: Collected) -> Iterator[dict[str, Any]]:
-    """A row per task: counts, mean and deviation of its rewards, pass@k, maj@k."""
-    for task in collected.ordered():
-        rewards = task.rewards()
-        answers = [score.answer for score in task.measured()]
-        row: dict[str, Any] = {
-            "environment": task.environment,
-            "agent": task.agent,
-            "row_key": task.row_key,
-            "occurrence": task.occurrence,
-            "source": task.source,
-            "line": task.line,
-            **_counts([task]),
-            "mean_reward": st.mean(rewards),
-            "std_reward": st.deviation(rewards),
-            "min_reward": min(rewards, default=None),
-            "max_reward": max(rewards, default=None),
-        }
-        for k in st.wanted_ks(len(rewards)):
-            row[f"pass@{k}"] = st.pass_at_k(rewards, k)
-            if task.environment in collected.answer_keys:
-                row[f"maj@{k}"] = st.majority_at_k(rewards, answers, k)
-        finished = len(task.scores) or 1
-        row["mean_calls"] = task.calls / finished
-        row["mean_output_tokens"] = task.output_tokens / finished
-        row["mean_seconds"] = task.seconds / finished
-        row["rewards"] = rewards
-        yield row
-
-
-def summary_rows(collected: Collected) -> list[dict[str, Any]]:
-    """A row per environment and, if there are several, one over all tasks."""
-    tasks = collected.ordered()
-    names = sorted({task.environment for task in tasks})
-    rows = [_summary(name, [task for task in tasks if task.environment == name], collected) for name in names]
-    return [*rows, _summary(OVERALL, tasks, collected)] if len(names) > 1 else rows
-
-
-def keep(collected: Collected, low: float, high: float) -> Iterator[Task]:
-    """The tasks whose mean reward lies between two bounds, those included; for curricula."""
-    for task in collected.ordered():
-        mean = st.mean(task.rewards())
-        if mean is not None and low <= mean <= high:
-            yield task
-
-
-def parse_bounds(text: str) -> tuple[float, float]:
-    """`LOW..HIGH`, either may be left out. Raises `ConfigError`."""
-    low, dots, high = text.partition("..")
-    try:
-        bounds = float(low or "-inf"), float(high or "inf")
-    except ValueError:
-        dots = ""
-    if not dots or not bounds[0] <= bounds[1]:
-        raise ConfigError(f"--keep {text!r}: write LOW..HIGH, such as 0.1..0.9")
-    return bounds
-
-
-def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str, Any]:
-    rewards = [task.rewards() for task in tasks]
-    scored = [values for values in rewards if values]
-    every = [reward for values in scored for reward in values]
-    means = [st.mean(values) or 0.0 for values in scored]
-    runs = st.run_means(scored)
-    mean, error = st.mean(means), st.standard_error(means)
-    low, high = _interval(mean, error, (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf))
-    row: dict[str, Any] = {
-        "environment": name,
-        "tasks": len(tasks),
-        **_counts(tasks),
-        "mean_reward": st.mean(every),
-        "std_reward": st.deviation(every),
-        "pass@1": mean,
-        "pass@1_se": error,
-        "pass@1_ci95_low": low,
-        "pass@1_ci95_high": high,
-        "pass@1_std_runs": st.deviation(runs),
-        "pass@1_se_runs": st.standard_error(runs),
-        "task_std": st.mean([spread for values in scored if (spread := st.deviation(values)) is not None]),
-    }
-    for k in st.wanted_ks(max(map(len, scored), default=0)):
-        if k > 1:
-            values = [value for scores in scored if (value := st.pass_at_k(scores, k)) is not None]
-            row[f"pass@{k}"], row[f"pass@{k}_se"] = st.mean(values), st.standard_error(values)
-        votes = _votes(tasks, collected, k)
-        if votes:
-            row[f"maj@{k}"], row[f"maj@{k}_se"] = st.mean(votes), st.standard_error(votes)
-    return row
-
-
-def _interval(
-    mean: float | None, error: float | None, bounds: tuple[float, float]
-) -> tuple[float | None, float | None]:
-    """The 95 % interval, within what is possible."""
-    if mean is None or error is None:
-        return None, None
-    return max(bounds[0], mean - st.Z95 * error), min(bounds[1], mean + st.Z95 * error)
-
-
-def _votes(tasks: Sequence[Task], collected: Collected, k: int) -> list[float]:
-    return [
-        st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
-        for task in tasks
-        if task.environment in collected.answer_keys and task.measured()
-    ]
-
-
-def _counts(tasks: Sequence[Task]) -> dict[str, int]:
-    scores = [score for task in tasks for score in task.scores]
-    masked = sum(score.masked for score in scores)
-    return {
-        "rollouts": len(scores),
-        "scored": sum(score.reward is not None and not score.masked for score in scores),
-        "masked": masked,
-        "unscored": sum(score.reward is None and not score.masked for score in scores),
-        "truncated": sum(score.truncated for score in scores),
-        "failed": sum(task.failed for task in tasks),
-    }
 
 
 def _directories(path: Path) -> list[Path]:
@@ -279,55 +84,6 @@ def _place(value: Mapping[str, Any]) -> Place:
     return str(value.get("environment", "")), identity
 
 
-def _add(collected: Collected, value: Mapping[str, Any], answer_key: str | None) -> None:
-    task = _task(collected, value)
-    result = value.get("result") or {}
-    environment = task.environment
-    if environment not in collected.answer_keys:
-        keys = (answer_key,) if answer_key else ANSWER_KEYS
-        if (found := next((key for key in keys if key in result), None)) is not None:
-            collected.answer_keys[environment] = found
-    reward = number(value.get("reward"))
-    if reward is None and value.get("reward") is not None:
-        collected.not_numbers += 1
-    task.scores.append(
-        Score(
-            (value.get("seed") or 0, int(value.get("repeat", 0))),
-            reward,
-            _answer(result.get(collected.answer_keys.get(environment, ""))),
-            value.get("status") == "masked",
-            value.get("status") == "truncated",
-        )
-    )
-    calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
-    task.calls += len(calls)
-    task.output_tokens += sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
-    task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
-
-
-def _task(collected: Collected, value: Mapping[str, Any]) -> Task:
-    name = (str(value.get("environment", "")), str(value["row_key"]), int(value.get("occurrence", 0)))
-    if name not in collected.tasks:
-        collected.tasks[name] = Task(
-            environment=name[0],
-            agent=str(value.get("agent", "")),
-            row_key=name[1],
-            occurrence=name[2],
-            task=int(value.get("task", 0)),
-            source=str(value.get("source", "")),
-            line=int(value.get("line", 0)),
-        )
-    return collected.tasks[name]
-
-
-def _answer(value: Any) -> str | None:
-    """An answer in little room; equal answers stay equal."""
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
-    return text if len(text) <= _LONGEST_ANSWER else hashlib.sha256(text.encode()).hexdigest()
-
-
 def _add_failures(collected: Collected, directory: Path, home: Container[Place]) -> None:
     """Rollouts that were given up and have not finished since."""
     given_up: set[Place] = set()
@@ -335,7 +91,7 @@ def _add_failures(collected: Collected, directory: Path, home: Container[Place])
         place = _place(value)
         if value.get("final") and place not in home and place not in given_up:
             given_up.add(place)
-            _task(collected, value).failed += 1
+            collected.task_of(value).failed += 1
 
 
 def _refuse_mixture(directories: Sequence[Path]) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 import orjson
 
 from gymgate.collection import charts
-from gymgate.collection.aggregate import Collected, read_runs, summary_rows, task_rows
+from gymgate.collection.aggregate import read_runs
 from gymgate.collection.dataset_export import read_rollouts
+from gymgate.collection.figures import summary_rows, task_rows
 from gymgate.collection.record import read_values
 from gymgate.collection.store import FAILURES, run_directories
+from gymgate.collection.tasks import Collected
 from gymgate.collection.transcript import transcript
 from gymgate.rollout.result import number
 

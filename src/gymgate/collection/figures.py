@@ -1,0 +1,133 @@
+"""Figures per task, per environment and overall, as rows of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gymgate.collection import statistics as st
+from gymgate.collection.tasks import Collected, Task
+from gymgate.errors import ConfigError
+
+OVERALL = "all"
+
+
+def task_rows(collected: Collected) -> Iterator[dict[str, Any]]:
+    """A row per task: counts, mean and deviation of its rewards, pass@k, maj@k."""
+    for task in collected.ordered():
+        rewards = task.rewards()
+        answers = [score.answer for score in task.measured()]
+        row: dict[str, Any] = {
+            "environment": task.environment,
+            "agent": task.agent,
+            "row_key": task.row_key,
+            "occurrence": task.occurrence,
+            "source": task.source,
+            "line": task.line,
+            **_counts([task]),
+            "mean_reward": st.mean(rewards),
+            "std_reward": st.deviation(rewards),
+            "min_reward": min(rewards, default=None),
+            "max_reward": max(rewards, default=None),
+        }
+        for k in st.wanted_ks(len(rewards)):
+            row[f"pass@{k}"] = st.pass_at_k(rewards, k)
+            if task.environment in collected.answer_keys:
+                row[f"maj@{k}"] = st.majority_at_k(rewards, answers, k)
+        finished = len(task.scores) or 1
+        row["mean_calls"] = task.calls / finished
+        row["mean_output_tokens"] = task.output_tokens / finished
+        row["mean_seconds"] = task.seconds / finished
+        row["rewards"] = rewards
+        yield row
+
+
+def summary_rows(collected: Collected) -> list[dict[str, Any]]:
+    """A row per environment and, if there are several, one over all tasks."""
+    tasks = collected.ordered()
+    names = sorted({task.environment for task in tasks})
+    rows = [_summary(name, [task for task in tasks if task.environment == name], collected) for name in names]
+    return [*rows, _summary(OVERALL, tasks, collected)] if len(names) > 1 else rows
+
+
+def keep(collected: Collected, low: float, high: float) -> Iterator[Task]:
+    """The tasks whose mean reward lies between two bounds, those included; for curricula."""
+    for task in collected.ordered():
+        mean = st.mean(task.rewards())
+        if mean is not None and low <= mean <= high:
+            yield task
+
+
+def parse_bounds(text: str) -> tuple[float, float]:
+    """`LOW..HIGH`, either may be left out. Raises `ConfigError`."""
+    low, dots, high = text.partition("..")
+    try:
+        bounds = float(low or "-inf"), float(high or "inf")
+    except ValueError:
+        dots = ""
+    if not dots or not bounds[0] <= bounds[1]:
+        raise ConfigError(f"--keep {text!r}: write LOW..HIGH, such as 0.1..0.9")
+    return bounds
+
+
+def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str, Any]:
+    rewards = [task.rewards() for task in tasks]
+    scored = [values for values in rewards if values]
+    every = [reward for values in scored for reward in values]
+    means = [st.mean(values) or 0.0 for values in scored]
+    runs = st.run_means(scored)
+    mean, error = st.mean(means), st.standard_error(means)
+    low, high = _interval(mean, error, (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf))
+    row: dict[str, Any] = {
+        "environment": name,
+        "tasks": len(tasks),
+        **_counts(tasks),
+        "mean_reward": st.mean(every),
+        "std_reward": st.deviation(every),
+        "pass@1": mean,
+        "pass@1_se": error,
+        "pass@1_ci95_low": low,
+        "pass@1_ci95_high": high,
+        "pass@1_std_runs": st.deviation(runs),
+        "pass@1_se_runs": st.standard_error(runs),
+        "task_std": st.mean([spread for values in scored if (spread := st.deviation(values)) is not None]),
+    }
+    for k in st.wanted_ks(max(map(len, scored), default=0)):
+        if k > 1:
+            values = [value for scores in scored if (value := st.pass_at_k(scores, k)) is not None]
+            row[f"pass@{k}"], row[f"pass@{k}_se"] = st.mean(values), st.standard_error(values)
+        votes = _votes(tasks, collected, k)
+        if votes:
+            row[f"maj@{k}"], row[f"maj@{k}_se"] = st.mean(votes), st.standard_error(votes)
+    return row
+
+
+def _interval(
+    mean: float | None, error: float | None, bounds: tuple[float, float]
+) -> tuple[float | None, float | None]:
+    """The 95 % interval, within what is possible."""
+    if mean is None or error is None:
+        return None, None
+    return max(bounds[0], mean - st.Z95 * error), min(bounds[1], mean + st.Z95 * error)
+
+
+def _votes(tasks: Sequence[Task], collected: Collected, k: int) -> list[float]:
+    return [
+        st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
+        for task in tasks
+        if task.environment in collected.answer_keys and task.measured()
+    ]
+
+
+def _counts(tasks: Sequence[Task]) -> dict[str, int]:
+    scores = [score for task in tasks for score in task.scores]
+    masked = sum(score.masked for score in scores)
+    return {
+        "rollouts": len(scores),
+        "scored": sum(score.reward is not None and not score.masked for score in scores),
+        "masked": masked,
+        "unscored": sum(score.reward is None and not score.masked for score in scores),
+        "truncated": sum(score.truncated for score in scores),
+        "failed": sum(task.failed for task in tasks),
+    }

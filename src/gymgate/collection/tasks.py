@@ -1,0 +1,130 @@
+"""Rollouts put together by task: what is kept of each, and where its answer stands."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import orjson
+
+from gymgate.rollout.result import number
+
+ANSWER_KEYS = (
+    "extracted_answer",
+    "predicted_answer",
+    "predicted_value",
+    "extracted_label",
+    "extracted_model_code",
+    "extracted_code",
+    "extracted_sql",
+    "extracted_verdict",
+    "extracted_judgement",
+    "extracted_grade",
+)
+"""Fields of a result that NeMo Gym's environments put the answer in; the first that is there is taken."""
+_LONGEST_ANSWER = 64
+
+
+class Score(NamedTuple):
+    """What is kept of one rollout."""
+
+    order: tuple[int, int]
+    """Seed and repeat."""
+    reward: float | None
+    answer: str | None
+    masked: bool
+    truncated: bool
+
+
+@dataclass
+class Task:
+    """The rollouts of one row."""
+
+    environment: str
+    agent: str
+    row_key: str
+    occurrence: int
+    task: int
+    source: str
+    line: int
+    scores: list[Score] = field(default_factory=list)
+    failed: int = 0
+    calls: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+
+    def measured(self) -> list[Score]:
+        """Those with a reward that is a measurement, in order."""
+        kept = [score for score in self.scores if score.reward is not None and not score.masked]
+        return sorted(kept, key=lambda score: score.order)
+
+    def rewards(self) -> list[float]:
+        return [score.reward for score in self.measured() if score.reward is not None]
+
+
+@dataclass
+class Collected:
+    """Everything that was read."""
+
+    tasks: dict[tuple[str, str, int], Task] = field(default_factory=dict)
+    answer_keys: dict[str, str] = field(default_factory=dict)
+    """By environment, where it names an answer."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the figures should know: missing rollouts, rewards that are no numbers."""
+    not_numbers: int = 0
+
+    def ordered(self) -> list[Task]:
+        return sorted(
+            self.tasks.values(), key=lambda task: (task.environment, task.task, task.row_key, task.occurrence)
+        )
+
+    def add(self, value: Mapping[str, Any], answer_key: str | None = None) -> None:
+        """A line of a run's rollouts; its answer is in `answer_key`, or in the first known field that it has."""
+        task = self.task_of(value)
+        result = value.get("result") or {}
+        keys = (answer_key,) if answer_key else ANSWER_KEYS
+        if (key := next((key for key in keys if key in result), None)) is not None:
+            self.answer_keys.setdefault(task.environment, key)
+        reward = number(value.get("reward"))
+        if reward is None and value.get("reward") is not None:
+            self.not_numbers += 1
+        task.scores.append(
+            Score(
+                (value.get("seed") or 0, int(value.get("repeat", 0))),
+                reward,
+                _answer(result[key]) if key is not None else None,
+                value.get("status") == "masked",
+                value.get("status") == "truncated",
+            )
+        )
+        calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
+        task.calls += len(calls)
+        task.output_tokens += sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
+        task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
+
+    def task_of(self, value: Mapping[str, Any]) -> Task:
+        """The task that a line of a run belongs to."""
+        environment, row_key = str(value.get("environment", "")), str(value["row_key"])
+        occurrence = int(value.get("occurrence", 0))
+        name = (environment, row_key, occurrence)
+        if name not in self.tasks:
+            self.tasks[name] = Task(
+                environment=environment,
+                agent=str(value.get("agent", "")),
+                row_key=row_key,
+                occurrence=occurrence,
+                task=int(value.get("task", 0)),
+                source=str(value.get("source", "")),
+                line=int(value.get("line", 0)),
+            )
+        return self.tasks[name]
+
+
+def _answer(value: Any) -> str | None:
+    """An answer in little room; equal answers stay equal."""
+    if value is None:
+        return None
+    text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    return text if len(text) <= _LONGEST_ANSWER else hashlib.sha256(text.encode()).hexdigest()
