@@ -1,6 +1,18 @@
-"""What samples token ids: an inference server, or a model in this process."""
+"""What samples token ids: an inference server, a trainer's servers, a model in this process, a function."""
 
 from gymgate.tokens.engines.base import Engine, Sample
+from gymgate.tokens.engines.function import CallableEngine
 from gymgate.tokens.engines.http import SGLangEngine, VLLMCompletionsEngine, VLLMGenerateEngine
+from gymgate.tokens.engines.huggingface import HuggingFaceEngine
+from gymgate.tokens.engines.verl import ServerManagerEngine
 
-__all__ = ["Engine", "SGLangEngine", "Sample", "VLLMCompletionsEngine", "VLLMGenerateEngine"]
+__all__ = [
+    "CallableEngine",
+    "Engine",
+    "HuggingFaceEngine",
+    "SGLangEngine",
+    "Sample",
+    "ServerManagerEngine",
+    "VLLMCompletionsEngine",
+    "VLLMGenerateEngine",
+]

@@ -1,0 +1,71 @@
+"""verl's own generation servers, through the `server_manager` that an agent loop is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from gymgate.errors import GymgateError, PolicyError, TokenDataError
+from gymgate.tokens.engines.base import FinishReason, Sample
+from gymgate.tokens.segments import TokenTurn, check_turn
+
+
+class ServerManager(Protocol):
+    """The method used of `AgentLoopBase.server_manager` (verl 0.9: `LLMServerClient`)."""
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> Any: ...
+
+
+class ServerManagerEngine:
+    """Samples with `server_manager.generate`; the session is its sticky request id.
+
+    `sampling` reaches verl's servers as it is, under vLLM's names, which its SGLang servers take too. `logprobs` asks for them
+    (verl: `rollout.calculate_log_probs`). Policy versions are verl's `min_global_steps` and `max_global_steps`.
+    """
+
+    def __init__(self, server_manager: ServerManager, *, logprobs: bool = True) -> None:
+        self.server_manager = server_manager
+        self.logprobs = logprobs
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        parameters = {**sampling, "logprobs": self.logprobs}
+        try:
+            output = await self.server_manager.generate(
+                request_id=session, prompt_ids=list(prompt_ids), sampling_params=parameters
+            )
+        except GymgateError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"verl's server manager failed: {type(error).__name__}: {error}") from error
+        return self._sample(prompt_ids, output, sampling.get("max_tokens"))
+
+    def _sample(self, prompt_ids: Sequence[int], output: Any, limit: int | None) -> Sample:
+        token_ids = list(output.token_ids)
+        logprobs = (
+            list(output.log_probs or []) or None
+        )  # its resuming client gives [] where it was given None
+        if self.logprobs and token_ids and logprobs is None:
+            raise TokenDataError(
+                "verl returned no log_probs; set actor_rollout_ref.rollout.calculate_log_probs=true"
+            )
+        check_turn(TokenTurn(prompt_ids, token_ids, logprobs), "verl's server manager")
+        finish = _finish(output.stop_reason, len(token_ids), limit)
+        return Sample(token_ids, logprobs, finish, _versions(output.extra_fields))
+
+
+def _finish(reason: str | None, count: int, limit: int | None) -> FinishReason:
+    """verl's vLLM servers call both a stop and a full length "completed"; only the count tells them apart."""
+    if reason in ("abort", "aborted"):
+        return "abort"
+    return "length" if reason == "length" or count == limit else "stop"
+
+
+def _versions(fields: Mapping[str, Any]) -> tuple[int, int] | None:
+    low = fields.get("min_global_steps", fields.get("global_steps"))
+    high = fields.get("max_global_steps", fields.get("global_steps"))
+    return (int(low), int(high)) if low is not None and high is not None else None
