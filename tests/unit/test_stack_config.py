@@ -52,6 +52,39 @@ def test_models_move_to_the_gateway_and_relays_go() -> None:
     assert "port" not in CONFIG["maths"]["resources_servers"]["maths"]
 
 
+ALONE = {name: CONFIG[name] for name in ("solo", "policy_model")} | {
+    "maths": server("resources_servers", "maths")
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "spared"),
+    [
+        (ALONE, True),
+        (ALONE | {"judge_model": CONFIG["judge_model"]}, False),
+        (ALONE | {"team": CONFIG["team"]}, False),
+        (
+            ALONE
+            | {
+                "maths": server(
+                    "resources_servers", "m", judge=reference("responses_api_models", "policy_model")
+                )
+            },
+            False,
+        ),
+    ],
+)
+def test_agents_that_alone_call_models_keep_no_record_of_their_own(
+    config: dict[str, Any], spared: bool
+) -> None:
+    """Calls of other servers carry the rollout's key only while `observability_enabled` is on."""
+    settings = {"observability_enabled": True, "token_id_capture": {"enabled": False, "all_agents": True}}
+    ports = {"policy_model": 2001, "judge_model": 2002, "policy_model_as_judge": 2003}
+    placed = gym_config.placed(config | settings, {}, ports)
+    assert placed["observability_enabled"] is not spared
+    assert placed["token_id_capture"] == {"enabled": spared, "all_agents": True}
+
+
 def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -> None:
     config = CONFIG | {
         "maths": server(
