@@ -21,6 +21,7 @@ COMMANDS = {
     "aggregate": "aggregate",
     "report": "report",
     "slurm": "slurm",
+    "serve-policy": "serve_policy",
     "serve": "serve",
     "eval": "eval",
 }

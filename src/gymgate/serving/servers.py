@@ -1,0 +1,188 @@
+"""What is to be served, and with which commands: vLLM's own, or one that the caller writes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from gymgate.errors import ConfigError
+
+FIRST_PORT = 8000
+OWN_ARGUMENTS = {
+    "--host": "--host",
+    "--port": "--port",
+    "--data-parallel-size": "--data-parallel",
+    "-dp": "--data-parallel",
+    "--tensor-parallel-size": "--tensor-parallel",
+    "-tp": "--tensor-parallel",
+}
+"""vLLM's options that have one of ours in their place."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A program to start and the address at which it will answer."""
+
+    name: str
+    argv: tuple[str, ...]
+    url: str
+    """Answers when it is ready; a policy's, up to /v1."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Beside the caller's own variables."""
+    port: int = 0
+    """To be held for it on this machine until it has it; 0: none."""
+    is_policy: bool = True
+
+    @property
+    def probe(self) -> str:
+        """What to ask."""
+        return f"{self.url}/models" if self.is_policy else self.url
+
+
+@dataclass(frozen=True)
+class PolicyServers:
+    """What is to be started; `ConfigError` for what does not belong together."""
+
+    model: str | None = None
+    """Served by vLLM."""
+    arguments: Sequence[str] = ()
+    """Of vLLM's, further ones."""
+    command: str | None = None
+    """Of another server, `{port}` and `{host}` in it."""
+    data_parallel: int | None = None
+    """Copies behind one address, by vLLM's own option."""
+    replicas: int | None = None
+    """Servers per node, each with its own address."""
+    tensor_parallel: int | None = None
+    """GPUs per copy."""
+    nodes: Sequence[str] = ()
+    """To start them on, with srun; none: this machine."""
+    srun: Sequence[str] = ()
+    """Further options of srun's."""
+    host: str | None = None
+    """To listen on. Loopback on this machine; every address on other nodes."""
+    port: int | None = None
+    """The first one; `None`: free ones on this machine, from 8000 on elsewhere."""
+
+    def __post_init__(self) -> None:
+        if self.model is not None and self.command is not None:
+            raise ConfigError(
+                f"MODEL {self.model!r} is for vLLM, --command is another server: give one of them"
+            )
+        if self.model is None and self.command is None:
+            raise ConfigError("name a MODEL for vLLM to serve, or another server's --command")
+        vllm_only = {"--data-parallel": self.data_parallel, "--tensor-parallel": self.tensor_parallel}
+        vllm_only["arguments after --"] = self.arguments or None  # type: ignore[assignment]
+        if self.command is not None and (idle := [name for name, value in vllm_only.items() if value]):
+            raise ConfigError(f"{' and '.join(idle)}: for vLLM only; write it into --command")
+        if self.command is not None and "{port}" not in self.command:
+            raise ConfigError(f"--command {self.command!r}: write {{port}} where the server takes its port")
+        if (self.data_parallel or 1) > 1 and (self.replicas or 1) > 1:
+            raise ConfigError(
+                f"--data-parallel {self.data_parallel} (copies behind one address) and --replicas {self.replicas} "
+                "(an address each) are two ways to the same: give one of them"
+            )
+        for argument in self.arguments:
+            if own := OWN_ARGUMENTS.get(argument.partition("=")[0]):
+                raise ConfigError(f"{argument} after --: use gymgate's own {own}")
+        if self.srun and not self.nodes:
+            raise ConfigError("--srun is for the nodes of a Slurm job: add --slurm-nodes")
+
+    def servers(self, gpus: Sequence[str], ports: Sequence[int] = ()) -> list[Server]:
+        """Each with its command; `gpus` are those of one node, `ports` free ones for servers of this machine."""
+        shares = self.shares(gpus)
+        return [
+            self._server(node, number, shares[number], self._port(number, ports))
+            for node in (self.nodes or [""])
+            for number in range(self.replicas or 1)
+        ]
+
+    def shares(self, gpus: Sequence[str]) -> list[tuple[str, ...]]:
+        """The GPUs of each server of a node; empty for one that is to see all of them."""
+        count, each = self.replicas or 1, (self.tensor_parallel or 1) * (self.data_parallel or 1)
+        if gpus and count * each > len(gpus):
+            wanted = f"{count} server{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}"
+            raise ConfigError(f"{wanted} need {count * each}, and here are {len(gpus)}: {', '.join(gpus)}")
+        if count == 1:
+            return [()]
+        if not gpus and self.model is not None:
+            raise ConfigError(
+                f"--replicas {count}: no GPUs found to divide among them; set CUDA_VISIBLE_DEVICES to those they may use"
+            )
+        if not gpus:
+            return [()] * count
+        size = each if self.model is not None else len(gpus) // count
+        return [tuple(gpus[size * number : size * (number + 1)]) for number in range(count)]
+
+    def _port(self, number: int, ports: Sequence[int]) -> int:
+        if self.nodes or self.port is not None:
+            return (self.port or FIRST_PORT) + number
+        return ports[number]
+
+    def _server(self, node: str, number: int, gpus: Sequence[str], port: int) -> Server:
+        listen = self.host or ("0.0.0.0" if node else "127.0.0.1")
+        reached = node or ("127.0.0.1" if listen in ("0.0.0.0", "::") else listen)
+        seen = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        argv = self._command(listen, port)
+        if node:
+            argv = [*_srun(node, self.srun), *_env(seen), *argv]
+        return Server(
+            name=f"{node or 'server'}-{number + 1}" if not node or (self.replicas or 1) > 1 else node,
+            argv=tuple(argv),
+            url=f"http://{reached}:{port}/v1",
+            environment=() if node else tuple(seen.items()),
+            port=0 if node else port,
+        )
+
+    def _command(self, host: str, port: int) -> list[str]:
+        if self.command is not None:
+            filled = self.command.replace("{port}", str(port)).replace("{host}", shlex.quote(host))
+            return shlex.split(filled)
+        assert self.model is not None
+        argv = ["vllm", "serve", self.model, "--host", host, "--port", str(port)]
+        if self.tensor_parallel is not None:
+            argv += ["--tensor-parallel-size", str(self.tensor_parallel)]
+        if self.data_parallel is not None:
+            argv += ["--data-parallel-size", str(self.data_parallel)]
+        return [*argv, *self.arguments]
+
+
+def sandbox_server(command: str, url: str) -> Server:
+    """A program that runs beside the policy, such as a sandbox for code. Raises `ConfigError` for a URL that is none."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--sandbox-url {url!r} must look like http://host:port/path")
+    return Server(name="sandbox", argv=tuple(shlex.split(command)), url=url, is_policy=False)
+
+
+def gpus_here(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """GPUs that this process may use, as CUDA names them: what its variables say, else what nvidia-smi lists."""
+    if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name for part in visible.split(",") if (name := part.strip()) and name != "-1"]
+    if (count := environment.get("SLURM_GPUS_ON_NODE", "")).isdecimal():
+        return [str(number) for number in range(int(count))]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    listed = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(listed))]
+
+
+def _srun(node: str, options: Sequence[str]) -> list[str]:
+    """A step of the job on one node; it ends when its program does, and its program when it does."""
+    further = [f"--{option.removeprefix('--')}" for option in options]
+    return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *further]
+
+
+def _env(variables: Mapping[str, str]) -> list[str]:
+    return ["env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
