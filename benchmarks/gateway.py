@@ -1,6 +1,6 @@
 """The gateway's cost per call, beside the bare endpoint and a minimal aiohttp reverse proxy.
 
-    ./dev python -m benchmarks.gateway [--calls 3000] [--rounds 5]
+    ./dev python -m benchmarks gateway [--calls 3000] [--rounds 5]
 
 Every server is a process of its own on loopback, all under uvloop, and the rounds of all contenders alternate. A call
 asks with about 4 KB of conversation and is answered at once with about 1 KB. The gateway keeps every body, as it does

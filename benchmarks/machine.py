@@ -42,6 +42,15 @@ def pss_mb(pid: int) -> float:
     return int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
 
 
+def cpu_s(pid: int) -> float:
+    """Seconds of processor time that a process has used (fields 14 and 15 of its stat); 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def describe(*packages: str) -> str:
     """One line: cores, memory, system, Python and the versions of `packages`."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
@@ -50,3 +59,9 @@ def describe(*packages: str) -> str:
         f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}, {versions}, load {os.getloadavg()[0]:.1f}"
     )
+
+
+def print_table(head: list[str], rows: list[list[str]]) -> None:
+    """As Markdown; every column but the first is numbers."""
+    for cells in (head, ["---", *["---:"] * (len(head) - 1)], *rows):
+        print(f"| {' | '.join(cells)} |")

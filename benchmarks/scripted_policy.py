@@ -99,15 +99,19 @@ async def serve() -> None:
 
 
 @contextlib.contextmanager
-def scripted_policy() -> Iterator[str]:
-    """Base URL of a scripted policy that lives as long as the block."""
-    command = [sys.executable, "-m", "benchmarks.scripted_policy"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+def program(module: str) -> Iterator[str]:
+    """The first line that a module prints, run as a program that lives as long as the block."""
+    with subprocess.Popen([sys.executable, "-m", module], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()
         finally:
             process.terminate()
+
+
+def scripted_policy() -> contextlib.AbstractContextManager[str]:
+    """Base URL of a scripted policy that lives as long as the block."""
+    return program("benchmarks.scripted_policy")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Rollouts per second through verifiers, side by side: its own ceiling, gymgate, and its built-in NeMo Gym taskset.
 
-    ./dev python -m benchmarks.verifiers_ceiling [--rollouts 200] [--concurrency 20] [--rounds 3] [--builtin]
+    ./dev python -m benchmarks verifiers [--rollouts 200] [--concurrency 20] [--rounds 3] [--builtin]
 
 Every contender is one `vf-eval` over the same scripted policy: two chat calls per rollout. The rate is that of its
 saved traces, first start to last end, so imports and server start are left out; they are in the wall time beside it.

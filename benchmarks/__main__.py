@@ -1,0 +1,32 @@
+"""Every published figure, by name: `python -m benchmarks [NAME [OPTIONS]]`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = {
+    "startup": "time to the first rollout and memory, 1 to 8 environments, beside `gym env start` and verifiers' own taskset",
+    "rollouts": "rollouts/s with an instant policy, beside bare `/run` and NeMo Gym's collector",
+    "verifiers": "rollouts/s through verifiers, beside an empty harness and verifiers' own taskset",
+    "realistic": "a slow, uneven policy at hundreds of concurrent rollouts: wall time over the ideal, what is added",
+    "gateway": "latency and calls/s of the gateway, beside a minimal proxy and LiteLLM",
+    "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
+    "growth": "routes, environments and dataset rows: what grows, and how",
+    "hotpath": "CPU profile of the daemon under load, as a flame graph",
+}
+MODULES = {"verifiers": "verifiers_ceiling"}
+
+
+def main() -> None:
+    """Run one, or list them."""
+    if len(sys.argv) < 2 or sys.argv[1] not in NAMES:
+        unknown = sys.argv[1:2] and sys.argv[1] not in ("-h", "--help")
+        print(__doc__, *(f"  {name:10}  {text}" for name, text in NAMES.items()), sep="\n")
+        sys.exit(f"benchmarks: there is no {sys.argv[1]!r}" if unknown else 0)
+    name = sys.argv.pop(1)
+    importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What the benchmarks run rows through: NeMo Gym's own `/run`, and a stack of gymgate over the same servers.
+
+Bare: the same servers, launched the same way, with a policy process as their `policy_model`, and rows posted by a plain
+aiohttp client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from benchmarks.machine import pss_mb
+from gymgate.catalog import Catalog
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
+from gymgate.runtime import Runtime, clean_env
+from gymgate.stack import Stack
+from gymgate.stack.environment import Environment, Host
+from gymgate.stack.forkserver import descendants
+from gymgate.stack.spawner import Spawner
+
+ENVIRONMENT = "example_single_tool_call"
+Run = Callable[[dict[str, Any]], Awaitable[float | None]]
+
+
+class BarePolicy:
+    """In the gateway's place: every model server is the scripted policy."""
+
+    def __init__(self, url: str) -> None:
+        self.port = urlsplit(url).port
+
+    async def port_for(self, model_server: str) -> int:
+        assert self.port is not None
+        return self.port
+
+
+@contextlib.asynccontextmanager
+async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
+    """URL of the agent's `/run`, its servers started as a stack starts them."""
+    config = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).config(None)
+    with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
+        spawner = await Spawner.start(runtime.python, clean_env(), Path(name))
+
+        async def get_spawner() -> Spawner:
+            return spawner
+
+        async def no_ray(_: Spawner) -> str:
+            raise RuntimeError("not needed")
+
+        host = Host(
+            spawner=get_spawner,
+            ray_address=no_ray,
+            gateway=BarePolicy(policy_url),  # type: ignore[arg-type]
+            version=runtime.version,
+            site=runtime.site,
+            component_roots=(),
+            directory=Path(name),
+            cache_dir=Path(name),
+            start_timeout_s=60,
+            max_restarts=0,
+            progress=lambda _: None,
+        )
+        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, host)
+        try:
+            await environment.start()
+            assert environment.default_agent is not None
+            yield f"http://127.0.0.1:{environment.port(environment.default_agent)}/run"
+        finally:
+            await environment.stop()
+            await spawner.close()
+
+
+async def rate(rows: list[dict[str, Any]], rollouts: int, concurrency: int, run: Run) -> float:
+    """Rollouts per second; every one must be scored."""
+    numbers = iter(range(rollouts))
+
+    async def worker() -> None:
+        for number in numbers:
+            reward = await run(rows[number % len(rows)])
+            assert reward is not None
+
+    for row in rows:
+        await run(row)
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(concurrency)))
+    return rollouts / (time.perf_counter() - started)
+
+
+def bare_run(session: aiohttp.ClientSession, url: str) -> Run:
+    async def run(row: dict[str, Any]) -> float | None:
+        async with session.post(url, json=row) as response:
+            reward: float | None = (await response.json())["reward"]
+            return reward
+
+    return run
+
+
+def stack_run(stack: Stack, policy: HTTPEndpoint | ReplayEndpoint) -> Run:
+    async def run(row: dict[str, Any]) -> float | None:
+        rollout = await stack.run(row, policy=policy)
+        assert rollout.error is None, rollout.error
+        return rollout.reward
+
+    return run
+
+
+async def memory_mb(stack: Stack) -> float:
+    """PSS of the daemon and everything below it."""
+    daemon = (await stack.status())["pid"]
+    return round(sum(pss_mb(pid) for pid in (daemon, *descendants(daemon))), 1)

@@ -1,0 +1,204 @@
+"""A policy as slow and uneven as a model: wall time over the ideal, what a call and a rollout gain in time, CPU, memory.
+
+    ./dev python -m benchmarks realistic [--concurrency 64,128,512,2048] [--waves 3]
+
+Each rollout makes 1 to 8 calls of 50 ms to 2 s (log-normal). The ideal is the same rollouts in the same order on as
+many workers with nothing taking time but the policy. Bare `/run` over the same servers stands beside it: what NeMo Gym
+itself takes on this machine. Every level has `--waves` times its concurrency in rollouts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from benchmarks.contenders import ENVIRONMENT, bare_agent
+from benchmarks.delayed_policy import delayed_policy, make_plan, row_with
+from benchmarks.machine import cpu_s, describe, print_table, pss_mb
+from gymgate.catalog import Catalog
+from gymgate.config import HTTPEndpoint, RuntimeConfig, StackConfig
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import Stack, acquire
+from gymgate.stack.forkserver import descendants
+
+
+@dataclass
+class Level:
+    """What one contender showed at one concurrency."""
+
+    name: str
+    concurrency: int
+    ideal_s: float
+    wall_s: float = 0.0
+    rollout_added_s: list[float] = field(default_factory=list)
+    """Of each rollout: its time less its policy's."""
+    call_added_s: list[float] = field(default_factory=list)
+    """Of each call: as the gateway saw it, less the policy's sleep."""
+    cpu_s: float = 0.0
+    memory_mb: float = 0.0
+    failed: int = 0
+
+    def cells(self) -> list[str]:
+        count = max(1, len(self.rollout_added_s))
+        return [
+            f"{self.name}, c={self.concurrency}",
+            f"{self.wall_s / self.ideal_s:.2f}",
+            _ms(self.rollout_added_s, 50),
+            _ms(self.rollout_added_s, 99),
+            _ms(self.call_added_s, 50),
+            _ms(self.call_added_s, 99),
+            f"{self.cpu_s / count * 1000:.1f}",
+            f"{self.memory_mb * 1024 / self.concurrency:.0f}",
+            str(self.failed),
+        ]
+
+
+HEAD = [
+    "contender",
+    "wall / ideal",
+    "added per rollout, median ms",
+    "p99",
+    "added per call, median ms",
+    "p99",
+    "CPU ms per rollout, all processes",
+    "KB per live rollout, gymgate's processes",
+    "failed",
+]
+
+
+def ideal_wall_s(plans: list[list[float]], workers: int) -> float:
+    """Makespan of the plans, in order, on workers that take the next as they get free."""
+    free = [0.0] * workers
+    for plan in plans:
+        heapq.heappush(free, heapq.heappop(free) + sum(plan))
+    return max(free)
+
+
+async def in_turn(rows: list[dict[str, Any]], workers: int, run: Callable[[int], Any]) -> float:
+    """Run every row, `workers` at once; seconds."""
+    numbers = iter(range(len(rows)))
+
+    async def worker() -> None:
+        for number in numbers:
+            await run(number)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(worker() for _ in range(workers)))
+    return time.perf_counter() - started
+
+
+async def through_bare(
+    level: Level,
+    rows: list[dict[str, Any]],
+    plans: list[list[float]],
+    url: str,
+    session: aiohttp.ClientSession,
+) -> None:
+    async def run(number: int) -> None:
+        started = time.perf_counter()
+        async with session.post(url, json=rows[number]) as response:
+            await response.read()
+            level.failed += response.status != 200
+        level.rollout_added_s.append(time.perf_counter() - started - sum(plans[number]))
+
+    before = _cpu(os.getpid())
+    level.wall_s = await in_turn(rows, level.concurrency, run)
+    level.cpu_s = _cpu(os.getpid()) - before
+
+
+async def through_gymgate(
+    level: Level, rows: list[dict[str, Any]], plans: list[list[float]], policy: HTTPEndpoint, stack: Stack
+) -> None:
+    async def run(number: int) -> None:
+        started = time.perf_counter()
+        rollout = await stack.run(rows[number], policy=policy)
+        level.rollout_added_s.append(time.perf_counter() - started - sum(plans[number]))
+        level.failed += rollout.error is not None
+        pairs = zip(rollout.calls, plans[number], strict=False)
+        level.call_added_s.extend(call.duration_s - seconds for call, seconds in pairs)
+
+    daemon = (await stack.status())["pid"]
+    ours = (os.getpid(), daemon)
+    before, memory = _cpu(*ours), sum(map(pss_mb, ours))
+    peak = asyncio.ensure_future(_peak_mb(ours))
+    level.wall_s = await in_turn(rows, level.concurrency, run)
+    peak.cancel()
+    level.memory_mb = max(0.0, (await peak) - memory)
+    level.cpu_s = _cpu(*ours) - before
+
+
+async def _peak_mb(pids: tuple[int, ...]) -> float:
+    """Largest sum of proportional set sizes seen, until cancelled."""
+    peak = 0.0
+    try:
+        while True:
+            peak = max(peak, sum(map(pss_mb, pids)))
+            await asyncio.sleep(0.5)
+    except asyncio.CancelledError:
+        return peak
+
+
+def _cpu(*roots: int) -> float:
+    """Seconds of processes and all below them; those that ended meanwhile are left out."""
+    return sum(map(cpu_s, {pid for root in roots for pid in (root, *descendants(root))}))
+
+
+def _ms(seconds: list[float], percentile: int) -> str:
+    if len(seconds) < 2:
+        return "-"
+    return f"{statistics.quantiles(seconds, n=100)[percentile - 1] * 1000:.0f}"
+
+
+async def measure(args: argparse.Namespace, url: str) -> list[Level]:
+    runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig())
+    path = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).data_file().path
+    template = json.loads(path.read_text().splitlines()[0])
+    session = aiohttp.ClientSession(
+        cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
+    )
+    policy = HTTPEndpoint(base_url=url, dialect="responses")
+    levels = []
+    async with (
+        bare_agent(runtime, url) as agent,
+        acquire(StackConfig(environments=(ENVIRONMENT,))) as stack,
+        session,
+    ):
+        for concurrency in args.concurrency:
+            randomness = random.Random(concurrency)
+            plans = [make_plan(randomness) for _ in range(args.waves * concurrency)]
+            rows = [row_with(plan, template) for plan in plans]
+            ideal = ideal_wall_s(plans, concurrency)
+            bare, ours = Level("bare", concurrency, ideal), Level("gymgate", concurrency, ideal)
+            await through_bare(bare, rows, plans, agent, session)
+            await through_gymgate(ours, rows, plans, policy, stack)
+            levels += [bare, ours]
+    return levels
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--concurrency", type=numbers, default=[64, 128, 512, 2048])
+    parser.add_argument("--waves", type=int, default=3)
+    args = parser.parse_args(argv)
+    print(describe("aiohttp"), flush=True)
+    with delayed_policy() as url:
+        levels = asyncio.run(measure(args, url))
+    print_table(HEAD, [level.cells() for level in levels])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Rollouts/s without a model's delay: gymgate beside the agent's bare `/run` and NeMo Gym's own collector.
+
+    ./dev python -m benchmarks rollouts [--rollouts 500] [--concurrency 1,20,64,256] [--rounds 3] [--without-stock]
+
+Bare is the ceiling: the same servers, launched the same way, with the scripted policy's process as their model server
+and rows posted by a plain aiohttp client. The contenders take turns in every round; Gym's collector is last, over its
+own `gym env start`. `--interpreter` takes one that has nemo-gym in place of gymgate's own runtime.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any
+
+import aiohttp
+
+from benchmarks.contenders import ENVIRONMENT, Run, bare_agent, bare_run, rate, stack_run
+from benchmarks.gym_collector import stock_stack
+from benchmarks.machine import describe, print_table
+from benchmarks.scripted_policy import scripted_policy
+from gymgate.catalog import Catalog
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig, StackConfig
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+
+STOCK = "NeMo Gym's own collector (`gym eval run`)"
+Rates = dict[tuple[str, int], list[float]]
+
+
+@contextlib.asynccontextmanager
+async def contenders(
+    runtime_config: RuntimeConfig, url: str
+) -> AsyncIterator[tuple[list[Any], dict[str, Run]]]:
+    """The environment's rows and everything that can run them, the bare servers first."""
+    runtime = await asyncio.to_thread(ensure_runtime, runtime_config)
+    environment = Catalog(runtime.site, runtime.version).find(ENVIRONMENT)
+    rows = [json.loads(line) for line in environment.data_file().path.read_text().splitlines()]
+    replay = ReplayEndpoint(rollouts=tuple(str(file.path) for file in environment.recordings()))
+    session = aiohttp.ClientSession(
+        cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
+    )
+    config = StackConfig(environments=(ENVIRONMENT,), runtime=runtime_config)
+    async with bare_agent(runtime, url) as agent, acquire(config) as stack, session:
+        yield (
+            rows,
+            {
+                "bare": bare_run(session, agent),
+                "gymgate, Responses": stack_run(stack, HTTPEndpoint(base_url=url, dialect="responses")),
+                "gymgate, chat-completions (translated)": stack_run(stack, HTTPEndpoint(base_url=url)),
+                "gymgate, replay": stack_run(stack, replay),
+            },
+        )
+
+
+async def measure(args: argparse.Namespace, url: str) -> Rates:
+    """Rates of every contender and concurrency, a round at a time."""
+    rates: Rates = {}
+    async with contenders(RuntimeConfig(interpreter=args.interpreter), url) as (rows, runs):
+        for _ in range(args.rounds):
+            for concurrency in args.concurrency:
+                for name, run in runs.items():
+                    count = args.rollouts if concurrency > 1 else args.rollouts // 4
+                    found = await rate(rows, count, concurrency, run)
+                    rates.setdefault((name, concurrency), []).append(found)
+    return rates
+
+
+def measure_stock(url: str, args: argparse.Namespace) -> Rates:
+    """NeMo Gym's own launcher and collector, on the same machine right after the others."""
+    rates: Rates = {}
+    with stock_stack(url) as stock:
+        for _ in range(args.rounds):
+            for concurrency in args.concurrency:
+                count = args.rollouts if concurrency > 1 else args.rollouts // 4
+                rates.setdefault((STOCK, concurrency), []).append(stock.collect(count, concurrency))
+    return rates
+
+
+def report(rates: Rates, concurrencies: Iterable[int]) -> None:
+    """Medians per second, and as a part of bare's at the same concurrency."""
+    medians = {key: statistics.median(values) for key, values in rates.items()}
+    rows = []
+    for name in dict.fromkeys(name for name, _ in medians):
+        cells = [_cell(medians, name, concurrency) for concurrency in concurrencies]
+        rows.append([name, *cells])
+    print_table(["rollouts/s (of bare)", *(f"c={concurrency}" for concurrency in concurrencies)], rows)
+
+
+def _cell(medians: Mapping[tuple[str, int], float], name: str, concurrency: int) -> str:
+    found = medians[name, concurrency]
+    return f"{found:.0f} ({found / medians['bare', concurrency]:.2f})"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rollouts", type=int, default=500, help="a multiple of 20")
+    parser.add_argument("--concurrency", type=_numbers, default=[1, 20, 64, 256])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--interpreter")
+    parser.add_argument("--without-stock", action="store_true", help="leave NeMo Gym's own command out")
+    args = parser.parse_args(argv)
+    print(describe("aiohttp"), flush=True)
+    with scripted_policy() as url:
+        rates = asyncio.run(measure(args, url))
+        if not args.without_stock:
+            rates |= measure_stock(url, args)
+    report(rates, args.concurrency)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    main()
