@@ -254,8 +254,11 @@ async def test_keyless_judge_calls_need_a_stack_wide_judge(
         route = gateway.open(policy.endpoint())
         ports = [await gateway.port_for(name) for name in ("judge", "other")]
         urls = [f"http://127.0.0.1:{port}/v1/chat/completions" for port in [*ports, gateway.port]]
-        assert [(await post(http, url))[0] for url in urls] == [200, 401, 401]
+        assert [(await post(http, url))[0] for url in urls] == [200, 404, 401]
         assert (dict(gateway.keyless_calls), route.calls) == ({"judge": 1}, [])
+        message = (await post(http, urls[1]))[1]["error"]["message"]
+        assert "'other'" in message
+        assert 'models={"other"' in message
         keyed = f"http://127.0.0.1:{ports[0]}/ng-rollout/{route.key}/v1/chat/completions"
         assert (await post(http, keyed))[0] == 200
         assert [call.model_server for call in route.calls] == ["judge"]

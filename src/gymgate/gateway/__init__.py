@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gymgate.gateway.requests import METADATA_KEY
     from gymgate.gateway.route import POLICY, Route
     from gymgate.gateway.server import Gateway
+    from gymgate.gateway.slot import Slot
 
 __all__ = [
     "METADATA_KEY",
@@ -28,6 +29,7 @@ __all__ = [
     "Gateway",
     "HTTPBackend",
     "Route",
+    "Slot",
     "StreamTimes",
     "make_backend",
 ]
@@ -38,6 +40,7 @@ _MODULES = {
     "POLICY": "route",
     "Gateway": "server",
     "Route": "route",
+    "Slot": "slot",
     "StreamTimes": "delivery",
 }
 

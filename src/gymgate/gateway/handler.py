@@ -23,12 +23,17 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.resends import RequestKey, is_marked_retry
 from gymgate.gateway.route import POLICY, KeylessRoute, Route
+from gymgate.gateway.slot import Slot
 
 logger = logging.getLogger(__name__)
 
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
     "'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+)
+_NO_ENDPOINT_OF_ITS_OWN = (
+    "this call to model server {0!r} carries no rollout key, so only an endpoint of its own can answer it, and it has "
+    'none: give the stack one with models={{"{0}": ...}} or --model {0}=URL'
 )
 _NO_TOKENIZER = (
     "there is no tokenizer behind this endpoint: gymgate passes model calls on and cannot count or list tokens; "
@@ -50,11 +55,12 @@ class Routes(Protocol):
 
 
 class Handler:
-    """Answers the requests made to one model server of a stack."""
+    """Answers the requests made to one model server of a stack; with `slot`, on a port of that slot's."""
 
-    def __init__(self, gateway: Routes, model_server: str) -> None:
+    def __init__(self, gateway: Routes, model_server: str, slot: Slot | None = None) -> None:
         self._gateway = gateway
         self._model_server = model_server
+        self._slot = slot
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = parse_path(request.raw_path)
@@ -106,7 +112,7 @@ class Handler:
         if entry is not None and looks_like_key(entry) and (key is None or key not in self._gateway.routes):
             key = entry
         if key is None:
-            return self._keyless_route()
+            return self._keyless_route() if self._slot is None else self._slot.holder()
         route = self._gateway.routes.get(without_attempt(key))
         if route is None or route.closed:
             kind = "not_found_error" if status == 404 else "authentication_error"
@@ -114,9 +120,11 @@ class Handler:
         return route
 
     def _keyless_route(self) -> Route:
-        keyless = self._gateway.keyless
-        if self._model_server == POLICY or keyless.target(self._model_server) is None:
+        keyless, name = self._gateway.keyless, self._model_server
+        if name == POLICY:
             raise Refusal(401, _HOW_TO_SEND_A_KEY, "authentication_error")
+        if keyless.target(name) is None:
+            raise Refusal(404, _NO_ENDPOINT_OF_ITS_OWN.format(name), "not_found_error")
         return keyless
 
     def _other(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:

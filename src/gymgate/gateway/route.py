@@ -23,6 +23,7 @@ from gymgate.gateway.dialects import (
     error_body,
     translate_answer,
     translate_request,
+    with_usage_details,
 )
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.resends import RequestKey, Resends
@@ -204,8 +205,9 @@ class Route:
         if backend.dialect == call.dialect:
             upstream, upstream_raw = _without_stream(body), raw
             answer = await backend.call(upstream, raw=raw if upstream is body else None)
-            result = answer.body
-            response = answer.raw if answer.raw is not None else codec.dumps(result)
+            result = with_usage_details(answer.body) if call.dialect == "responses" else answer.body
+            as_it_came = answer.raw if result is answer.body else None
+            response = as_it_came if as_it_came is not None else codec.dumps(result)
         else:
             upstream = translate_request(body, call.dialect, backend.dialect, target.memory)
             upstream_raw = codec.dumps(_without_stream(upstream))

@@ -22,6 +22,7 @@ from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE, KeylessRoute, Route, Target
+from gymgate.gateway.slot import Slot
 
 MAX_BODY = 1 << 30
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
@@ -131,6 +132,10 @@ class Gateway:
             self._ports.pop(model_server, None)
             raise
 
+    def slot(self) -> Slot:
+        """Ports of its own for an agent that serves one rollout at a time and passes no key on."""
+        return Slot(self._listen)
+
     def open(
         self,
         endpoint: Endpoint | Backend,
@@ -188,10 +193,10 @@ class Gateway:
             self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._session)
         return self._pools[endpoint.base_urls]
 
-    async def _listen(self, model_server: str) -> int:
+    async def _listen(self, model_server: str, slot: Slot | None = None) -> int:
         loop = asyncio.get_running_loop()
         server = web.Server(
-            Handler(self, model_server),
+            Handler(self, model_server, slot),
             request_factory=_request_factory(loop),
             access_log=None,
             logger=_http_logger,

@@ -10,7 +10,7 @@ from gymgate.gateway.dialects.memory import ConversationMemory
 from gymgate.gateway.dialects.sse import encode_stream
 from gymgate.gateway.dialects.token_data import TokenData, token_data_of
 from gymgate.gateway.dialects.translate import translate_answer, translate_request
-from gymgate.gateway.dialects.usage import finish_reason_of, usage_of
+from gymgate.gateway.dialects.usage import finish_reason_of, usage_of, with_usage_details
 
 __all__ = [
     "ConversationMemory",
@@ -22,4 +22,5 @@ __all__ = [
     "translate_answer",
     "translate_request",
     "usage_of",
+    "with_usage_details",
 ]

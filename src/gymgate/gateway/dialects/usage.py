@@ -70,6 +70,43 @@ def chat_usage_to_responses(usage: Any) -> Json | None:
     }
 
 
+def with_usage_details(answer: Json) -> Json:
+    """A Responses answer whose usage, if it has one, lacks no detail: an unknown one is 0, or NeMo Gym refuses it.
+
+    The same object comes back where nothing was missing.
+    """
+    usage = answer.get("usage")
+    if not isinstance(usage, dict) or _is_detailed(usage):
+        return answer
+    counts = usage_of(answer, "responses")
+    read, written = counts.input_tokens or 0, counts.output_tokens or 0
+    known = {
+        "input_tokens": read,
+        "input_tokens_details": _with_count(
+            usage.get("input_tokens_details"), "cached_tokens", counts.cached_tokens
+        ),
+        "output_tokens": written,
+        "output_tokens_details": _with_count(
+            usage.get("output_tokens_details"), "reasoning_tokens", counts.reasoning_tokens
+        ),
+        "total_tokens": _or_sum(usage, read, written),
+    }
+    return {**answer, "usage": {**usage, **known}}
+
+
+def _is_detailed(usage: Json) -> bool:
+    totals = (usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens"))
+    details = (
+        part_of(usage, "input_tokens_details").get("cached_tokens"),
+        part_of(usage, "output_tokens_details").get("reasoning_tokens"),
+    )
+    return all(_count(value) is not None for value in (*totals, *details))
+
+
+def _with_count(details: Any, name: str, count: int | None) -> Json:
+    return {**(details if isinstance(details, dict) else {}), name: count or 0}
+
+
 def responses_usage_to_chat(usage: Any) -> Json | None:
     if not isinstance(usage, dict):
         return None
