@@ -8,22 +8,28 @@ policy sampled is ever tokenised again. Where they do not (compaction, a fork, a
 
 from __future__ import annotations
 
-import json
-import logging
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gymgate.errors import PolicyError
 from gymgate.rollout.record import Segment
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.gate import Gate
+from gymgate.tokens.messages import (
+    Message,
+    assistant_message,
+    chat_answer,
+    history_hash,
+    history_hashes,
+    renderable,
+    tool_specs,
+)
+from gymgate.tokens.resuming import sample_resuming
 from gymgate.tokens.sampling import SamplingGuard, requested_sampling
 from gymgate.tokens.segments import TokenTurn, assemble, check_turn
-
-logger = logging.getLogger(__name__)
-
-Message = dict[str, Any]
 
 
 class Renderer(Protocol):
@@ -54,7 +60,8 @@ class TokenPolicy:
 
     `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
     room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the rollout's first prompt, samples
-    nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated.
+    nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated. `version` gives the
+    version of the weights in use, for an engine that does not.
     """
 
     def __init__(
@@ -65,25 +72,61 @@ class TokenPolicy:
         sampling: Mapping[str, Any] | None = None,
         max_model_len: int | None = None,
         max_completion_len: int | None = None,
+        version: Callable[[], int] | None = None,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.max_model_len = max_model_len
         self.max_completion_len = max_completion_len
+        self.version = version
         self.gate = Gate()
-        self.guard = SamplingGuard(dict(sampling or {}))
+        self.guard = SamplingGuard(sampling or {})
+        self._encoding = threading.Lock()  # a fast tokenizer cannot encode on two threads at once
 
     def conversation(self) -> TokenConversation:
         """A policy for one rollout; pass it to `Stack.run` and read its `segments` afterwards."""
         return TokenConversation(self)
 
-    def pause(self) -> None:
-        """Hold new model calls (a weight update); those under way go on, or are resumed by their engine."""
-        self.gate.close()
+    def pause(self, wait_s: float = 0.0) -> int:
+        """Hold new model calls (a weight update); those under way go on, or are resumed by their engine.
+
+        Waits at most `wait_s` for those under way, blocking this thread, and returns how many still are.
+        """
+        return self.gate.close(wait_s)
 
     def resume(self) -> None:
         """Let held model calls go on."""
         self.gate.open()
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str) -> Sample:
+        """Sample after `prompt_ids`, across pauses and weight updates."""
+        return await sample_resuming(
+            self.engine, self.gate, prompt_ids, sampling, session=session, version=self.version
+        )
+
+    def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
+        """The ids of a whole history and the opening of the answer to it."""
+        with self._encoding:
+            rendered = self.renderer.render_ids(
+                renderable(messages), tools=tool_specs(tools), add_generation_prompt=True
+            )
+        return list(rendered)
+
+    def extend(
+        self, turn: TokenTurn, messages: Sequence[Message], tools: list[Any] | None
+    ) -> list[int] | None:
+        """The exact ids of `turn` and the rendering of the messages after it; `None` if the renderer cannot."""
+        seen = [*turn.prompt_ids, *turn.completion_ids]
+        with self._encoding:
+            bridge = self.renderer.bridge_to_next_turn(
+                list(turn.prompt_ids),
+                list(turn.completion_ids),
+                renderable(messages),
+                tools=tool_specs(tools),
+            )
+        if bridge is None or list(bridge.token_ids[: len(seen)]) != seen:
+            return None
+        return list(bridge.token_ids)
 
 
 @dataclass(slots=True)
@@ -119,50 +162,38 @@ class TokenConversation:
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a chat-completions request; the answer carries the ids as vLLM's `return_token_ids` does."""
-        await self.policy.gate.wait()
+        if (request.get("n") or 1) != 1:
+            raise PolicyError(
+                f"n={request['n']!r}: a policy of ids gives one answer per call", retryable=False
+            )
         messages, tools = list(request["messages"]), request.get("tools") or None
-        prompt_ids, bridged = self._prompt(messages, tools)
+        histories = history_hashes(messages, tools)
+        prompt_ids, bridged = self._prompt(messages, tools, histories)
         sampling = self._sampling(request, len(prompt_ids))
         if sampling.get("max_tokens", 1) <= 0:
             return self._answer(request, tools, prompt_ids, Sample([], None, "length"))
-        sample = await self.policy.engine.generate(prompt_ids, sampling, session=self.session)
+        sample = await self.policy.sample(prompt_ids, sampling, session=self.session)
         turn = check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs, sample.policy_version))
         answer = self._answer(request, tools, prompt_ids, sample)
-        self._remember(
-            messages, tools, answer["choices"][0]["message"], _Turn(turn, len(messages) + 1, bridged)
-        )
+        entry = _Turn(turn, len(messages) + 1, bridged)
+        self._turns.append(entry)
+        self._by_history[history_hash(histories[-1], answer["choices"][0]["message"])] = entry
         return answer
 
-    def _prompt(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[int], bool]:
-        renderer, specs = self.policy.renderer, _tool_specs(tools)
-        if earlier := self._earlier(messages, tools):
-            bridge = renderer.bridge_to_next_turn(
-                list(earlier.turn.prompt_ids),
-                list(earlier.turn.completion_ids),
-                _renderable(messages[earlier.message_count :]),
-                tools=specs,
-            )
-            if bridge is not None:
-                return list(bridge.token_ids), True
-        return list(
-            renderer.render_ids(_renderable(messages), tools=specs, add_generation_prompt=True)
-        ), False
-
-    def _earlier(self, messages: list[Message], tools: list[Any] | None) -> _Turn | None:
-        """The longest earlier call whose messages, answer included, these messages continue."""
-        found = None
-        for history in _history_hashes(messages[:-1], tools):
-            found = self._by_history.get(history, found)
-        return found
-
-    def _remember(
-        self, messages: list[Message], tools: list[Any] | None, answer: Message, entry: _Turn
-    ) -> None:
-        self._turns.append(entry)
-        *_, history = _history_hashes([*messages, answer], tools)
-        self._by_history[history] = entry
+    def _prompt(
+        self, messages: list[Message], tools: list[Any] | None, histories: Sequence[int]
+    ) -> tuple[list[int], bool]:
+        """The ids to show, and whether they extend those of the longest earlier call that the messages continue."""
+        found = [self._by_history[history] for history in histories[:-1] if history in self._by_history]
+        if found:
+            earlier = found[-1]
+            extended = self.policy.extend(earlier.turn, messages[earlier.message_count :], tools)
+            if extended is not None:
+                return extended, True
+        return self.policy.render(messages, tools), False
 
     def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        self.policy.guard.refuse(request)
         sampling = self.policy.guard.apply(requested_sampling(request))
         sampling["stop_token_ids"] = list(self.policy.renderer.get_stop_token_ids())
         if (room := self._room(prompt_length)) is not None:
@@ -183,83 +214,8 @@ class TokenConversation:
         self, request: Mapping[str, Any], tools: list[Any] | None, prompt_ids: list[int], sample: Sample
     ) -> dict[str, Any]:
         parsed = self.policy.renderer.parse_response(
-            list(sample.token_ids), tools=_tool_specs(tools), prompt_ids=prompt_ids
+            list(sample.token_ids), tools=tool_specs(tools), prompt_ids=prompt_ids
         )
-        message, reason = _message(parsed, self.session, len(self._turns)), sample.finish_reason
-        if message.get("tool_calls") and reason == "stop":
-            finish = "tool_calls"
-        else:
-            finish = "length" if reason in ("length", "abort") else "stop"
-        choice = {
-            "index": 0,
-            "message": message,
-            "finish_reason": finish,
-            "token_ids": list(sample.token_ids),
-        }
-        choice["logprobs"] = _logprobs(sample)
-        used = (len(prompt_ids), len(sample.token_ids))
-        return {
-            "id": f"chatcmpl-{self.session}-{len(self._turns)}",
-            "object": "chat.completion",
-            "created": 0,
-            "model": request.get("model") or "policy",
-            "choices": [choice],
-            "prompt_token_ids": prompt_ids,
-            "usage": {"prompt_tokens": used[0], "completion_tokens": used[1], "total_tokens": sum(used)},
-        }
-
-
-def _message(parsed: Any, session: str, turn: int) -> Message:
-    """A parsed completion as a chat message; malformed tool calls stay visible as text."""
-    calls = [call for call in parsed.tool_calls or [] if str(call.status) == "ok" and call.name]
-    broken = [call.raw for call in parsed.tool_calls or [] if call not in calls]
-    message: Message = {"role": "assistant", "content": "\n".join(filter(None, [parsed.content, *broken]))}
-    if parsed.reasoning_content:
-        message["reasoning_content"] = parsed.reasoning_content
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or f"call_{session}_{turn}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for number, call in enumerate(calls)
-        ]
-    return message
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value if value is not None else {})
-
-
-def _logprobs(sample: Sample) -> dict[str, Any] | None:
-    if sample.logprobs is None:
-        return None
-    pairs = zip(sample.token_ids, sample.logprobs, strict=True)
-    return {"content": [{"token": f"token_id:{token}", "logprob": value} for token, value in pairs]}
-
-
-def _renderable(messages: Sequence[Message]) -> list[Message]:
-    """Messages as the renderer wants them: a content, tool-call arguments as objects, developer as system."""
-    return [_renderable_message(message) for message in messages]
-
-
-def _renderable_message(message: Message) -> Message:
-    out = {name: value for name, value in message.items() if value is not None}
-    out["content"] = out.get("content") or ""
-    if out["role"] == "developer":
-        out["role"] = "system"
-    return out
-
-
-def _tool_specs(tools: Iterable[Any] | None) -> list[Any] | None:
-    return None if tools is None else [tool.get("function", tool) for tool in tools]
-
-
-def _history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> Iterable[int]:
-    """One hash for each prefix of `messages`, equal for equal prefixes under equal tools."""
-    history = hash(json.dumps(tools, sort_keys=True))
-    for message in messages:
-        known = {name: value for name, value in message.items() if value not in (None, [], "")}
-        history = hash((history, json.dumps(known, sort_keys=True)))
-        yield history
+        number = len(self._turns)
+        message = assistant_message(parsed, f"{self.session}_{number}")
+        return chat_answer(f"chatcmpl-{self.session}-{number}", request, message, prompt_ids, sample)

@@ -45,12 +45,13 @@ class HTTPEngine:
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        answer = await self._post(self.request(list(prompt_ids), dict(sampling), session))
+        body = self.request(list(prompt_ids), dict(sampling), session)
+        answer = await self._post(body, {"X-Session-ID": session})
         try:
             sample = self.sample(answer)
-        except (KeyError, IndexError, TypeError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise PolicyError(
-                f"{self.url} gave no usable answer: {error!r} missing", endpoint=self.url
+                f"{self.url} gave no usable answer: {type(error).__name__}: {error}", endpoint=self.url
             ) from error
         check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), self.url)
         return sample
@@ -63,9 +64,9 @@ class HTTPEngine:
         """What the body that came back says."""
         raise NotImplementedError
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-        headers = {**self._headers, "Content-Type": "application/json"}
+        headers = {**self._headers, **headers, "Content-Type": "application/json"}
         try:
             async with self._session().post(
                 self.url, data=orjson.dumps(body), headers=headers, timeout=timeout
@@ -91,6 +92,14 @@ class HTTPEngine:
         if not isinstance(answer, dict):
             raise PolicyError(f"{self.url} gave {text!r}, not an object", endpoint=self.url)
         return answer
+
+    def _must_agree(self, token_ids: Sequence[int], named: Sequence[Any]) -> None:
+        """Logprobs that name their ids (`token_id:17`) must be those of the ids sampled."""
+        for position, (token, name) in enumerate(zip(token_ids, named, strict=False)):
+            if str(name).startswith("token_id:") and name != f"token_id:{token}":
+                raise TokenDataError(
+                    f"{self.url}: position {position} holds id {token}, but its logprob is of {name}"
+                )
 
     def _session(self) -> aiohttp.ClientSession:
         loop = id(asyncio.get_running_loop())
@@ -119,11 +128,11 @@ class VLLMGenerateEngine(HTTPEngine):
 
     def sample(self, answer: dict[str, Any]) -> Sample:
         choice = answer["choices"][0]
+        token_ids = list(choice["token_ids"])
         entries = (choice.get("logprobs") or {}).get("content")
         logprobs = None if entries is None else [entry["logprob"] for entry in entries]
-        return Sample(
-            list(choice["token_ids"]), logprobs, _finish(choice.get("finish_reason")), _version(answer)
-        )
+        self._must_agree(token_ids, [entry.get("token") for entry in entries or []])
+        return Sample(token_ids, logprobs, _finish(choice.get("finish_reason")), _version(choice, answer))
 
 
 class VLLMCompletionsEngine(HTTPEngine):
@@ -132,7 +141,8 @@ class VLLMCompletionsEngine(HTTPEngine):
     path = "/v1/completions"
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
-        body = {"prompt": prompt_ids, **sampling, "logprobs": 0, "return_token_ids": True}
+        wanted = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        body = {"prompt": prompt_ids, "skip_special_tokens": False, **sampling, **wanted}
         return {**body, "model": self.model} if self.model else body
 
     def sample(self, answer: dict[str, Any]) -> Sample:
@@ -141,35 +151,56 @@ class VLLMCompletionsEngine(HTTPEngine):
             raise TokenDataError(
                 f"{self.url} returned no token_ids; it needs vLLM >= 0.10.2 (return_token_ids)"
             )
-        logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
-        return Sample(
-            list(choice["token_ids"]), logprobs, _finish(choice.get("finish_reason")), _version(answer)
-        )
+        token_ids, details = list(choice["token_ids"]), choice.get("logprobs") or {}
+        self._must_agree(token_ids, details.get("tokens") or [])
+        finish, version = _finish(choice.get("finish_reason")), _version(choice, answer)
+        return Sample(token_ids, details.get("token_logprobs"), finish, version)
 
 
 class SGLangEngine(HTTPEngine):
     """SGLang's native route."""
 
     path = "/generate"
-    _NAMES: ClassVar = {"max_tokens": "max_new_tokens", "seed": "sampling_seed"}
+    _NAMES: ClassVar = {
+        "max_tokens": "max_new_tokens",
+        "min_tokens": "min_new_tokens",
+        "seed": "sampling_seed",
+    }
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
         parameters = {self._NAMES.get(name, name): value for name, value in sampling.items()}
         parameters.setdefault("skip_special_tokens", False)
-        return {"input_ids": prompt_ids, "sampling_params": parameters, "return_logprob": True, "rid": None}
+        if parameters.get("top_k") == 0:
+            parameters["top_k"] = -1
+        return {"input_ids": prompt_ids, "sampling_params": parameters, "return_logprob": True}
 
     def sample(self, answer: dict[str, Any]) -> Sample:
         details = answer["meta_info"]
         entries = details.get("output_token_logprobs")
-        token_ids = answer.get("output_ids") or [entry[1] for entry in entries]
+        named = [entry[1] for entry in entries or []]
+        token_ids = list(named if answer.get("output_ids") is None else answer["output_ids"])
+        if named and named != token_ids:
+            raise TokenDataError(f"{self.url}: output_ids and the ids of output_token_logprobs differ")
         logprobs = None if entries is None else [entry[0] for entry in entries]
-        return Sample(list(token_ids), logprobs, _finish((details.get("finish_reason") or {}).get("type")))
+        finish = _finish((details.get("finish_reason") or {}).get("type"))
+        return Sample(token_ids, logprobs, finish, _version(details, answer))
 
 
 def _finish(reason: str | None) -> FinishReason:
     return reason if reason in ("length", "abort") else "stop"  # type: ignore[return-value]
 
 
-def _version(answer: dict[str, Any]) -> tuple[int, int] | None:
-    version = answer.get("policy_version", answer.get("weight_version"))
-    return (version, version) if isinstance(version, int) else None
+def _version(*places: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Where a server says which weights it sampled with: a number, or the first and the last.
+
+    Stock vLLM says nothing, and SGLang's `weight_version` is a number only where the trainer gives it one.
+    """
+    for place in places:
+        version = place.get("policy_version", place.get("weight_version"))
+        if isinstance(version, str) and version.isdecimal():
+            version = int(version)
+        if type(version) is int:
+            return version, version
+        if isinstance(version, list) and len(version) == 2 and all(type(entry) is int for entry in version):
+            return version[0], version[1]
+    return None
