@@ -56,6 +56,25 @@ def generate(answer_id: str, generation: Generation) -> Json:
     return {"request_id": answer_id, "choices": [choice], "prompt_logprobs": None}
 
 
+def sglang(answer_id: str, generation: Generation) -> Json:
+    """SGLang's `POST /generate`."""
+    details: Json = {
+        "id": answer_id,
+        "finish_reason": {"type": generation.finish_reason},
+        "prompt_tokens": len(generation.prompt_ids),
+        "completion_tokens": len(generation.token_ids),
+        "policy_version": generation.versions,
+    }
+    if generation.sampling.logprobs is not None:
+        pairs = zip(generation.logprobs, generation.token_ids, strict=True)
+        details["output_token_logprobs"] = [[value, token, None] for value, token in pairs]
+    return {
+        "text": generation.decode(generation.token_ids),
+        "output_ids": generation.token_ids,
+        "meta_info": details,
+    }
+
+
 def chat(
     answer_id: str,
     model: str,

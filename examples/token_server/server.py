@@ -1,4 +1,5 @@
-"""vLLM's routes over `Scheduler`: completions, chat-completions and token-level generation, pause and weight updates.
+"""vLLM's routes over `Scheduler`: completions, chat-completions and token-level generation, pause and weight updates; and
+SGLang's `/generate`.
 
     python -m examples.token_server --port 0
 
@@ -22,6 +23,7 @@ from examples.token_server.scheduler import Scheduler
 from safetensors.torch import load_file
 
 Json = dict[str, Any]
+_SGLANG_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
 MAX_BODY = 64 * 2**20
 
 
@@ -52,6 +54,7 @@ class TokenServer:
             "/v1/completions": self.completions,
             "/v1/chat/completions": self.chat,
             "/inference/v1/generate": self.generate,
+            "/generate": self.sglang_generate,
             "/tokenize": self.tokenize,
             "/detokenize": self.detokenize,
             "/pause": self.pause,
@@ -141,6 +144,19 @@ class TokenServer:
         wanted["max_tokens"] = min(wanted.get("max_tokens") or 16, room)
         (done,) = await self._sample([prompt], Sampling.parse(wanted, room))
         return _json(answers.generate(body.get("request_id") or _id("gen"), done))
+
+    async def sglang_generate(self, request: web.Request) -> web.Response:
+        """SGLang's native route, for ids."""
+        body = await _body(request)
+        prompt = _ids(body["input_ids"])
+        self._must_fit(len(prompt) + 1)
+        room = self.max_model_len - len(prompt)
+        given = dict(body.get("sampling_params") or {})
+        wanted = {_SGLANG_NAMES.get(name, name): value for name, value in given.items()}
+        wanted["max_tokens"] = min(wanted.get("max_tokens") or 128, room)
+        wanted["logprobs"] = 0 if body.get("return_logprob") else None
+        (done,) = await self._sample([prompt], Sampling.parse(wanted, room))
+        return _json(answers.sglang(_id("rid"), done))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """A text, or messages."""

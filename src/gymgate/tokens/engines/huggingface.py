@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.errors import MissingExtraError, PolicyError
 from gymgate.tokens.engines.base import Sample
+from gymgate.tokens.sampling import NEUTRAL
 
 if TYPE_CHECKING:
     import torch
 
 _GENERATE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_REFUSED = ("stop", "presence_penalty", "frequency_penalty", "logit_bias")
 DEFAULT_MAX_TOKENS = 256
 
 
@@ -32,7 +34,8 @@ class HuggingFaceEngine:
     `model` is a causal LM or a function that returns the current one (a trainer swaps it). Requests that arrive while a batch is
     being generated form the next. Generation runs in a worker thread, in eval mode and without gradients; the model's training
     mode is put back. Logprobs are of the distribution at the requested temperature, before top-k, top-p and min-p cut it, which
-    is what trainers recompute. Rows stop at any of `stop_token_ids`; `stop` strings are refused, since ids are what is exact.
+    is what trainers recompute. Rows stop at any of `stop_token_ids`; `stop` strings are refused, since ids are what is exact,
+    and so are parameters that `generate` does not know. A request with a seed is generated alone. For one event loop.
     """
 
     def __init__(
@@ -60,10 +63,9 @@ class HuggingFaceEngine:
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        if sampling.get("stop"):
+        if refused := [name for name in _REFUSED if sampling.get(name)]:
             raise PolicyError(
-                "the in-process engine stops at token ids; unset the sampling parameter 'stop'",
-                retryable=False,
+                f"the in-process engine knows no {', '.join(refused)}; it stops at token ids", retryable=False
             )
         request = _Request(list(prompt_ids), dict(sampling), asyncio.get_running_loop().create_future())
         self._waiting.append(request)
@@ -106,7 +108,8 @@ class HuggingFaceEngine:
         if not batch:
             return []
         model, sampling = self._model(), batch[0].sampling
-        version = self._version() if self._version else None
+        version = self._version
+        before = version() if version else 0
         device = next(model.parameters()).device
         inputs = {name: value.to(device) for name, value in _left_padded(batch, self.pad_token_id).items()}
         stops = list(sampling.get("stop_token_ids") or [])
@@ -117,6 +120,7 @@ class HuggingFaceEngine:
                 **inputs,
                 **_generate_arguments(sampling),
                 max_new_tokens=sampling.get("max_tokens") or DEFAULT_MAX_TOKENS,
+                min_new_tokens=sampling.get("min_tokens") or None,
                 eos_token_id=stops or None,
                 pad_token_id=self.pad_token_id,
                 return_dict_in_generate=True,
@@ -128,7 +132,8 @@ class HuggingFaceEngine:
         steps = [torch.log_softmax(logits.float() / temperature, -1) for logits in output.logits]
         chosen = torch.stack([step.gather(1, sampled[:, i : i + 1])[:, 0] for i, step in enumerate(steps)], 1)
         rows = zip(sampled.tolist(), chosen.tolist(), strict=True)
-        return [_cut(ids, logprobs, stops, version) for ids, logprobs in rows]
+        versions = (before, version()) if version else None
+        return [_cut(ids, logprobs, stops, versions) for ids, logprobs in rows]
 
 
 def _batch_key(request: _Request) -> str:
@@ -141,10 +146,8 @@ def _batch_key(request: _Request) -> str:
 def _generate_arguments(sampling: Mapping[str, Any]) -> dict[str, Any]:
     if sampling.get("temperature", 1.0) == 0:
         return {"do_sample": False}
-    chosen = {name: sampling[name] for name in _GENERATE if sampling.get(name) is not None}
-    if chosen.get("top_k", 0) < 0:
-        chosen["top_k"] = 0
-    return {"do_sample": True, "top_k": 0, **chosen}
+    chosen = {name: sampling[name] for name in _GENERATE if sampling.get(name) not in (None, NEUTRAL[name])}
+    return {"do_sample": True, "top_k": 0, "top_p": 1.0, **chosen}
 
 
 def _left_padded(batch: Sequence[_Request], pad: int) -> dict[str, torch.Tensor]:
@@ -158,9 +161,10 @@ def _left_padded(batch: Sequence[_Request], pad: int) -> dict[str, torch.Tensor]
     return {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
 
 
-def _cut(ids: list[int], logprobs: list[float], stops: Sequence[int], version: int | None) -> Sample:
+def _cut(
+    ids: list[int], logprobs: list[float], stops: Sequence[int], versions: tuple[int, int] | None
+) -> Sample:
     """A row up to and including its first stop token; what follows is padding."""
-    versions = None if version is None else (version, version)
     for position, token in enumerate(ids):
         if token in stops:
             return Sample(ids[: position + 1], logprobs[: position + 1], "stop", versions)
