@@ -17,24 +17,21 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.machine import free_port, pss_mb, session_pids
+from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
 
 ENVIRONMENT = "example_single_tool_call"
-SERVERS = (
-    f"resources_servers/{ENVIRONMENT}",
+SHARED = (
     "responses_api_agents/simple_agent",
     "responses_api_models/openai_model",
     "environment_servers/legacy_agent",
 )
-CONFIGS = (
-    f"resources_servers/{ENVIRONMENT}/configs/{ENVIRONMENT}.yaml",
-    "responses_api_models/openai_model/configs/openai_model.yaml",
-)
+MODEL_CONFIG = "responses_api_models/openai_model/configs/openai_model.yaml"
 
 
 class Stock:
@@ -81,18 +78,26 @@ def gym_environment(runtime: Runtime) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def stock_stack(policy_url: str, version: str = "0.7.0", timeout_s: float = 240) -> Iterator[Stock]:
-    """Start the environment with NeMo Gym's own command; kills the whole session on the way out."""
+def stock_stack(
+    policy_url: str,
+    version: str = "0.7.0",
+    timeout_s: float = 240,
+    environments: Sequence[str] = (ENVIRONMENT,),
+) -> Iterator[Stock]:
+    """Start the environments with NeMo Gym's own command; kills the whole session on the way out.
+
+    All of them must run in gymgate's plain runtime and have an agent of `SHARED`.
+    """
     runtime = ensure_runtime(RuntimeConfig(version=version))
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
         directory = Path(name)
-        link_environments(runtime, directory / "venvs")
+        link_environments(runtime, directory / "venvs", environments)
         stock = Stock(runtime, directory, free_port())
         log = directory / "start.log"
         started = time.perf_counter()
         with log.open("w") as sink:
             process = subprocess.Popen(
-                start_command(stock, policy_url),
+                start_command(stock, policy_url, environments),
                 cwd=directory,
                 env=gym_environment(runtime),
                 stdout=sink,
@@ -112,7 +117,7 @@ def stock_stack(policy_url: str, version: str = "0.7.0", timeout_s: float = 240)
             process.wait()
 
 
-def start_command(stock: Stock, policy_url: str) -> list[str]:
+def start_command(stock: Stock, policy_url: str, environments: Sequence[str]) -> list[str]:
     settings = {
         "policy_base_url": policy_url,
         "policy_api_key": "none",
@@ -122,13 +127,17 @@ def start_command(stock: Stock, policy_url: str) -> list[str]:
         "head_server.host": "127.0.0.1",
         "head_server.port": str(stock.head_port),
     }
-    configs = [argument for config in CONFIGS for argument in ("--config", config)]
+    catalog = Catalog(stock.runtime.site, stock.runtime.version)
+    paths = [
+        str(catalog.find(name).config(None).path.relative_to(stock.runtime.site)) for name in environments
+    ]
+    configs = [argument for config in (*paths, MODEL_CONFIG) for argument in ("--config", config)]
     gym = str(stock.runtime.python.parent / "gym")
     return [gym, "env", "start", *configs, *(f"+{key}={value}" for key, value in settings.items())]
 
 
-def link_environments(runtime: Runtime, directory: Path) -> None:
-    for server in SERVERS:
+def link_environments(runtime: Runtime, directory: Path, environments: Sequence[str]) -> None:
+    for server in (*(f"resources_servers/{Path(name).name}" for name in environments), *SHARED):
         (directory / server).mkdir(parents=True)
         (directory / server / ".venv").symlink_to(runtime.python.parent.parent)
 
