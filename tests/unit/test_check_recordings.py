@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import AgentInstance, DataFile, EnvConfig, Environment
-from gymgate.check import Check, Job, RowCheck, load_report, save_report, status_page
-from gymgate.check.judges import RecordedJudge, RecordedPolicy, recorded_answers
+from gymgate.catalog import AgentInstance, DataFile, EnvConfig, Environment, Need, ServerInstance
+from gymgate.check import Check, Job, RowCheck, causes, load_report, save_report, status_page
+from gymgate.check.judges import RecordedJudge, RecordedPolicy, _texts_at, recorded_answers
 from gymgate.check.model import same_reward, worst
-from gymgate.check.recordings import config_for, read_samples
-from gymgate.check.rows import replayable
-from gymgate.errors import DataError, UnknownConversationError
+from gymgate.check.placeholders import URL, VALUE, lacking, placeholders
+from gymgate.check.probe import cohort_size
+from gymgate.check.recordings import as_rollout, config_for, other_configs, read_samples
+from gymgate.check.summary import replayable
+from gymgate.errors import DataError, NeedMissingError, SetupError, StackStartError, UnknownConversationError
 from gymgate.stack.forkserver import dataset_lists, undefined_models
 
 
@@ -190,3 +192,82 @@ def test_settings_do_not_hold_the_environment() -> None:
     one, other = (Job(environment=name, version="0.7.0") for name in ("a", "b"))
     assert one.settings == other.settings
     assert one.settings != Job(environment="a", version="0.7.0", memory_gb=1.0).settings
+
+
+def test_an_object_among_judges_texts_answers_the_question_that_names_its_fields() -> None:
+    kept = {"validation": [{"by": "judge_1", "said": "YES"}, {"by": "rule", "said": "none"}]}
+    node = {"first": {"grade": "a"}, **kept}
+    assert list(_texts_at(node, ["first"])) == ['{"grade":"a"}']
+    assert list(_texts_at(node, ["validation", "*[by=judge_]", "said"])) == ["YES"]
+
+
+async def test_judges_that_are_asked_at_once_are_told_apart_by_what_they_are_asked_for() -> None:
+    judge = RecordedJudge("bbq")
+    told = record("q", "a", answer_judgment={"picked": "b"}, explanation_judgment={"quality": "low"})
+    judge.begin(told)
+    assert await answer_of(judge, "say its quality as JSON") == '{"quality":"low"}'
+    assert await answer_of(judge, "say what was picked as JSON") == '{"picked":"b"}'
+
+
+def test_a_record_of_an_own_shape_is_read_with_the_row_that_it_names(tmp_path: Path) -> None:
+    row = {"responses_create_params": ask("who?"), "source": {"id": "x-7"}}
+    shape = {"row": "made_from", "said": "words"}
+    line = json.dumps({"made_from": "x-7", "words": "she", "reward": 0.5}).encode()
+    made = json.loads(as_rollout(line, shape, [{"responses_create_params": ask("what?")}, row]))
+    assert (made["response"]["output"][0]["content"], made["reward"]) == ("she", 0.5)
+    assert made["responses_create_params"] == ask("who?")
+    assert as_rollout(line, shape, []) == line
+    assert as_rollout(b"<PLACEHOLDER>", shape, [row]) == b"<PLACEHOLDER>"
+
+
+def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:
+    known = json.loads(Path(causes.__file__).with_name("known.json").read_text())
+    assert all(isinstance(paths, list) for paths in known["judge_texts"].values())
+    assert all(isinstance(cause, str) for cause in known["causes"].values())
+    assert all("." in key for settings in known["recorded_with"].values() for key in settings)
+    assert not set(known["recorded_with"]) & set(known["causes"])
+
+
+def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path: Path) -> None:
+    server = ServerInstance("search", "resources_servers", "google", "app.py")
+    config = EnvConfig("c", tmp_path, servers=(server,))
+    log = (
+        "pydantic_core._pydantic_core.ValidationError: 3 validation errors for C\n"
+        "google_key\n  Field required [type=missing]\n    For further information visit x\n"
+        "api_key.str\n  Input should be a valid string [type=string_type]\n"
+        "api_key.list[str]\n  Input should be a valid list [type=list_type]\n"
+    )
+    died = StackStartError("died", environment="e", server="search", log_tail=log)
+    keys = lacking(died, config)
+    place = "search.resources_servers.google"
+    assert keys == [f"{place}.google_key", f"{place}.api_key"]
+    assert placeholders(keys, tmp_path) == [(key, VALUE) for key in keys]
+    asked = NeedMissingError("x", environment="e", need="tavily_api_key, exclude_domains_file_path, base_url")
+    (_, key), (_, path), (_, url) = placeholders(lacking(asked, config), tmp_path)
+    assert (key, json.loads(Path(str(path)).read_text()), url) == (VALUE, {"notices": []}, URL)
+    assert placeholders(["agent", "api_key"], tmp_path) == []
+    assert lacking(SetupError("x"), config) == []
+
+
+def test_other_configs_are_tried_where_they_start_other_servers(tmp_path: Path) -> None:
+    def config(name: str, server: str, *needs: Need) -> EnvConfig:
+        agents = (AgentInstance("agent", "simple_agent", server),)
+        servers = (ServerInstance(server, "resources_servers", "e", "app.py"),)
+        return EnvConfig(name, tmp_path, agents=agents, servers=servers, needs=needs)
+
+    first, same, other = config("first", "one"), config("same", "one"), config("other", "two")
+    needy = config("needy", "three", Need("gpu", "x"))
+    without = EnvConfig("none", tmp_path)
+    home = environment(tmp_path, [], first, needy, same, without, other)
+    assert other_configs(home, first, 2) == [other, needy]
+    assert other_configs(home, first, 1) == [other]
+
+
+def test_the_size_of_a_cohort_is_read_from_the_config(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    config = EnvConfig("c", path)
+    assert cohort_size(config) == 1
+    path.write_text("s: {resources_servers: {genrm: {num_rollouts_per_prompt: 16}}}")
+    assert cohort_size(config) == 16
+    path.write_text("s: {resources_servers: {genrm: {num_rollouts_per_prompt: 100000}}}")
+    assert cohort_size(config) == 1

@@ -1,4 +1,5 @@
-"""What is known of single environments, kept as data (`known.json`): causes of differences, places of judges' texts."""
+"""What is known of single environments, kept as data (`known.json`): causes of differences, settings and shapes of
+recordings, places of judges' texts."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from importlib import resources
 from typing import Any
 
 import orjson
+
+Setting = tuple[str, str | int | float | bool | None]
 
 
 @cache
@@ -22,6 +25,27 @@ def judge_texts(environment: str) -> tuple[str, ...]:
 
 def cause_of(environment: str, version: str) -> str | None:
     """Why an environment's rewards differ from the recorded ones, where somebody found out."""
-    causes = _known()["causes"]
-    found = causes.get(f"{environment}@{version}") or causes.get(environment)
+    found = _of(environment, version, "causes")
     return str(found) if found else None
+
+
+def recorded_with(environment: str, version: str) -> tuple[Setting, ...]:
+    """Settings that an environment's rollouts were recorded with and that its config has otherwise."""
+    return tuple((_of(environment, version, "recorded_with") or {}).items())
+
+
+def own_shape(environment: str) -> dict[str, str]:
+    """For an environment that records in a shape of its own: `row`, the record's field whose value the row holds;
+    `said`, the field with the policy's words. Empty for all others."""
+    shape: dict[str, str] = _known()["shapes"].get(environment, {})
+    return shape
+
+
+def neutral_file(name: str) -> Any:
+    """Content of a file that a setting of that name can point to without changing anything; `None`: not known."""
+    return _known()["files"].get(name)
+
+
+def _of(environment: str, version: str, section: str) -> Any:
+    known = _known()[section]
+    return known.get(f"{environment}@{version}") or known.get(environment)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 from aiohttp import web
 
 from gymgate.check.causes import judge_texts
@@ -63,17 +64,29 @@ class RecordedJudge:
         return response_object(output, request, response_id=f"resp_judge_{self._count}")
 
     def _next(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        """The answer recorded for this question, else the next one whose question was not recorded."""
-        asked = exact_key(blocks_of(items_of(request)))
+        """The answer recorded for this question, else one whose question was not recorded: the next that is a JSON
+        object of the fields that the question names, or the next."""
+        blocks = blocks_of(items_of(request))
+        asked, text = exact_key(blocks), "\n".join(block.text for block in blocks)
         known = [position for position, (key, _) in enumerate(self._answers) if key == asked]
         blind = [position for position, (key, _) in enumerate(self._answers) if key is None]
-        order = known or blind or range(len(self._answers))
+        fitting = [position for position in blind if _fits(self._answers[position][1], text)]
+        order = known or fitting or blind or range(len(self._answers))
         for position in order:
             return self._answers.pop(position)[1]
         self.refused += 1
         raise UnknownConversationError(
             "judge: the record does not hold this judge's answer", endpoint="judge", status_code=422
         )
+
+
+def _fits(output: Sequence[dict[str, Any]], question: str) -> bool:
+    """Whether the answer is a JSON object whose every field the question names."""
+    try:
+        fields = orjson.loads(output[-1].get("content", ""))
+    except (orjson.JSONDecodeError, TypeError):
+        return False
+    return isinstance(fields, dict) and all(name in question for name in fields)
 
 
 @asynccontextmanager
@@ -174,14 +187,17 @@ def _responses_in(node: Any, siblings: dict[str, Any] | None = None) -> Iterator
 
 
 def _texts_at(node: Any, path: list[str]) -> Iterator[str]:
-    """Every text at a dotted path, in which `*` stands for each item of a list."""
+    """Every text or object at a dotted path; `*` stands for each item of a list, `*[FIELD=START]` for each object
+    whose field starts so."""
     if not path:
-        if isinstance(node, str) and node:
-            yield node
+        if node and isinstance(node, str | dict):
+            yield node if isinstance(node, str) else orjson.dumps(node).decode()
         return
     head, *rest = path
-    if head == "*" and isinstance(node, list):
+    if head.startswith("*") and isinstance(node, list):
+        field, _, start = head[2:-1].partition("=")
         for child in node:
-            yield from _texts_at(child, rest)
+            if not field or (isinstance(child, dict) and str(child.get(field)).startswith(start)):
+                yield from _texts_at(child, rest)
     elif isinstance(node, dict) and head in node:
         yield from _texts_at(node[head], rest)

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from gymgate.catalog import EnvConfig, Environment
+from gymgate.check.causes import own_shape
 from gymgate.errors import GymgateError
 from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts
 
@@ -51,8 +52,8 @@ def read_samples(environment: Environment, directory: Path) -> Samples:
     samples: list[Sample] = []
     files = recording_files(environment)
     for path in files:
-        recordings = list(_salvaged(path, directory, broken))
         rows_near = packaged_rows(environment, path)
+        recordings = list(_salvaged(path, directory, broken, own_shape(environment.name), rows_near))
         rows = pair_rows(recordings, rows_near)
         for recording, row in zip(recordings, rows, strict=True):
             name = Path(recording.path).stem.replace("__", ":")
@@ -80,7 +81,13 @@ def recording_files(environment: Environment) -> list[Path]:
     ]
 
 
-def _salvaged(path: Path, directory: Path, broken: list[str]) -> Iterator[Recording]:
+def _salvaged(
+    path: Path,
+    directory: Path,
+    broken: list[str],
+    shape: dict[str, str],
+    rows: Sequence[dict[str, Any]],
+) -> Iterator[Recording]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
@@ -90,7 +97,7 @@ def _salvaged(path: Path, directory: Path, broken: list[str]) -> Iterator[Record
         if not text.strip():
             continue
         single = directory / f"{path.stem}__{number}.jsonl"
-        single.write_bytes(text + b"\n")
+        single.write_bytes((as_rollout(text, shape, rows) if shape else text) + b"\n")
         try:
             yield from recorded_rollouts([single])
         except GymgateError as error:
@@ -98,10 +105,35 @@ def _salvaged(path: Path, directory: Path, broken: list[str]) -> Iterator[Record
             broken.append(f"{path.name}:{number} {reason}")
 
 
-def packaged_rows(environment: Environment, near: Path | None = None) -> list[dict[str, Any]]:
-    """Every packaged row that can be run, those beside `near` first, then those of files called `example`."""
+def as_rollout(text: bytes, shape: dict[str, str], rows: Sequence[dict[str, Any]]) -> bytes:
+    """A record of an environment's own shape (see `own_shape`) as a recorded rollout: with the row that holds the
+    value of its field `row`, and as the policy's message what its field `said` holds. Others stay as they are."""
+    try:
+        record = orjson.loads(text)
+        mark, said = str(record[shape["row"]]).encode(), record[shape["said"]]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return text
+    row = next((row for row in rows if mark in orjson.dumps(row)), None)
+    if row is None:
+        return text
+    message = {"type": "message", "role": "assistant", "content": said}
+    return orjson.dumps({**row, **record, "response": {"output": [message]}})
+
+
+def packaged_rows(
+    environment: Environment, near: Path | None = None, config: EnvConfig | None = None
+) -> list[dict[str, Any]]:
+    """Every packaged row that can be run: those that `config` declares first, then those beside `near`, then those
+    of files called `example`."""
+    declared = {dataset.path for dataset in config.datasets} if config is not None else set()
     files = [file.path for file in environment.data if file.kind == "rows"]
-    files.sort(key=lambda path: (near is not None and path.parent != near.parent, path.stem != "example"))
+    files.sort(
+        key=lambda path: (
+            not any(path.as_posix().endswith("/" + name.lstrip("./")) for name in declared),
+            near is not None and path.parent != near.parent,
+            path.stem != "example",
+        )
+    )
     return [row for path in files for row in _rows(path)]
 
 
@@ -129,6 +161,17 @@ def config_for(environment: Environment, samples: Sequence[Sample]) -> tuple[Env
         return default, gone
     best = max(environment.configs, key=lambda config: len(wanted & _agents(config)))
     return best, gone
+
+
+def other_configs(environment: Environment, tried: EnvConfig, limit: int) -> list[EnvConfig]:
+    """Configs to try where `tried` gave no reward: those with other servers, of the fewest needs first."""
+    own = _servers(tried)
+    others = [config for config in environment.configs if config.agents and _servers(config) != own]
+    return sorted(others, key=lambda config: len(config.needs))[:limit]
+
+
+def _servers(config: EnvConfig) -> set[tuple[str, str]]:
+    return {(server.name, server.type) for server in config.servers}
 
 
 def _agents(config: EnvConfig) -> set[str]:

@@ -1,4 +1,4 @@
-"""Replaying an environment's recordings on its running stack, and what the outcomes add up to."""
+"""Replaying an environment's recordings on its running stack."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any
 
 import orjson
 
-from gymgate.catalog import Environment, Need
+from gymgate.catalog import EnvConfig, Environment, Need
 from gymgate.check import evidence
-from gymgate.check.causes import cause_of
+from gymgate.check.causes import Setting
 from gymgate.check.judges import RecordedJudge, RecordedPolicy
-from gymgate.check.model import Check, Job, RowCheck, same_reward, worst
+from gymgate.check.model import Job, RowCheck, same_reward
+from gymgate.check.probe import Probe
 from gymgate.check.recordings import Sample, Samples, packaged_rows
+from gymgate.check.summary import NO_JUDGE, needed, rewarded
 from gymgate.config import RolloutLimits
 from gymgate.errors import GymgateError
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.stack import Policy, Stack
 
-SAID = "I do not know."
-"""What the policy answers where no recording can be played, to see whether a reward comes back at all."""
-SAID_OTHERWISE = "the environment said something else than recorded"
-PROBES = 2
-NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --model"
+HOPELESS = 2
+"""Recordings without an answer in time, after which the others are not tried."""
 LOG_TAIL = 12_000
 _LACKING = re.compile(r'"type":"missing","loc":\["body","([\w.]+)"')
 
@@ -37,20 +36,20 @@ class Rows:
         stack: Stack,
         job: Job,
         environment: Environment,
+        config: EnvConfig,
         judge: RecordedJudge,
         logs: Path,
-        hints: Sequence[Need],
+        placeholders: Sequence[Setting] = (),
     ) -> None:
-        self.hints = hints
-        self.rewarded_by_stand_in = False
-        self.judge_missing = False
-        """Whether a packaged row's judge was called, and nobody could answer."""
-        self.probed: list[Rollout] = []
+        self.hints: Sequence[Need] = config.needs
+        self.placeholders = tuple(placeholders)
+        self.probe = Probe(self._run, judge, config)
         self._stack = stack
         self._job = job
         self._policy = RecordedPolicy(judge)
         self._recorded = stack.register("recorded", self._policy, dialect="responses")
         self._environment = environment
+        self._config = config
         self._judge = judge
         self._logs = logs
         self._read: dict[Path, int] = {}
@@ -61,10 +60,10 @@ class Rows:
         results: list[RowCheck] = []
         for sample in samples.samples:
             results.append(await self._replayed(sample))
-            if len(results) >= PROBES and all(_hopeless(result) for result in results):
+            if len(results) >= HOPELESS and all(_hopeless(result) for result in results):
                 return results
-        if not any(_rewarded(row) for row in results):
-            await self._probe(samples)
+        if not any(rewarded(row) for row in results):
+            await self.probe.run(packaged_rows(self._environment, config=self._config))
         return results
 
     async def _replayed(self, sample: Sample) -> RowCheck:
@@ -167,43 +166,19 @@ class Rows:
             return {**values, "verdict": "blocked", "need": told}
         return {**values, "verdict": "failed"}
 
-    async def _probe(self, samples: Samples) -> None:
-        """Whether any reward comes back at all: packaged rows and no judge first, then with a stand-in."""
-        rows = packaged_rows(self._environment)[:PROBES]
-        for stand_in in (False, True):
-            for row in rows:
-                self._judge.begin(None, stand_in=stand_in)
-                rollout = await self._run(row, say_nothing)
-                if self._judge.refused:
-                    self.judge_missing = True
-                    continue
-                self.probed.append(rollout)
-                if rollout.reward is not None:
-                    self.rewarded_by_stand_in = bool(self._judge.calls and stand_in)
-                    return
-            if not self.judge_missing:
-                return
-
     def new_log(self) -> str:
         """What the servers have logged since this was last asked."""
         return "\n".join(self._new(path) for path in sorted(self._logs.glob("*.log")))
+
+    def whole_log(self) -> str:
+        """The end of all that the servers have logged."""
+        self._read.clear()
+        return self.new_log()[-4000:]
 
     def _new(self, path: Path) -> str:
         text = path.read_text(errors="replace")
         start, self._read[path] = self._read.get(path, 0), len(text)
         return text[start:][-LOG_TAIL:]
-
-
-async def say_nothing(request: dict[str, Any]) -> dict[str, Any]:
-    """A chat-completions policy without an idea."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}
-    return {
-        "id": "chatcmpl-0",
-        "object": "chat.completion",
-        "created": 0,
-        "model": "none",
-        "choices": [choice],
-    }
 
 
 def compared(rollout: Rollout, recorded: float | None) -> dict[str, Any]:
@@ -224,95 +199,6 @@ def _verification(rollout: Rollout) -> str:
     return orjson.dumps(own).decode()
 
 
-def replayable(results: Sequence[RowCheck]) -> list[RowCheck]:
-    """Without those of an agent that no longer exists, unless there are no others."""
-    return [row for row in results if not row.outdated] or list(results)
-
-
-def _rewarded(row: RowCheck) -> bool:
-    """Whether it got a reward that means something: none that was given because a judge could not be asked."""
-    return row.reward is not None and row.verdict != "blocked"
-
-
 def _hopeless(row: RowCheck) -> bool:
     """A failure that the next row would only repeat, slowly."""
     return row.error is not None and row.error.startswith("RolloutTimeoutError")
-
-
-def summarised(results: Sequence[RowCheck], rows: Rows, environment: Environment, job: Job) -> dict[str, Any]:
-    """The environment's verdict with its detail and evidence."""
-    counted = replayable(results)
-    verdict = worst(row.verdict for row in counted)
-    chosen = next((row for row in counted if row.verdict == verdict), None)
-    rewarded = any(_rewarded(row) for row in results)
-    probed = any(rollout.reward is not None for rollout in rows.probed)
-    values: dict[str, Any] = {
-        "verdict": verdict,
-        "rows": tuple(results),
-        "rewarded": rewarded or (probed and not rows.rewarded_by_stand_in),
-        "rewarded_by_stand_in": rows.rewarded_by_stand_in,
-    }
-    if chosen is None or verdict == "incomplete":
-        told = {
-            "detail": (chosen.cause or "") if chosen else "no recording",
-            "evidence": (chosen.error or "") if chosen else "",
-        }
-        return values | told | {name: value for name, value in probe_outcome(rows).items() if value}
-    if verdict == "differs":
-        cause = cause_of(environment.name, job.version) or chosen.cause or "cause not known"
-        values |= {"detail": cause, "evidence": _difference(results)}
-    elif verdict != "match":
-        values |= {
-            "detail": chosen.need or chosen.cause or chosen.error or "",
-            "evidence": (chosen.cause if chosen.need else None) or chosen.error or "",
-        }
-    if verdict == "failed":
-        values["log_tail"] = _whole_log(rows)
-    return values
-
-
-def needed(need: evidence.Missing) -> dict[str, Any]:
-    """Verdict, detail and evidence of a need: a file that the release should have makes it incomplete."""
-    if need.shipped is not None:
-        return {
-            "verdict": "incomplete",
-            "detail": f"the release does not ship {need.shipped}",
-            "evidence": need.evidence,
-        }
-    return {"verdict": "blocked", "detail": str(need), "evidence": need.evidence}
-
-
-def probe_outcome(rows: Rows) -> dict[str, Any]:
-    """What packaged rows showed, for an environment without a recording that can be played."""
-    if rows.judge_missing:
-        seen = "a packaged row's judge was called"
-        return {"verdict": "blocked", "detail": NO_JUDGE, "evidence": seen}
-    if any(rollout.reward is not None for rollout in rows.probed):
-        return {"verdict": "incomplete"}
-    errors = [rollout.error for rollout in rows.probed if rollout.error is not None]
-    if not errors:
-        return {"verdict": "incomplete"}
-    need = evidence.missing_in(*(error.message for error in errors), rows.new_log(), hints=rows.hints)
-    if need is not None:
-        return needed(need)
-    return {
-        "verdict": "incomplete",
-        "evidence": f"a packaged row gives {errors[0].type}: {errors[0].message}",
-    }
-
-
-def _difference(results: Sequence[RowCheck]) -> str:
-    told = [
-        f"{row.recording} recorded {row.recorded}, got {row.reward if row.reward is not None else row.error}"
-        for row in results
-        if row.verdict == "differs"
-    ]
-    return "; ".join(text[:300] for text in told[:5])
-
-
-def _whole_log(rows: Rows) -> str:
-    rows._read.clear()
-    return rows.new_log()[-4000:]
-
-
-__all__ = ["Check", "Rows", "compared", "summarised"]
