@@ -6,11 +6,14 @@ import contextlib
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -81,20 +84,57 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(other.stderr.splitlines()) == 1
 
 
+class Useless(BaseHTTPRequestHandler):
+    """Lists its models; calls end without an answer, at once or only when `free` is set."""
+
+    free: threading.Event | None = None
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        if self.free is not None:
+            self.free.wait(100)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Nothing."""
+
+
+@contextmanager
+def useless_policy(*, hangs: bool) -> Iterator[str]:
+    free = threading.Event()
+    handler = type("Handler", (Useless,), {"free": free if hangs else None})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            free.set()
+            server.shutdown()
+            thread.join()
+
+
 def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", 3)
-    arguments = (rows, "--env", SIMPLE, "-o", tmp_path / "run", "-b", "http://127.0.0.1:9/v1", "-m", "m")
-    arguments = (*arguments, "--retries", "0")
-    first = gymgate_collect(*arguments)
-    assert first.returncode == 1, first.stderr
-    assert "3 x policy: PolicyError" in first.stderr
-    failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
-    assert {value["line"] for value in failures} == {1, 2, 3}
-    assert "cannot connect to http://127.0.0.1:9" in failures[0]["error"]["message"]
-    second = gymgate_collect(*arguments)
-    assert second.returncode == 1
-    assert "3 failed for good (--rerun-failed tries them again)" in second.stderr
-    assert gymgate_collect(*arguments, "--rerun-failed").returncode == 1
+    arguments = (rows, "--env", SIMPLE, "-o", tmp_path / "run", "-m", "m", "--retries", "0")
+    with useless_policy(hangs=False) as url:
+        first = gymgate_collect(*arguments, "-b", url)
+        assert first.returncode == 1, first.stderr
+        assert "3 x policy: PolicyError" in first.stderr
+        failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
+        assert {value["line"] for value in failures} == {1, 2, 3}
+        assert "127.0.0.1" in failures[0]["error"]["message"]
+        second = gymgate_collect(*arguments, "-b", url)
+        assert second.returncode == 1
+        assert "3 failed for good (--rerun-failed tries them again)" in second.stderr
+        assert gymgate_collect(*arguments, "-b", url, "--rerun-failed").returncode == 1
+        assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
+    nowhere = gymgate_collect(*arguments, "-b", "http://127.0.0.1:9/v1", "--rerun-failed")
+    assert nowhere.returncode == 1
+    assert "gymgate: no policy endpoint answers (http://127.0.0.1:9/v1: " in nowhere.stderr
     assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
 
 
@@ -152,11 +192,8 @@ def _daemon_of(pid: int) -> int:
 
 
 def test_a_stall_says_what_is_waited_for(tmp_path: Path) -> None:
-    """An endpoint that takes connections and never answers."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+    """An endpoint that lists its models and answers nothing else."""
+    with useless_policy(hangs=True) as url:
         arguments = (SIMPLE, "-o", tmp_path / "run", "-b", url, "-m", "m", "--stall-warning", "1")
         with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None

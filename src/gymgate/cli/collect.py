@@ -62,7 +62,8 @@ UNFINISHED = 75
     "--base-url",
     "urls",
     metavar="URL[,URL...]",
-    help="Policy endpoint, up to /v1; several are replicas. [replay of recorded rollouts]",
+    help="Policy endpoint, up to /v1; several are replicas; slurm:PORT: every node of this job. "
+    "[replay of recorded rollouts]",
 )
 @endpoint_options
 @click.option(
@@ -153,6 +154,7 @@ def _prepare(
     model: str | None,
     dialect: Literal["chat", "responses"],
     api_key_var: str | None,
+    wait_for_policy: float | None,
     sampling: tuple[str, ...],
     call_timeout: float,
     files: tuple[str, ...],
@@ -177,10 +179,12 @@ def _prepare(
     wanted_seeds = parse_seeds(seeds) if seeds else None
     pace = Pace(concurrency, parse_budgets(retries), sync_every, stall_warning, stop_after_failures)
     collect_plan.checked_output(output)
-    _refuse_idle_options(urls, model, sampling, api_key_var, files)
+    _refuse_idle_options(urls, model, sampling, api_key_var, wait_for_policy, files)
     policy: HTTPEndpoint | ReplayEndpoint | None = None
     if urls:
-        policy = collect_plan.policy_endpoint(urls, model, dialect, api_key_var, sampling, call_timeout)
+        policy = collect_plan.policy_endpoint(
+            urls, model, dialect, api_key_var, sampling, call_timeout, wait_s=wait_for_policy, say=say
+        )
     environments, source = collect_plan.split_arguments(arguments, named, data)
     if not environments:
         environments = collect_plan.environments_of_rows(source, gym, say)
@@ -207,16 +211,23 @@ def _prepare(
         rerun_failed=rerun_failed,
         record_bodies=bodies,
         ray=ray,
+        # Ray's nodes may reach an endpoint that this machine does not.
+        wait_for_policy_s=0.0 if wait_for_policy is None and ray is None else wait_for_policy,
         say=say,
     )
 
 
 def _refuse_idle_options(
-    urls: str | None, model: str | None, sampling: tuple[str, ...], key: str | None, files: tuple[str, ...]
+    urls: str | None,
+    model: str | None,
+    sampling: tuple[str, ...],
+    key: str | None,
+    wait: float | None,
+    files: tuple[str, ...],
 ) -> None:
     """Options that belong to an endpoint, without one; and the other way round."""
-    given = {"-m": model, "--sampling": sampling, "--api-key-var": key}
-    if not urls and (idle := [name for name, value in given.items() if value]):
+    given = {"-m": model, "--sampling": sampling, "--api-key-var": key, "--wait-for-policy": wait}
+    if not urls and (idle := [name for name, value in given.items() if value not in (None, ())]):
         raise ConfigError(
             f"{' and '.join(idle)}: there is no endpoint for it; name one: -b http://host:8000/v1"
         )

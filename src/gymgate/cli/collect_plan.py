@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +16,10 @@ from gymgate.collection.plan import Source
 from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError
+from gymgate.serving.slurm_nodes import job_nodes
 
 Say = Callable[[str], None]
+_SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 _AGENT_ROWS = 10_000
 """Rows of a file that are looked at for the agents they name."""
 
@@ -101,25 +104,40 @@ def policy_endpoint(
     key_variable: str | None,
     sampling: Iterable[str],
     timeout_s: float,
+    *,
+    wait_s: float | None = None,
+    say: Say = lambda message: None,
 ) -> HTTPEndpoint:
     """The endpoint behind `URL[,URL...]`; `ConfigError` names the entry that is wrong."""
     addresses = endpoint_list(urls)
-    endpoint = run_plan.http_endpoint(addresses[0], model, dialect, key_variable)
-    update: dict[str, Any] = {"sampling": sampling_fields(sampling), "timeout_s": timeout_s}
-    if len(addresses) > 1:
-        update["replicas"] = tuple(addresses[1:])
-    return endpoint.model_copy(update=update)
+    fields = sampling_fields(sampling)
+    endpoint = run_plan.http_endpoint(
+        addresses[0], model, dialect, key_variable, replicas=tuple(addresses[1:]), wait_s=wait_s, say=say
+    )
+    return endpoint.model_copy(update={"sampling": fields, "timeout_s": timeout_s})
 
 
 def endpoint_list(text: str) -> list[str]:
-    """The URLs in a comma-separated list. Raises `ConfigError` for an entry that is none, or is there twice."""
-    addresses = [part.strip().rstrip("/") for part in text.split(",")]
+    """The URLs in a comma-separated list, where `slurm:PORT` stands for the nodes of this Slurm job and
+    `slurm/GROUP:PORT` for those of one group of a heterogeneous one.
+
+    Raises `ConfigError` for an entry that is none, or is there twice.
+    """
+    addresses = [address for part in text.split(",") for address in _addresses(part.strip().rstrip("/"))]
     for address in addresses:
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"-b {text!r}: {address!r} is no URL; write http://host:8000/v1[,http://...]")
         if addresses.count(address) > 1:
             raise ConfigError(f"-b {text!r}: {address!r} is there twice")
     return addresses
+
+
+def _addresses(entry: str) -> list[str]:
+    match = _SLURM.fullmatch(entry)
+    if match is None:
+        return [entry]
+    nodes = job_nodes(group=int(match[1]) if match[1] else None)
+    return [f"http://{node}:{match[2]}/v1" for node in nodes]
 
 
 def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:

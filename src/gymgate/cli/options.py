@@ -11,7 +11,7 @@ Command = Callable[..., Any]
 
 
 def endpoint_options(command: Command) -> Command:
-    """`-m`, `--dialect` and `--api-key-var`: what is at the policy's endpoint."""
+    """`-m`, `--dialect`, `--api-key-var`, `--wait-for-policy`: what is at the policy's endpoint, and when."""
     options = (
         click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]"),
         click.option(
@@ -23,6 +23,12 @@ def endpoint_options(command: Command) -> Command:
         ),
         click.option(
             "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
+        ),
+        click.option(
+            "--wait-for-policy",
+            type=click.FloatRange(0),
+            metavar="SECONDS",
+            help="For the endpoint to answer, before anything is started.",
         ),
     )
     return _all(options, command)

@@ -48,6 +48,8 @@ class Run:
     concurrency: int
     limits: RolloutLimits
     output: Path | None
+    wait_for_policy_s: float | None = None
+    """For the endpoint to answer before anything is started; `None`: it is not asked."""
 
     def jobs(self) -> Iterator[Job]:
         return plan.jobs(self.sources, self.rows, self.repeats)
@@ -123,6 +125,7 @@ def _prepare(
     model: str | None,
     dialect: Literal["chat", "responses"],
     api_key_var: str | None,
+    wait_for_policy: float | None,
     replay: bool,
     files: tuple[str, ...],
     judges: tuple[str, ...],
@@ -140,6 +143,8 @@ def _prepare(
         raise ConfigError(f"--replay needs no endpoint, and -b names one: {base_url}")
     if model and not base_url:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
+    if wait_for_policy is not None and not base_url:
+        raise ConfigError("--wait-for-policy needs an endpoint: -b http://host:8000/v1")
     stack = StackConfig(
         environments=plan.environment_configs(environments, config, agent, settings),
         runtime=RuntimeConfig(version=gym),
@@ -149,7 +154,7 @@ def _prepare(
     sources = plan.sources(data, found, several=len(found) > 1)
     policy: HTTPEndpoint | ReplayEndpoint
     if base_url:
-        policy = plan.http_endpoint(base_url, model, dialect, api_key_var)
+        policy = plan.http_endpoint(base_url, model, dialect, api_key_var, wait_s=wait_for_policy, say=_say)
     else:
         policy = plan.replay(found, files)
         if all(source.environment for source in sources) and not files:
@@ -163,6 +168,7 @@ def _prepare(
         concurrency=concurrency,
         limits=RolloutLimits(timeout_s=timeout, max_calls=max_calls),
         output=plan.checked(output) if output else None,
+        wait_for_policy_s=wait_for_policy,
     )
 
 
@@ -217,8 +223,11 @@ async def _interruptible(run: Run, report: Report) -> None:
 
 
 async def _run(run: Run, report: Report) -> None:
+    from gymgate.gateway.backends.ready import wait_until_ready
     from gymgate.stack import acquire
 
+    if run.wait_for_policy_s is not None and isinstance(run.policy, HTTPEndpoint):
+        await wait_until_ready(run.policy, run.wait_for_policy_s, _say)
     total = await asyncio.to_thread(run.total)
     async with acquire(run.stack, progress=_say) as stack:
         with _appending(run.output) as write, progress(total) as show:

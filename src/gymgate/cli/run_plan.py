@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -91,20 +93,44 @@ def only_recorded(
 
 
 def http_endpoint(
-    base_url: str, model: str | None, dialect: Literal["chat", "responses"], key_variable: str | None
+    base_url: str,
+    model: str | None,
+    dialect: Literal["chat", "responses"],
+    key_variable: str | None,
+    *,
+    replicas: tuple[str, ...] = (),
+    wait_s: float | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> HTTPEndpoint:
-    """The policy endpoint; without a model name, the only model that it serves.
+    """The policy endpoint; without a model name, the only model that it serves, for which it may be waited `wait_s`.
 
-    Raises `ConfigError` if a key variable that was named is not set or the endpoint does not tell its model.
+    Raises `ConfigError` if a key variable that was named is not set or the endpoint does not tell its model, and
+    `PolicyError` if it does not answer in time.
     """
     variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
-    endpoint = HTTPEndpoint(base_url=base_url, dialect=dialect, model=model, api_key_env=variable).resolved()
-    return endpoint if model else endpoint.model_copy(update={"model": only_model(endpoint)})
+    endpoint = HTTPEndpoint(
+        base_url=base_url, replicas=replicas, dialect=dialect, model=model, api_key_env=variable
+    ).resolved()
+    if model:
+        return endpoint
+    if wait_s:
+        from gymgate.gateway.backends.ready import wait_until_ready
+
+        asyncio.run(wait_until_ready(endpoint, wait_s, say))
+    return endpoint.model_copy(update={"model": only_model(endpoint)})
 
 
 def only_model(endpoint: HTTPEndpoint) -> str:
     """The model that an endpoint serves; `ConfigError` if it cannot be reached or does not serve exactly one."""
-    url = f"{endpoint.base_url.rstrip('/')}/models"
+    *others, last = endpoint.base_urls
+    for base_url in others:
+        with contextlib.suppress(ConfigError):
+            return _model_at(base_url, endpoint)
+    return _model_at(last, endpoint)
+
+
+def _model_at(base_url: str, endpoint: HTTPEndpoint) -> str:
+    url = f"{base_url}/models"
     key = endpoint.api_key.get_secret_value() if endpoint.api_key else None
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
@@ -114,12 +140,12 @@ def only_model(endpoint: HTTPEndpoint) -> str:
         raise ConfigError(f"name the model with -m: {url} answered {error.code} {error.reason}") from None
     except OSError as error:
         reason = getattr(error, "reason", error)
-        raise ConfigError(f"endpoint {endpoint.base_url!r} cannot be reached: {reason}") from None
+        raise ConfigError(f"endpoint {base_url!r} cannot be reached: {reason}") from None
     except (ValueError, KeyError, TypeError):
         raise ConfigError(f"name the model with -m: {url} answered no list of models") from None
     if len(models) != 1:
         serves = ", ".join(models) or "none"
-        raise ConfigError(f"name the model with -m; {endpoint.base_url} serves {serves}")
+        raise ConfigError(f"name the model with -m; {base_url} serves {serves}")
     return models[0]
 
 

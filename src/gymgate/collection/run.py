@@ -14,6 +14,7 @@ from typing import Any
 from gymgate.api import open_rows
 from gymgate.collection.limits import fitting_concurrency
 from gymgate.collection.plan import Done, Identity, Job, Plan, Shard, Source, checked_shard
+from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.ray_stacks import RayStacks, ray_stacks
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.runner import Collector, Pace
@@ -47,6 +48,8 @@ class Collection:
     record_bodies: bool = False
     ray: str | None = None
     """Address of a Ray cluster to run on; `None`: this machine."""
+    wait_for_policy_s: float | None = None
+    """For the policy's endpoint to answer, at the start and after failures of its; 0: it is asked once."""
     say: Say = lambda message: None
     tally: Tally = field(default_factory=Tally)
     collector: Collector | None = None
@@ -87,6 +90,8 @@ class Collection:
         on_ready: Callable[[Tally], None],
     ) -> None:
         """A stack that is lost is started again, as long as rollouts finish in between."""
+        policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.say)
+        await policy_wait.at_start()
         finished = -1
         while True:
             try:
@@ -101,6 +106,7 @@ class Collection:
                         on_change=on_change,
                         warn=self.say,
                         status=stack.status,
+                        after_failure=policy_wait.after,
                     )
                     if self.draining:
                         self.collector.drain()
@@ -203,6 +209,7 @@ async def collect(
     concurrency: int | None = None,
     rerun_failed: bool = False,
     record_bodies: bool = False,
+    wait_for_policy_s: float | None = None,
     include_finished: bool = True,
     runtime: RuntimeConfig | None = None,
     progress: Say = lambda message: None,
@@ -212,8 +219,10 @@ async def collect(
     With `output`, a directory, each is appended to it first; after a kill, the same call runs what is missing, and
     yields what is there already before that (unless not `include_finished`). Failed rollouts are retried within
     `pace.budgets` and then left in `output`'s failures.jsonl. `rows` is a packaged file's name, a path,
-    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. A loop that is left early stops the run when the
-    generator is closed: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
+    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. `wait_for_policy_s` is how long the policy's
+    endpoint may take to answer, at the start and after failures of its; 0 asks it once, `None` never. A loop that is
+    left early stops the run when the generator is closed:
+    `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
 
     Raises `ConfigError` for an output that holds a run with other settings, `DataError` if it cannot be written.
     """
@@ -239,6 +248,7 @@ async def collect(
         pace=pace,
         rerun_failed=rerun_failed,
         record_bodies=record_bodies,
+        wait_for_policy_s=wait_for_policy_s,
         say=progress,
     )
     if include_finished and run.directory is not None:

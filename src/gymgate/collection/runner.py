@@ -16,7 +16,7 @@ from gymgate.collection.retries import DEFAULT_BUDGETS, may_retry, wait_s
 from gymgate.collection.store import RunDirectory
 from gymgate.collection.tally import Tally
 from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, from_wire
-from gymgate.rollout import Rollout
+from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.result import as_rollout, failed
 
 STALL_NAMES = 3
@@ -61,6 +61,7 @@ class Collector:
         on_change: Callable[[Tally], None] = lambda tally: None,
         warn: Callable[[str], None] = lambda message: None,
         status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
+        after_failure: Callable[[RolloutError], Awaitable[None]] | None = None,
     ) -> None:
         self.tally = tally
         self.in_flight: dict[Identity, tuple[float, Job]] = {}
@@ -73,6 +74,7 @@ class Collector:
         self._on_change = on_change
         self._warn = warn
         self._status = status
+        self._after_failure = after_failure
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -132,6 +134,8 @@ class Collector:
             self._fail(job, rollout, failures.total(), final=not again)
             if not again or await self._drained_within(wait_s(failures.total())):
                 return None
+            if self._after_failure is not None:
+                await self._after_failure(rollout.error)
 
     async def _attempt(self, job: Job) -> Rollout:
         try:

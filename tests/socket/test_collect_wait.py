@@ -1,0 +1,149 @@
+"""Waiting for a policy that comes up late, goes for a while, or never answers."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+from gateway_upstream import Seen, upstream
+
+from gymgate.cli.run_plan import http_endpoint
+from gymgate.collection import runner
+from gymgate.collection.plan import Job, Plan, Source
+from gymgate.collection.policy_wait import PolicyWait
+from gymgate.collection.runner import Collector, Pace
+from gymgate.collection.tally import Tally
+from gymgate.config import HTTPEndpoint
+from gymgate.dataset.row import make_row
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.gateway.backends import make_backend
+from gymgate.gateway.backends.ready import wait_until_ready
+from gymgate.rollout import Rollout, RolloutError
+
+PROGRAM = Path(__file__).with_name("replica_program.py")
+NOWHERE = "http://127.0.0.1:9/v1"
+
+
+async def answering(status: int) -> aiohttp.web.Response:
+    return aiohttp.web.json_response({}, status=status)
+
+
+@pytest.mark.parametrize(
+    ("status", "ready"), [(200, True), (401, True), (404, True), (500, False), (503, False)]
+)
+async def test_any_answer_but_a_servers_error_is_one(status: int, ready: bool) -> None:
+    async def script(seen: Seen) -> aiohttp.web.Response:
+        return await answering(status)
+
+    async with upstream(script) as server:
+        if ready:
+            await wait_until_ready(server.endpoint(), 0)
+        else:
+            with pytest.raises(PolicyError, match=f"no policy endpoint answers .*: status {status}"):
+                await wait_until_ready(server.endpoint(), 0)
+
+
+async def test_a_server_that_is_loading_is_waited_for() -> None:
+    statuses = iter([503, 503, 200])
+    lines: list[str] = []
+
+    async def script(seen: Seen) -> aiohttp.web.Response:
+        return await answering(next(statuses))
+
+    async with upstream(script) as server:
+        await wait_until_ready(server.endpoint(), 20, lines.append)
+    assert len(server.seen) == 3
+    assert lines == [f"waiting for the policy, 20 s at most ({server.url}: status 503)"]
+
+
+async def test_the_wait_has_an_end() -> None:
+    started = time.monotonic()
+    with pytest.raises(
+        PolicyError, match=r"no policy endpoint answers after 0\.6 s \(http://127\.0\.0\.1:9/v1: "
+    ):
+        await wait_until_ready(HTTPEndpoint(base_url=NOWHERE), 0.6)
+    assert time.monotonic() - started < 5
+
+
+async def test_one_of_several_replicas_is_enough_at_the_deadline() -> None:
+    lines: list[str] = []
+    async with upstream() as server:
+        await wait_until_ready(HTTPEndpoint(base_url=NOWHERE, replicas=(server.url,)), 0, lines.append)
+    assert lines[-1].startswith("going on without 1 of 2 replicas (http://127.0.0.1:9/v1: ")
+
+
+def test_the_model_is_asked_of_a_replica_that_is_there() -> None:
+    with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
+        try:
+            assert http_endpoint(NOWHERE, None, "chat", None, replicas=(url,), wait_s=0.1).model == "m"
+        finally:
+            server.kill()
+    with pytest.raises(ConfigError, match=f"endpoint '{NOWHERE}' cannot be reached"):
+        http_endpoint(NOWHERE, None, "chat", None)
+
+
+async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without waiting, the budget of 3 would be spent at once; the server comes back on its old port."""
+    monkeypatch.setattr(runner, "wait_s", lambda failures: 0.0)
+    process, port = await start(0)
+    endpoint = HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
+    backend = make_backend(endpoint)
+    gone = asyncio.Event()
+
+    async def run_one(job: Job) -> Rollout:
+        if tally.finished == 20 and not gone.is_set():
+            gone.set()
+        try:
+            await backend.call({"model": "m", "messages": [{"role": "user", "content": "x"}]})
+        except PolicyError as error:
+            failed = RolloutError(kind="policy", message=error.message, type="PolicyError", retryable=True)
+            return Rollout(id="x", environment="e", agent="a", status="failed", error=failed)
+        return Rollout(id="x", environment="e", agent="a", status="completed", reward=1.0)
+
+    rows = [
+        make_row({"responses_create_params": {"input": f"{number}"}}, "r", number) for number in range(60)
+    ]
+    tally, noticed = Tally(total=60), asyncio.Event()
+    wait = PolicyWait(endpoint, 30, lambda line: noticed.set())
+    work = Collector(
+        Plan([Source(rows, "e")]).jobs(), run_one, pace=Pace(4), tally=tally, after_failure=wait.after
+    )
+    running = asyncio.create_task(work.run())
+    await gone.wait()
+    process.kill()
+    await process.wait()
+    await noticed.wait()
+    process, _ = await start(port)
+    try:
+        await running
+    finally:
+        process.kill()
+        await process.wait()
+        await backend.close()
+    assert (tally.finished, tally.failed) == (60, 0)
+    assert tally.failures
+
+
+async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, str(PROGRAM), stdout=asyncio.subprocess.PIPE, env={"PORT": str(port)}
+    )
+    assert process.stdout is not None
+    return process, int(await process.stdout.readline())
+
+
+async def test_a_policy_that_stays_away_ends_the_run() -> None:
+    wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 0.1, lambda line: None)
+    error = RolloutError(kind="policy", message="x", type="PolicyError", retryable=True)
+    with pytest.raises(PolicyError, match="stopped: no policy endpoint answers after"):
+        await wait.after(error)
+    await wait.after(error.model_copy(update={"retryable": False}))
+    await wait.after(error.model_copy(update={"kind": "environment"}))
+    await PolicyWait(HTTPEndpoint(base_url=NOWHERE), 0, lambda line: None).after(error)
