@@ -26,6 +26,7 @@ ROOMS = {
     "stack": 6,
     "api": 7,
     "check": 7,
+    "preparation": 7,
     "serving": 7,
     "collection": 8,
     "integrations": 8,

@@ -16,6 +16,7 @@ COMMANDS = {
     "setup": "setup",
     "doctor": "doctor",
     "check": "check",
+    "data": "data",
     "run": "run",
     "collect": "collect",
     "aggregate": "aggregate",

@@ -56,7 +56,10 @@ def _lacks_params(data: Mapping[str, Any], params: Any) -> str:
         return f"responses_create_params must be an object, not {type(params).__name__}"
     lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
     keys = ", ".join(repr(key) for key in list(data)[:5]) or "nothing"
-    return f"{lack}; it looks like raw data ({keys}), which a prompt must be put to first (materialised)"
+    return (
+        f"{lack}; it looks like raw data ({keys}), which a prompt must be put to first: `gymgate data prepare ENV` "
+        f"for data of an environment or benchmark, with --input FILE --prompt FILE for data of your own"
+    )
 
 
 def _agent_name(data: Mapping[str, Any], source: str, line: int) -> str | None:
