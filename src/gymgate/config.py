@@ -153,6 +153,9 @@ class StackConfig(Config):
     """Names of environment variables that Gym's servers may see beside the allow-listed ones."""
     component_roots: tuple[str, ...] = ()
     """Directories searched for a user's own servers, beside the installed nemo-gym."""
+    agent_slots: int = Field(default=4, ge=1)
+    """Processes of an agent that passes on nothing of its rollout, of which each serves one rollout at a time; as many are
+    started as are used at once."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (making a runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)

@@ -37,6 +37,34 @@ CONFIG: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("block", "strategy", "policy"),
+    [
+        ({"model_server": reference("responses_api_models", "policy_model")}, "url", set()),
+        ({"base_url": "${policy_base_url}"}, "slot", {"policy_base_url"}),
+        ({"provider": {"options": [{"url": "${own_base_url}"}]}}, "slot", {"own_base_url"}),
+        ({"grader": "${judge_base_url}"}, "url", set()),
+        (
+            {"base_url": "${policy_base_url}", "inner": reference("responses_api_agents", "solo")},
+            "url",
+            set(),
+        ),
+        ({"base_url": "https://api.example.com/v1"}, "url", set()),
+    ],
+    ids=["model server", "url", "url deep inside", "judge", "another agent", "elsewhere"],
+)
+def test_how_an_agent_without_a_model_server_is_routed(
+    block: dict[str, Any], strategy: str, policy: set[str]
+) -> None:
+    agent = gym_config.Instance(
+        "cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block}
+    )
+    urls = ("policy_base_url", "own_base_url", "judge_base_url")
+    assert gym_config.strategy_of(agent, urls, "0.7.0") == strategy
+    if strategy == "slot":
+        assert gym_config.policy_urls(agent, urls) == policy
+
+
 def test_models_move_to_the_gateway_and_relays_go() -> None:
     placed = gym_config.placed(
         CONFIG, {"maths": 1001, "solo": 1002}, {"policy_model": 2001, "judge_model": 2002}

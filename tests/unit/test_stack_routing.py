@@ -18,14 +18,21 @@ ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_
         ("an_agent_of_the_users_own", "0.7.0", "url"),
         ("langgraph_agent", "0.7.0", "metadata"),
         ("mini_swe_agent", "0.7.0", "body"),
-        ("harbor_agent", "0.7.0", "none"),
+        ("harbor_agent", "0.7.0", "slot"),
+        ("remote_agent", "0.7.0", "metadata"),
         ("simple_agent", "0.4.0", "metadata"),
-        ("claude_code_agent", "0.4.0", "none"),
+        ("claude_code_agent", "0.4.0", "slot"),
         ("simple_agent", "0.10.0rc1", "url"),
     ],
 )
 def test_strategy(agent: str, version: str, strategy: Strategy) -> None:
     assert strategy_for(agent, version) == strategy
+
+
+def test_an_agent_with_the_policys_url_in_its_config_needs_slots() -> None:
+    """Gym puts no key into a URL that is given; 0.4 puts none into any."""
+    assert strategy_for("codex_agent", "0.7.0", own_urls=True) == "slot"
+    assert strategy_for("simple_agent", "0.4.0", own_urls=True) == "metadata"
 
 
 def test_url_goes_into_the_body_and_leaves_the_row_alone() -> None:

@@ -24,11 +24,10 @@ _DEATH_SHOWS_S = 0.5
 
 @dataclass(frozen=True)
 class Job:
-    """What to post where."""
+    """What to post for whom."""
 
     environment: str
     agent: str
-    url: str
     row: Mapping[str, Any]
     """As the caller gave it."""
     body: bytes
@@ -46,14 +45,14 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def run_job(session: aiohttp.ClientSession, job: Job, route: Route) -> dict[str, Any]:
-    """Status, reward, result and so on, or status and error: a failure comes back as data.
+async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: str) -> dict[str, Any]:
+    """Post the job to the agent at `url`. Status, reward, result and so on, or status and error: a failure comes back as data.
 
     Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7), and its late model calls are
     refused once the caller closes the route.
     """
     try:
-        status, body = await _post(session, job)
+        status, body = await _post(session, job, url)
     except TimeoutError:
         return results.failed(RolloutTimeoutError(f"no result after {job.timeout_s:g} s from {job.agent!r}"))
     except aiohttp.ClientError as error:
@@ -73,10 +72,10 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route) -> dic
     return results.scored(result, job.row, route.truncated)
 
 
-async def _post(session: aiohttp.ClientSession, job: Job) -> tuple[int, bytes]:
+async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int, bytes]:
     async with (
         asyncio.timeout(job.timeout_s),
-        session.post(job.url, data=job.body, headers=_JSON, allow_redirects=False) as response,
+        session.post(url, data=job.body, headers=_JSON, allow_redirects=False) as response,
     ):
         return response.status, await response.read()
 

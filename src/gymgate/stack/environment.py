@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError, GymgateError, ServerDiedError, StackLostError, StackStartError
-from gymgate.gateway import Gateway
+from gymgate.gateway import POLICY, Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.stack import gym_config
+from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import AGENTS, Instance
-from gymgate.stack.ports import HeldPort, listening_inodes, owns_socket
+from gymgate.stack.ports import HeldPort
+from gymgate.stack.routing import Strategy
+from gymgate.stack.slots import AgentSlot, Slots, Started
 from gymgate.stack.spawner import Child, Spawner
-
-POLL_S, MAX_POLL_S = 0.02, 0.2
-GRACE_S = 0.8
-"""For a server to shut down after SIGINT, before it is killed."""
 
 State = Literal["starting", "up", "restarting", "down", "stopped"]
 
@@ -69,6 +67,7 @@ class Host:
     cache_dir: Path
     start_timeout_s: float
     max_restarts: int
+    agent_slots: int
     progress: Callable[[str], None]
     endpoints: frozenset[str] = frozenset()
     """Model servers that have an endpoint; `"*"`: all."""
@@ -85,6 +84,10 @@ class Environment:
         self.restarts = 0
         self.agents: dict[str, str] = {}
         """Agent instance -> implementation."""
+        self.strategies: dict[str, Strategy] = {}
+        """Agent instance -> how its rollouts' keys reach their model calls."""
+        self.slots: dict[str, Slots] = {}
+        """Of the agents whose strategy is `slot`."""
         self.default_agent: str | None = None
         self._config_path = config_path
         self._host = host
@@ -102,7 +105,7 @@ class Environment:
         """Parse, start every server, return when each listens.
 
         Raises `ConfigError` and `NeedMissingError` for what the config lacks, `StackStartError` for a server
-        that dies or does not listen in time.
+        that dies or does not listen in time: the environment is down then, and what it had started is gone.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
@@ -110,11 +113,16 @@ class Environment:
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await self._make_plan()
                 self._warn_of_urls(self._plan)
-                for instance in self._plan.servers:
-                    self._ports[instance.name] = HeldPort()
+                self._hold_places(self._plan)
                 await self._launch()
-        except TimeoutError:
-            raise self._too_slow() from None
+                await self._start_slots()
+        except BaseException as error:
+            self._failure = self._too_slow() if isinstance(error, TimeoutError) else _first(error)
+            self._set("down")
+            await asyncio.shield(self._end_everything())
+            if self._failure is None:
+                raise
+            raise self._failure from None
         self._set("up")
         self._watcher = asyncio.create_task(self._watch())
 
@@ -140,23 +148,25 @@ class Environment:
         self._set("stopped")
         if self._watcher is not None:
             self._watcher.cancel()
-        await self._end(self._generation, grace_s=GRACE_S)
+        await self._end_everything(grace_s=servers.GRACE_S)
         for port in self._ports.values():
             port.close()
 
     def describe(self) -> dict[str, Any]:
         """For `Stack.status`."""
         generation = self._generation
-        servers = {
+        running = {
             child.name: {"pid": child.pid, "port": self.port(child.name), "alive": child.alive}
             for child in generation.servers
         }
+        for agent, slots in self.slots.items():
+            running |= slots.describe(agent)
         return {
             "state": self.state,
             "generation": generation.number,
             "restarts": self.restarts,
             "rollouts": len(generation.users),
-            "servers": servers,
+            "servers": running,
             "logs": str(self._logs),
         }
 
@@ -172,15 +182,18 @@ class Environment:
             overrides=[list(pair) for pair in self.spec.overrides],
         )
         config = gym_config.checked_config(answer, self.name)
-        servers = gym_config.servers_to_start(config, self.spec.agent)
-        self.agents = {item.name: item.type for item in servers if item.kind == AGENTS}
-        if not self.agents:
+        wanted = gym_config.servers_to_start(config, self.spec.agent)
+        agents = [item for item in wanted if item.kind == AGENTS]
+        if not agents:
             raise ConfigError(f"environment {self.name!r} has no agent in {self._config_path}")
+        urls = tuple(answer.get("urls", ()))
+        self.agents = {item.name: item.type for item in agents}
+        self.strategies = {item.name: gym_config.strategy_of(item, urls, host.version) for item in agents}
         self.default_agent = gym_config.default_agent(config, self.spec.agent)
         roots = gym_config.component_roots(self._config_path, host.component_roots, host.site)
-        directories = {item.name: gym_config.directory_of(item, roots) for item in servers}
-        ray = {item.name for item in servers if gym_config.uses_ray(directories[item.name], item.entrypoint)}
-        return Plan(config, servers, directories, frozenset(ray), tuple(answer.get("urls", ())))
+        directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
+        ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
+        return Plan(config, wanted, directories, frozenset(ray), urls)
 
     def _warn_of_urls(self, plan: Plan) -> None:
         """Some servers swallow the failure of a model that they call by themselves, and score 0."""
@@ -191,55 +204,103 @@ class Environment:
                     f'if its scores need it, map it with models={{"{key}": ...}}'
                 )
 
+    def _hold_places(self, plan: Plan) -> None:
+        """Ports for the servers, and slots for the agents that need them."""
+        for instance in plan.servers:
+            if self.strategies.get(instance.name) == "slot":
+                start = partial(self._launch_slot, instance)
+                host = self._host
+                self.slots[instance.name] = Slots(self.name, host.agent_slots, host.gateway.slot, start)
+            else:
+                self._ports[instance.name] = HeldPort()
+
     async def _launch(self) -> None:
         """Start the servers of a new generation and wait until each listens."""
         plan, host = self._plan, self._host
         assert plan is not None
         self._awaited.clear()
         spawner = await host.spawner()
-        names = [*gym_config.model_servers(plan.config), *plan.urls]
-        if gym_config.is_own_judge(plan.config):
-            names.append(POLICY_AS_JUDGE)
-        models = {name: await host.gateway.port_for(name) for name in names}
-        ray = await host.ray_address(spawner) if plan.ray else None
-        ports = {name: port.number for name, port in self._ports.items()}
-        config = gym_config.placed(plan.config, ports, models, ray)
+        config = await self._config_for(spawner, {}, host.gateway.port_for)
         generation = self._generation = Generation(self._generation.number + 1, spawner)
         try:
             for instance in plan.servers:
-                host.progress(f"{self.name}: starting {instance.name}")
-                child = await spawner.serve(
-                    instance.name,
-                    self._logs / f"{gym_config.file_name(instance.name)}.log",
-                    directory=str(plan.directories[instance.name]),
-                    entrypoint=instance.entrypoint,
-                    instance=instance.name,
-                    config=config,
-                    ray=instance.name in plan.ray,
-                )
-                generation.servers.append(child)
+                if instance.name not in self.slots:
+                    host.progress(f"{self.name}: starting {instance.name}")
+                    generation.servers.append(await self._serve(spawner, instance, instance.name, config))
             async with asyncio.TaskGroup() as group:
                 for child in generation.servers:
-                    group.create_task(self._listens(child))
-        except BaseExceptionGroup as errors:
+                    group.create_task(self._listens(child, self.port(child.name)))
+        except BaseException as error:
             await asyncio.shield(self._end(generation))
-            raise _first(errors) from None
-        except BaseException:
-            await asyncio.shield(self._end(generation))
+            if (first := _first(error)) is None:
+                raise
+            raise first from None
+
+    async def _start_slots(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for agent, slots in self.slots.items():
+                self._host.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
+                group.create_task(slots.start())
+
+    async def _launch_slot(self, instance: Instance, slot: AgentSlot) -> Started:
+        """Start an agent's process in a slot, at the gateway ports that the slot has; return when it listens."""
+        child: Child | None = None
+        spawner = await self._host.spawner()
+        try:
+            async with asyncio.timeout(self._host.start_timeout_s):
+                config = await self._config_for_slot(spawner, instance, slot)
+                name = f"{instance.name} slot {slot.number}"
+                child = await self._serve(spawner, instance, name, config)
+                await self._listens(child, slot.port)
+                return Started(child, spawner)
+        except BaseException as error:
+            await asyncio.shield(servers.end(spawner, [child] if child else []))
+            if isinstance(error, TimeoutError):
+                raise servers.too_slow(self.name, self._host.start_timeout_s, child) from None
             raise
 
-    async def _listens(self, child: Child) -> None:
-        """Return when the child listens on its port; `StackStartError` if it exits first."""
+    async def _config_for_slot(self, spawner: Spawner, instance: Instance, slot: AgentSlot) -> dict[str, Any]:
+        assert self._plan is not None
+        own = gym_config.policy_urls(instance, self._plan.urls)
+
+        async def port_for(name: str) -> int:
+            return await slot.gateway.port_for(name, POLICY if name in own else name)
+
+        return await self._config_for(spawner, {instance.name: slot.port}, port_for)
+
+    async def _config_for(
+        self, spawner: Spawner, own_ports: dict[str, int], port_for: Callable[[str], Awaitable[int]]
+    ) -> dict[str, Any]:
+        """The config for the environment's servers, or for a slot's process, with its models on the gateway."""
+        plan, host = self._plan, self._host
+        assert plan is not None
+        names = [*gym_config.model_servers(plan.config), *plan.urls]
+        if gym_config.is_own_judge(plan.config):
+            names.append(POLICY_AS_JUDGE)
+        models = {name: await port_for(name) for name in names}
+        ray = await host.ray_address(spawner) if plan.ray else None
+        # Another server that names an agent in slots finds its first process.
+        ports = {agent: slots.all[0].port for agent, slots in self.slots.items()}
+        ports |= {name: port.number for name, port in self._ports.items()}
+        return gym_config.placed(plan.config, ports | own_ports, models, ray)
+
+    async def _serve(self, spawner: Spawner, instance: Instance, name: str, config: dict[str, Any]) -> Child:
+        plan = self._plan
+        assert plan is not None
+        return await spawner.serve(
+            name,
+            self._logs / f"{gym_config.file_name(name)}.log",
+            directory=str(plan.directories[instance.name]),
+            entrypoint=instance.entrypoint,
+            instance=instance.name,
+            config=config,
+            ray=instance.name in plan.ray,
+        )
+
+    async def _listens(self, child: Child, port: int) -> None:
         self._awaited.add(child)
-        port, pause = self.port(child.name), POLL_S
-        while child.alive:
-            inode = listening_inodes([port]).get(port)
-            if inode is not None and owns_socket(child.pid, inode):
-                self._awaited.discard(child)
-                return
-            await asyncio.wait([child.exited], timeout=pause)
-            pause = min(pause * 1.3, MAX_POLL_S)
-        raise self._died_starting(child)
+        await servers.until_listening(child, port, self.name)
+        self._awaited.discard(child)
 
     async def _watch(self) -> None:
         """Replace the servers whenever one of them dies, as often as that is allowed."""
@@ -255,7 +316,7 @@ class Environment:
 
     def _fail_users(self, generation: Generation, dead: Child) -> None:
         self._set("restarting")
-        generation.error = self._failure = self._died(dead)
+        generation.error = self._failure = servers.died(dead, self.name)
         logger.warning("%s", generation.error)
         for task in generation.users:
             task.cancel()
@@ -277,58 +338,30 @@ class Environment:
         self._set("down")
 
     async def _end(self, generation: Generation, grace_s: float = 0.0) -> None:
-        running, spawner = [child for child in generation.servers if child.alive], generation.spawner
-        if spawner is None or not running:
-            return
-        if grace_s:
-            for child in running:
-                spawner.kill(child, signal.SIGINT)
-            await asyncio.wait([child.exited for child in running], timeout=grace_s)
-        for child in running:
-            spawner.kill(child)
-        await asyncio.wait([child.exited for child in running], timeout=GRACE_S)
+        await servers.end(generation.spawner, generation.servers, grace_s)
+
+    async def _end_everything(self, grace_s: float = 0.0) -> None:
+        await asyncio.gather(
+            self._end(self._generation, grace_s), *(slots.stop(grace_s) for slots in self.slots.values())
+        )
 
     def _set(self, state: State) -> None:
         if self.state != "stopped":
             self.state = state
         self._changed.set()
 
-    def _died(self, child: Child) -> ServerDiedError:
-        return ServerDiedError(
-            f"server {child.name!r} of {self.name!r} died ({how(child)})",
-            environment=self.name,
-            server=child.name,
-            log_tail=child.log_tail(),
-        )
-
     def _down(self) -> ServerDiedError:
         failure = self._failure
+        what = f"is down after {self.restarts} restarts" if self._watcher else "did not start"
         return ServerDiedError(
-            f"environment {self.name!r} is down after {self.restarts} restarts: {failure}",
+            f"environment {self.name!r} {what}: {failure}",
             environment=self.name,
             server=getattr(failure, "server", None),
             log_tail=getattr(failure, "log_tail", None),
         )
 
-    def _died_starting(self, child: Child) -> StackStartError:
-        text = child.log_tail()
-        last = f": {text.splitlines()[-1]}" if text else ""
-        return StackStartError(
-            f"server {child.name!r} of {self.name!r} died while starting ({how(child)}){last}",
-            environment=self.name,
-            server=child.name,
-            log_tail=text,
-        )
-
     def _too_slow(self) -> StackStartError:
-        slow = next(iter(self._awaited), None)
-        return StackStartError(
-            f"environment {self.name!r} was not up after {self._host.start_timeout_s:g} s"
-            + (f"; still waiting for server {slow.name!r}" if slow else ""),
-            environment=self.name,
-            server=slow.name if slow else None,
-            log_tail=slow.log_tail() if slow else None,
-        )
+        return servers.too_slow(self.name, self._host.start_timeout_s, next(iter(self._awaited), None))
 
 
 def working_directory(fallback: Path) -> Path:
@@ -339,19 +372,9 @@ def working_directory(fallback: Path) -> Path:
         return fallback
 
 
-def how(child: Child) -> str:
-    """How a child ended, in words."""
-    status = child.exited.result() if child.exited.done() else None
-    if status is None:
-        return "the fork server died"
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One error out of a group, ours before others."""
-    flat: list[BaseException] = []
-    for error in errors.exceptions:
-        flat.append(_first(error) if isinstance(error, BaseExceptionGroup) else error)
-    return next((error for error in flat if isinstance(error, GymgateError)), flat[0])
+def _first(error: BaseException) -> GymgateError | None:
+    """The error of ours in a group of errors, or the error if it is ours."""
+    if isinstance(error, GymgateError):
+        return error
+    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return next((found for each in inner if (found := _first(each)) is not None), None)

@@ -6,7 +6,7 @@ Pure functions over plain dicts; the parsing itself happens in a child of the fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE
 from gymgate.stack import forkserver
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import release
+from gymgate.stack.routing import Strategy, release, strategy_for
 
 AGENTS, RESOURCES, MODELS = "responses_api_agents", "resources_servers", "responses_api_models"
 RELAYS = "environment_servers"
@@ -119,6 +119,21 @@ def only_agents_call_models(config: Mapping[str, Any]) -> bool:
     return agents <= _TRACING and {*model_servers(config)} <= {POLICY} and not is_own_judge(config)
 
 
+def strategy_of(agent: Instance, urls: Collection[str], version: str) -> Strategy:
+    """How to route an agent; `urls` are the keys of models that servers call by themselves."""
+    if any(kind in (AGENTS, MODELS) for kind, _ in _typed_references(agent.block)):
+        return strategy_for(agent.type, version)
+    own = bool(policy_urls(agent, urls))
+    return strategy_for(agent.type, version, own_urls=own)
+
+
+def policy_urls(agent: Instance, urls: Collection[str]) -> set[str]:
+    """Of these keys, those that an agent without a model server calls its policy by."""
+    if any(kind == MODELS for kind, _ in _typed_references(agent.block)):
+        return set()
+    return {key for key in forkserver.interpolated(agent.block) & {*urls} if "judge" not in key}
+
+
 def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[Instance]:
     """Resources servers and agents; with `agent`, that one and those it refers to in place of all agents."""
     found = {
@@ -146,14 +161,18 @@ def _reachable(found: Mapping[str, Instance], start: str) -> set[str]:
 
 def _references(node: Any) -> Iterator[str]:
     """Names in every `{"type": kind, "name": instance}` below a block."""
+    return (name for _, name in _typed_references(node))
+
+
+def _typed_references(node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, dict):
         if node.get("type") in KINDS and isinstance(node.get("name"), str):
-            yield node["name"]
+            yield node["type"], node["name"]
         for child in node.values():
-            yield from _references(child)
+            yield from _typed_references(child)
     elif isinstance(node, list):
         for child in node:
-            yield from _references(child)
+            yield from _typed_references(child)
 
 
 def placed(

@@ -4,7 +4,8 @@ url       `_ng_rollout_id` in the body of `/run` puts `/ng-rollout/<key>` before
           (nemo-gym 0.5 and later)
 metadata  an entry in `responses_create_params.metadata`, which the agent sends to the model unchanged
 body      `policy_base_url` and `policy_api_key` in the body of `/run`
-none      the agent passes nothing on, so its calls could not be told apart: it is refused
+slot      the agent passes nothing on: each process of it serves one rollout at a time and has gateway ports of its own
+none      its model calls go elsewhere than to the gateway, whatever is done: it is refused
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Literal
 
 from gymgate.errors import ConfigError, DataError
 
-Strategy = Literal["url", "metadata", "body", "none"]
+Strategy = Literal["url", "metadata", "body", "slot", "none"]
 
 ROLLOUT_ID = "_ng_rollout_id"
 ATTEMPT_INDEX = "_ng_attempt_index"
@@ -28,10 +29,10 @@ _URL_LOST: Mapping[str, Strategy] = {
     "labbench2_vlm_agent": "metadata",
     "mini_swe_agent": "body",
     "mini_swe_agent_2": "body",
-    "haystack_agent": "none",
-    "harbor_agent": "none",
-    "harbor_agent_general": "none",
-    "remote_agent": "none",
+    "haystack_agent": "slot",
+    "harbor_agent": "slot",
+    "harbor_agent_general": "slot",
+    "remote_agent": "metadata",
 }
 """0.5 and later: agents whose model calls do not carry the URL's key."""
 _METADATA_KEPT = frozenset(
@@ -55,11 +56,14 @@ _METADATA_KEPT = frozenset(
 """Before 0.5: agents that send `responses_create_params` to the model as it came."""
 
 
-def strategy_for(agent_type: str, version: str) -> Strategy:
-    """How to route an agent, by its implementation's name and nemo-gym's version."""
-    if release(version) >= BEFORE_URLS:
-        return _URL_LOST.get(agent_type, "url")
-    return "metadata" if agent_type in _METADATA_KEPT else "none"
+def strategy_for(agent_type: str, version: str, *, own_urls: bool = False) -> Strategy:
+    """How to route an agent, by its implementation's name and nemo-gym's version.
+
+    `own_urls`: it is configured with the policy's URL in place of a model server, to which Gym adds no key.
+    """
+    if release(version) < BEFORE_URLS:
+        return "metadata" if agent_type in _METADATA_KEPT else "slot"
+    return "slot" if own_urls else _URL_LOST.get(agent_type, "url")
 
 
 def release(version: str) -> tuple[int, int]:
@@ -71,8 +75,8 @@ def release(version: str) -> tuple[int, int]:
 def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
     """The error for an agent of strategy `none`."""
     return ConfigError(
-        f"agent {agent!r} ({agent_type}, nemo-gym {version}) does not pass on which rollout a model call belongs "
-        f"to, so concurrent rollouts would be mixed up; use another agent of this environment"
+        f"agent {agent!r} ({agent_type}, nemo-gym {version}) makes no model calls that gymgate could send to a policy; "
+        f"use another agent of this environment"
     )
 
 

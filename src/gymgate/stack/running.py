@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 import orjson
@@ -33,6 +33,7 @@ from gymgate.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.runtime.installer import find_uv
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation, Host
+from gymgate.stack.slots import AgentSlot
 from gymgate.stack.spawner import Spawner
 
 STARTING_AT_ONCE = 4
@@ -40,6 +41,7 @@ STARTING_AT_ONCE = 4
 RAY_POLL_S = 0.1
 STOP_TIMEOUT_S = 2.5
 
+Result = TypeVar("Result")
 Judge = Endpoint | Backend | Literal["policy"]
 Progress = Callable[[str], None]
 
@@ -79,7 +81,8 @@ class RunningStack:
     async def start(self) -> None:
         """Return when every server listens.
 
-        Raises the first failure of an environment; `stop` has to be called all the same.
+        An environment whose servers do not start is left out, with a warning, while another one starts. Raises if
+        none does, or for what the caller has to mend; `stop` has to be called all the same.
         """
         resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
@@ -88,7 +91,9 @@ class RunningStack:
             self.environments[spec.name] = Environment(spec, config_path, self._host(runtime))
         slots = asyncio.Semaphore(STARTING_AT_ONCE)
         starts = [self._start(environment, slots) for environment in self.environments.values()]
-        await _all_or_first_error(starts)
+        failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
+        if len(failures) == len(starts):
+            raise failures[0]
 
     async def stop(self) -> None:
         """Stop every process; bounded, idempotent."""
@@ -127,10 +132,9 @@ class RunningStack:
         """The rollout as a dict; raises only what is the caller's fault (`ConfigError`, `DataError`)."""
         started = time.monotonic()
         environment, agent = self.choose(request.row, request.environment, request.agent)
-        agent_type = environment.agents[agent]
-        strategy = routing.strategy_for(agent_type, environment.version)
+        strategy = environment.strategies[agent]
         if strategy == "none":
-            raise routing.refuse_unroutable(agent, agent_type, environment.version)
+            raise routing.refuse_unroutable(agent, environment.agents[agent], environment.version)
         route = self.open(request, metadata_routing=strategy == "metadata")
         try:
             body = routing.routed_row(
@@ -139,13 +143,13 @@ class RunningStack:
             job = rollouts.Job(
                 environment=environment.name,
                 agent=agent,
-                url=f"http://127.0.0.1:{environment.port(agent)}/run",
                 row=request.row,
                 body=orjson.dumps(body),
                 rollout_id=route.rollout_id,
                 timeout_s=request.limits.timeout_s,
             )
-            outcome = await self._on_servers(environment, job, route)
+            place = self._in_slot if agent in environment.slots else self._on_servers
+            outcome = await place(environment, job, route)
         finally:
             await route.close()
         return rollouts.finished(job, outcome, route.calls, started)
@@ -197,8 +201,22 @@ class RunningStack:
         assert place.default_agent is not None
         return place, place.default_agent
 
-    async def _on_servers(self, environment: Environment, job: rollouts.Job, route: Route) -> dict[str, Any]:
-        """Run the job, unless a server it needs dies first."""
+    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> dict[str, Any]:
+        """Run the job once a slot is free, unless its process or a server it needs dies first."""
+        try:
+            if environment.state == "down":
+                await environment.generation()  # which says why
+            async with environment.slots[job.agent].lease(route) as slot:
+                outcome = await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
+                slot.clean = outcome["status"] != "failed"
+                return outcome
+        except GymgateError as error:
+            return results.failed(error)
+
+    async def _on_servers(
+        self, environment: Environment, job: rollouts.Job, route: Route, port: int | None = None
+    ) -> dict[str, Any]:
+        """Run the job, unless a server it needs dies first; `port` is its agent's, if that is not the usual one."""
         assert self._session is not None
         try:
             async with asyncio.timeout(job.timeout_s):
@@ -208,11 +226,18 @@ class RunningStack:
             return results.failed(RolloutTimeoutError(message))
         except GymgateError as error:
             return results.failed(error)
-        return await _while_alive(generation, rollouts.run_job(self._session, job, route))
+        url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
+        return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
 
-    async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> None:
+    async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
+        """Start an environment; return what its servers failed of. Raises everything else."""
         async with slots:
-            await environment.start()
+            try:
+                await environment.start()
+            except StackStartError as error:
+                self._progress(f"warning: {error}; its rollouts fail, other environments go on")
+                return error
+        return None
 
     def _resolve(self) -> list[tuple[EnvironmentConfig, Path, Runtime]]:
         """Find each environment's config and make its runtime; blocking, minutes on first use."""
@@ -244,6 +269,7 @@ class RunningStack:
             cache_dir=cache_dir() / "gym",
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
+            agent_slots=self.config.agent_slots,
             progress=self._progress,
             endpoints=frozenset(_for_keyless(self.config)),
         )
@@ -295,26 +321,28 @@ class RunningStack:
             await (await task).close()
 
 
-async def _while_alive(generation: Generation, work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """The work's outcome; that of a failed rollout if a server of the generation dies meanwhile."""
+async def _while_alive(
+    place: Generation | AgentSlot, work: Coroutine[Any, Any, dict[str, Any]]
+) -> dict[str, Any]:
+    """The work's outcome; that of a failed rollout if a server of that place dies meanwhile."""
     task = asyncio.current_task()
     assert task is not None
-    generation.users.add(task)
+    place.users.add(task)
     try:
         return await work
     except asyncio.CancelledError:
-        if generation.error is None or task.uncancel() > 0:
+        if place.error is None or task.uncancel() > 0:
             raise
-        return results.failed(generation.error)
+        return results.failed(place.error)
     finally:
-        generation.users.discard(task)
+        place.users.discard(task)
 
 
-async def _all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
+async def _all_or_first_error(work: list[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Run all; at the first failure cancel the others, wait for them, and raise it."""
     tasks = [asyncio.ensure_future(item) for item in work]
     try:
-        await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()

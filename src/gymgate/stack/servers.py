@@ -1,0 +1,82 @@
+"""Starting and ending servers: what an environment's and a slot's have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterable
+
+from gymgate.errors import ServerDiedError, StackStartError
+from gymgate.stack.ports import listening_inodes, owns_socket
+from gymgate.stack.spawner import Child, Spawner
+
+POLL_S, MAX_POLL_S = 0.02, 0.2
+GRACE_S = 0.8
+"""For a server to shut down after SIGINT, before it is killed."""
+
+
+async def until_listening(child: Child, port: int, environment: str) -> None:
+    """Return when the child listens on its port; `StackStartError` if it exits first."""
+    pause = POLL_S
+    while child.alive:
+        inode = listening_inodes([port]).get(port)
+        if inode is not None and owns_socket(child.pid, inode):
+            return
+        await asyncio.wait([child.exited], timeout=pause)
+        pause = min(pause * 1.3, MAX_POLL_S)
+    raise died_starting(child, environment)
+
+
+async def end(spawner: Spawner | None, children: Iterable[Child], grace_s: float = 0.0) -> None:
+    """Kill servers and wait until they are gone, `GRACE_S` at most; ask them first if there is a grace period."""
+    running = [child for child in children if child.alive]
+    if spawner is None or not running:
+        return
+    if grace_s:
+        for child in running:
+            spawner.kill(child, signal.SIGINT)
+        await asyncio.wait([child.exited for child in running], timeout=grace_s)
+    for child in running:
+        spawner.kill(child)
+    await asyncio.wait([child.exited for child in running], timeout=GRACE_S)
+
+
+def died(child: Child, environment: str) -> ServerDiedError:
+    return ServerDiedError(
+        f"server {child.name!r} of {environment!r} died ({how(child)})",
+        environment=environment,
+        server=child.name,
+        log_tail=child.log_tail(),
+    )
+
+
+def died_starting(child: Child, environment: str) -> StackStartError:
+    text = child.log_tail()
+    last = f": {text.splitlines()[-1]}" if text else ""
+    return StackStartError(
+        f"server {child.name!r} of {environment!r} died while starting ({how(child)}){last}",
+        environment=environment,
+        server=child.name,
+        log_tail=text,
+    )
+
+
+def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> StackStartError:
+    """For servers that do not listen in time; `awaited` is one of them."""
+    return StackStartError(
+        f"environment {environment!r} was not up after {timeout_s:g} s"
+        + (f"; still waiting for server {awaited.name!r}" if awaited else ""),
+        environment=environment,
+        server=awaited.name if awaited else None,
+        log_tail=awaited.log_tail() if awaited else None,
+    )
+
+
+def how(child: Child) -> str:
+    """How a child ended, in words."""
+    status = child.exited.result() if child.exited.done() else None
+    if status is None:
+        return "the fork server died"
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return f"exit status {status}"

@@ -1,0 +1,223 @@
+"""Slots of agents that pass nothing on: who gets one, when, and what is left in it. Real processes, no NeMo Gym."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import aiohttp
+import pytest
+from gateway_upstream import upstream
+
+from gymgate.errors import StackStartError
+from gymgate.gateway import Gateway, Route
+from gymgate.stack import slots as slots_module
+from gymgate.stack.forkserver import SERVER_TAG
+from gymgate.stack.slots import AgentSlot, Slots, Started
+from gymgate.stack.spawner import Child, Spawner
+
+PROGRAM = "import os, sys; sys.stdin.read()"
+
+
+class Processes:
+    """Starts a real process for each slot, and kills it when it is told to."""
+
+    def __init__(self) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self.children: dict[int, Child] = {}
+        self.failing = False
+
+    async def start(self, slot: AgentSlot) -> Started:
+        await slot.gateway.port_for("policy_model")
+        if self.failing:
+            raise StackStartError("no such luck")
+        process = subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, start_new_session=True
+        )
+        self.started.append(process)
+        ended = asyncio.get_running_loop().create_future()
+        child = Child(f"agent slot {slot.number}", process.pid, Path(os.devnull), ended)
+        self.children[process.pid] = child
+        return Started(child, cast(Spawner, self))
+
+    def kill(self, child: Child, number: int = 9) -> None:
+        process = next(each for each in self.started if each.pid == child.pid)
+        process.kill()
+        process.wait()
+        child.exited.set_result(-9)
+
+    def close(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@asynccontextmanager
+async def pool(size: int) -> AsyncIterator[tuple[Slots, Processes, Gateway]]:
+    processes = Processes()
+    async with Gateway() as gateway:
+        slots = Slots("env", size, gateway.slot, processes.start)
+        try:
+            yield slots, processes, gateway
+        finally:
+            await slots.stop(0.0)
+            processes.close()
+
+
+@asynccontextmanager
+async def route_of(gateway: Gateway) -> AsyncIterator[Route]:
+    async with upstream() as policy:
+        route = gateway.open(policy.endpoint())
+        yield route
+        await route.close()
+
+
+async def call(slot: AgentSlot) -> int:
+    """The status that a call by the slot's agent gets."""
+    url = f"http://127.0.0.1:{await slot.gateway.port_for('policy_model')}/v1/chat/completions"
+    body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
+        return response.status
+
+
+async def settled(slots: Slots) -> None:
+    await asyncio.gather(*slots._settling)
+
+
+async def test_a_lease_sends_the_agents_calls_to_its_route_and_ends() -> None:
+    async with pool(2) as (slots, processes, gateway), route_of(gateway) as one, route_of(gateway) as two:
+        async with slots.lease(one) as first, slots.lease(two) as second:
+            assert [await call(first), await call(second)] == [200, 200]
+            assert (len(one.calls), len(two.calls)) == (1, 1)
+            first.clean = second.clean = True
+        assert await call(first) == 404
+        assert len(processes.started) == 2
+
+
+async def test_slots_are_given_in_the_order_of_asking() -> None:
+    """One that is cancelled while it waits gives its place to the next."""
+    order: list[int] = []
+
+    async def rollout(slots: Slots, route: Route, number: int) -> None:
+        async with slots.lease(route) as slot:
+            order.append(number)
+            slot.clean = True
+
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+        async with slots.lease(route) as slot:
+            waiting = []
+            for number in range(6):
+                waiting.append(asyncio.create_task(rollout(slots, route, number)))
+                await asyncio.sleep(0)  # it asks
+            waiting[2].cancel()
+            slot.clean = True
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert order == [0, 1, 3, 4, 5]
+        assert isinstance(results[2], asyncio.CancelledError)
+        assert len(processes.started) == 1
+
+
+async def test_processes_are_started_as_they_are_needed() -> None:
+    async with pool(3) as (slots, processes, gateway), route_of(gateway) as route:
+        await slots.start()
+        assert len(processes.started) == 1
+        for _ in range(3):
+            async with slots.lease(route) as slot:
+                slot.clean = True
+            await settled(slots)
+        assert len(processes.started) == 1
+        assert list(slots.describe("agent")) == ["agent slot 1"]
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_the_process_is_replaced_after_a_rollout_that_did_not_end_well(how: str) -> None:
+    """It may call on."""
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+
+        async def rollout() -> None:
+            async with slots.lease(route):
+                held.set()
+                if how == "cancelled":
+                    await asyncio.Event().wait()
+
+        held = asyncio.Event()
+        running = asyncio.create_task(rollout())
+        await held.wait()
+        if how == "cancelled":
+            running.cancel()
+        await asyncio.wait([running])
+        async with slots.lease(route) as slot:
+            slot.clean = True
+        assert len(processes.started) == 2
+        assert processes.started[0].returncode == -9
+
+
+async def test_the_process_is_replaced_if_it_calls_while_nobody_holds_it() -> None:
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+        async with slots.lease(route) as slot:
+            slot.clean = True
+        await settled(slots)
+        assert await call(slot) == 404
+        async with slots.lease(route) as slot:
+            slot.clean = True
+        assert len(processes.started) == 2
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_the_process_is_replaced_if_the_rollout_left_one_behind(
+    stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends within a moment does not count."""
+    monkeypatch.setattr(slots_module, "LEAVING_S", 0.2 if stays else 5.0)
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+        async with slots.lease(route) as slot:
+            assert slot.process is not None
+            left = await asyncio.create_subprocess_exec(
+                "sleep", "60", env={**os.environ, SERVER_TAG: str(slot.process.child.pid)}
+            )
+            slot.clean = True
+        if not stays:
+            left.kill()
+        async with slots.lease(route) as slot:
+            slot.clean = True
+        if stays:
+            left.kill()
+        await left.wait()
+        assert len(processes.started) == 1 + stays
+
+
+async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> None:
+    async with pool(2) as (slots, processes, gateway), route_of(gateway) as route:
+        async with slots.lease(route) as slot:
+            task = asyncio.create_task(asyncio.Event().wait())
+            slot.users.add(task)
+            assert slot.process is not None
+            processes.kill(slot.process.child)
+            await asyncio.wait([task], timeout=5)
+            assert task.cancelled()
+            assert "slot 1" in str(slot.error)
+            slot.users.clear()
+        await settled(slots)
+        async with slots.lease(route) as first, slots.lease(route) as second:
+            assert first.alive
+            assert second.alive
+            first.clean = second.clean = True
+
+
+async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_slot() -> None:
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+        processes.failing = True
+        for _ in range(2):
+            with pytest.raises(StackStartError, match="no such luck"):
+                async with slots.lease(route):
+                    pass
+        processes.failing = False
+        async with slots.lease(route) as slot:
+            slot.clean = True
+            assert slot.alive
