@@ -1,10 +1,10 @@
 """The gateway's cost per call, beside the bare endpoint and a minimal aiohttp reverse proxy.
 
-    ./dev python -m benchmarks gateway [--calls 3000] [--rounds 5]
+    ./dev python -m benchmarks gateway [--calls 3000] [--rounds 5] [--litellm PYTHON]
 
 Every server is a process of its own on loopback, all under uvloop, and the rounds of all contenders alternate. A call
-asks with about 4 KB of conversation and is answered at once with about 1 KB. The gateway keeps every body, as it does
-by default.
+asks with about 4 KB of conversation, where no other size is given, and is answered at once with about 1 KB. The gateway
+keeps every body, as it does by default. `--litellm` names an interpreter that has `litellm[proxy]`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
-from benchmarks.machine import describe
+from benchmarks.litellm_proxy import litellm_proxy
+from benchmarks.machine import describe, print_table
 from gymgate.config import HTTPEndpoint
 from gymgate.gateway import Gateway
 from gymgate.gateway.limits import relax_collector
@@ -35,6 +36,8 @@ CONCURRENCY = 64
 TEXT = "It is cold in San Francisco. " * 25
 MESSAGES = [{"role": "user" if n % 2 == 0 else "assistant", "content": TEXT} for n in range(5)]
 CHAT = json.dumps({"model": "m", "messages": MESSAGES, "temperature": 1.0}).encode()
+SMALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 950}]}).encode()
+LARGE = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * ((1 << 20) - 200)}]}).encode()
 STREAM = json.dumps({"model": "m", "messages": MESSAGES, "stream": True}).encode()
 RESPONSES = json.dumps({"model": "m", "input": MESSAGES, "temperature": 1.0}).encode()
 ANSWER = json.dumps(
@@ -74,7 +77,7 @@ async def serve_proxy(target: str) -> None:
                 content = await answer.read()
                 return web.Response(body=content, status=answer.status, content_type=answer.content_type)
 
-        app = web.Application()
+        app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", forward)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
@@ -118,6 +121,13 @@ class Server:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
             self.read()
+
+
+class Fixed(Server):
+    """One that is started elsewhere."""
+
+    def __init__(self, url: str) -> None:
+        self.urls = [url]
 
 
 @contextlib.contextmanager
@@ -169,6 +179,10 @@ class Contender:
     server: Server
     operation: str = "chat/completions"
     body: bytes = CHAT
+    share: float = 1.0
+    """Of the calls of a round: big bodies and slow contenders get fewer."""
+    beside: Contender | None = None
+    """The one it is compared with."""
     latencies_ms: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     sent: int = 0
@@ -196,22 +210,24 @@ async def connect(contender: Contender) -> Client:
 
 async def measure_latency(contender: Contender, calls: int) -> None:
     client = await connect(contender)
-    for number in range(calls + 50):
+    warm = 50 if contender.share == 1.0 else 5
+    for number in range(int(calls * contender.share) + warm):
         started = time.perf_counter()
         await client.call(contender.request())
-        if number >= 50:
+        if number >= warm:
             contender.latencies_ms.append((time.perf_counter() - started) * 1000)
     client.transport.close()
 
 
 async def measure_rate(contender: Contender, calls: int) -> None:
     clients = [await connect(contender) for _ in range(CONCURRENCY)]
-    left = iter(range(calls))
 
     async def work(client: Client) -> None:
         for _ in left:
             await client.call(contender.request())
 
+    calls = int(calls * contender.share)
+    left = iter(range(calls))
     started = time.perf_counter()
     await asyncio.gather(*(work(client) for client in clients))
     contender.rates.append(calls / (time.perf_counter() - started))
@@ -233,28 +249,48 @@ async def measure(contenders: list[Contender], calls: int, rounds: int) -> None:
 
 
 def report(contenders: list[Contender]) -> None:
-    direct, proxy = contenders[0], contenders[1]
-    base_ms, base_rate = statistics.median(direct.latencies_ms), statistics.median(proxy.rates)
+    base_ms = statistics.median(contenders[0].latencies_ms)
     print(describe("aiohttp", "uvloop", "orjson"))
-    print(f"\n| contender | c=1 median ms | added ms | p99 ms | c={CONCURRENCY} calls/s | of the proxy |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    rows = []
     for contender in contenders:
         median = statistics.median(contender.latencies_ms)
         p99 = statistics.quantiles(contender.latencies_ms, n=100)[98]
         rate = statistics.median(contender.rates)
-        print(
-            f"| {contender.name} | {median:.2f} | {median - base_ms:.2f} | {p99:.2f} "
-            f"| {rate:.0f} | {rate / base_rate:.2f} |"
-        )
+        beside = contender.beside or contender
+        ratio = rate / statistics.median(beside.rates)
+        numbers = [f"{value:.2f}" for value in (median, median - base_ms, p99)]
+        rows.append([contender.name, *numbers, f"{rate:.0f}", f"{ratio:.2f}"])
+    print_table(
+        ["contender", "c=1 median ms", "added ms", "p99 ms", f"c={CONCURRENCY} calls/s", "of the proxy"], rows
+    )
 
 
-def main() -> None:
+def line_up(endpoint: Server, proxy: Server, gateway: Server) -> list[Contender]:
+    """The endpoint first, then the minimal proxy."""
+    plain = Contender("minimal aiohttp proxy", proxy)
+    small = Contender("minimal aiohttp proxy, 1 KB", proxy, body=SMALL)
+    large = Contender("minimal aiohttp proxy, 1 MB", proxy, body=LARGE, share=0.05)
+    return [
+        Contender("endpoint itself", endpoint, beside=plain),
+        plain,
+        Contender("gateway, chat to chat", gateway, beside=plain),
+        Contender("gateway, chat to chat, streamed", gateway, body=STREAM, beside=plain),
+        Contender("gateway, Responses to chat", gateway, "responses", RESPONSES, beside=plain),
+        small,
+        Contender("gateway, chat to chat, 1 KB", gateway, body=SMALL, beside=small),
+        large,
+        Contender("gateway, chat to chat, 1 MB", gateway, body=LARGE, share=0.05, beside=large),
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--calls", type=int, default=3000, help="per contender and round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--litellm", metavar="PYTHON")
     parser.add_argument("--role", choices=SERVERS, help=argparse.SUPPRESS)
     parser.add_argument("--target", default="", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
     if options.role:
         with contextlib.suppress(KeyboardInterrupt):
             uvloop.run(SERVERS[options.role](options.target))
@@ -263,13 +299,10 @@ def main() -> None:
         endpoint = servers.enter_context(server("endpoint"))
         proxy = servers.enter_context(server("proxy", endpoint.urls[0]))
         gateway = servers.enter_context(server("gateway", endpoint.urls[0]))
-        contenders = [
-            Contender("endpoint itself", endpoint),
-            Contender("minimal aiohttp proxy", proxy),
-            Contender("gateway, chat to chat", gateway),
-            Contender("gateway, chat to chat, streamed", gateway, body=STREAM),
-            Contender("gateway, responses to chat", gateway, "responses", RESPONSES),
-        ]
+        contenders = line_up(endpoint, proxy, gateway)
+        if options.litellm:
+            url = servers.enter_context(litellm_proxy(options.litellm, endpoint.urls[0], "m"))
+            contenders.append(Contender("LiteLLM's proxy", Fixed(url), share=0.1, beside=contenders[1]))
         uvloop.run(measure(contenders, options.calls, options.rounds))
     report(contenders)
 
