@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from aiohttp import web
@@ -44,8 +43,7 @@ _NO_TOKENIZER = (
 class Routes(Protocol):
     """Where a handler finds the rollouts."""
 
-    @property
-    def routes(self) -> Mapping[str, Route]: ...
+    def find(self, key: str) -> Route | None: ...
 
     @property
     def keyless(self) -> KeylessRoute: ...
@@ -109,11 +107,11 @@ class Handler:
         key, status = path.key, 404
         if key is None:
             key, status = key_of_headers(request.headers), 401
-        if entry is not None and looks_like_key(entry) and (key is None or key not in self._gateway.routes):
+        if entry is not None and looks_like_key(entry) and (key is None or self._gateway.find(key) is None):
             key = entry
         if key is None:
             return self._keyless_route() if self._slot is None else self._slot.holder()
-        route = self._gateway.routes.get(without_attempt(key))
+        route = self._gateway.find(without_attempt(key))
         if route is None or route.closed:
             kind = "not_found_error" if status == 404 else "authentication_error"
             raise Refusal(status, f"no rollout has this key: it was never opened, or {RELEASED}", kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections import Counter
@@ -63,7 +64,8 @@ class Gateway:
     ) -> None:
         self.host = host
         self.stream_times = stream_times or StreamTimes()
-        self.routes: dict[str, Route] = {}
+        self.routes: dict[bytes, Route] = {}
+        """By their key's digest, so that how long a look-up takes tells nothing of the keys that there are."""
         self.keyless = KeylessRoute({})
         self._judges = dict(judges or {})
         self._clock = clock
@@ -169,11 +171,15 @@ class Gateway:
             on_close=self._retire,
             clock=self._clock,
         )
-        self.routes[route.key] = route
+        self.routes[_digest(route.key)] = route
         return route
 
+    def find(self, key: str) -> Route | None:
+        """The rollout of a key, if it is live."""
+        return self.routes.get(_digest(key))
+
     def _retire(self, route: Route) -> None:
-        self.routes.pop(route.key, None)
+        self.routes.pop(_digest(route.key), None)
 
     def _backend(self, endpoint: Endpoint | Backend | Literal["policy"]) -> Backend:
         if isinstance(endpoint, str):
@@ -217,6 +223,10 @@ class Gateway:
             await backend.close()
         for pool in self._pools.values():
             await pool.close()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(errors="replace"), digest_size=16).digest()
 
 
 def _request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
