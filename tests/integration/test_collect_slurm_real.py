@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
+from gymgate.serving.slurm_nodes import expand
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]
+VLLM = Path(__file__).parents[1] / "socket" / "collect_vllm_program.py"
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "scancel", "sinfo")
 CONF = """
 ClusterName=test
@@ -30,6 +32,7 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/none
+AuthInfo=cred_expire=5
 CredType=cred/none
 SlurmctldPort={ports[0]}
 SlurmdPort={ports[1]}
@@ -94,14 +97,15 @@ def said(*arguments: str) -> str:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False).stdout
 
 
-def submit(output: Path, *collect: str) -> None:
+def submit(output: Path, *collect: str, slurm: Sequence[str] = (), setup: str = "true") -> None:
     """`gymgate slurm`, as a user would call it."""
     bin_directory = Path(sys.executable).parent
     found = runtime()
     gym = f"{found.version}@{found.interpreter}" if found.interpreter else found.version
-    arguments = ["-o", str(output), "--shards", "4", "--time", "30", "--drain", "60", "--setup"]
+    arguments = ["-o", str(output), *(slurm or ("--shards", "4", "--time", "30", "--drain", "60"))]
     arguments += [
-        f"export PATH={shlex.quote(str(bin_directory))}:$PATH",
+        *("--setup", setup),
+        *("--setup", f"export PATH={shlex.quote(str(bin_directory))}:$PATH"),
         "--",
         SIMPLE,
         "--gym",
@@ -159,3 +163,40 @@ def test_an_array_of_four_with_one_task_killed(slurm: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "gymgate", "collect", SIMPLE, "--gym", gym, *collect, "-o", str(single)]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
     assert outcomes(single) == found
+
+
+def test_servers_in_the_job_and_the_end_of_its_walltime(slurm: Path, tmp_path: Path) -> None:
+    """A task with servers of its own, started with srun, drains before its walltime ends, is requeued and goes on."""
+    programs, notes = tmp_path / "bin", tmp_path / "notes"
+    for directory in (programs, notes):
+        directory.mkdir()
+    (programs / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
+    (programs / "vllm").chmod(0o755)
+    output = tmp_path / "run"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serve = f"m --slurm-nodes --port {port} --wait 60"
+    started = time.monotonic()
+    submit(
+        output,
+        *("-r", "800", "-c", "1", "-m", "m"),
+        slurm=("--shards", "1", "--time", "2", "--drain", "80", "--requeues", "9", "--serve", serve),
+        setup=f"export VLLM_NOTES={notes} PATH={programs}:$PATH",
+    )
+    until(lambda: not said("squeue", "-h"), 800, "an empty queue")
+    logs = "".join(path.read_text() for path in sorted((output / "logs").glob("*.log")))
+    print(f"{time.monotonic() - started:.0f} s, {logs.count('SIGUSR1: starting nothing more')} drains")
+    assert "SIGUSR1: starting nothing more" in logs, logs
+    assert "are there already" in logs
+    found = outcomes(output)
+    assert set(found.values()) == {1}
+    assert len(found) == 4000
+    summary = orjson.loads((output / "summary.jsonl").read_bytes())
+    assert (summary["rollouts"], summary["failed"]) == (4000, 0)
+    assert len(list(notes.glob("*.json"))) > 1
+
+
+def test_node_lists_are_expanded_as_slurm_does(slurm: Path) -> None:
+    for text in ("n1", "a,b", "node[01-03,7],login", "n[098-101]", "r[1-2]n[0-1]", "n[8-11]"):
+        assert expand(text) == said("scontrol", "show", "hostnames", text).split()

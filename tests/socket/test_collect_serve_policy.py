@@ -143,6 +143,17 @@ def test_waiting_has_an_end(vllm: Path) -> None:
     until_gone(notes(vllm)[0]["pid"])
 
 
+def test_a_drain_before_the_servers_answer_leaves_all_of_it_for_later(vllm: Path) -> None:
+    with subprocess.Popen(argv("slow", "--run", "echo {urls}"), stdout=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 30
+        while not notes(vllm):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGUSR1)
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (75, b"")
+
+
 def test_a_command_runs_with_the_addresses_and_ends_it(vllm: Path) -> None:
     script = f"{sys.executable} -c \"import os, sys; print(sys.argv[1], os.environ['GYMGATE_POLICY_URLS']); sys.exit(7)\""
     done = said("m", "--replicas", "2", "--run", f"{script} {{urls}}")

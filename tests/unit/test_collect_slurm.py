@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.slurm import command
+from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import (
     SlurmJob,
     aggregate_script,
@@ -55,17 +57,51 @@ def test_an_array_of_shards(tmp_path: Path) -> None:
     checked(submit_script(tmp_path / "a b", tmp_path / "c"))
 
 
-def test_a_server_in_the_job(tmp_path: Path) -> None:
-    collect = ("mcqa", "-m", "m")
-    fields = {
-        "server": ("vllm", "serve", "a b"),
-        "server_url": "http://127.0.0.1:8000/v1/",
-        "collect": collect,
-    }
-    script = checked(array_script(job(tmp_path, **fields)))
-    assert "vllm serve 'a b' &" in script
-    assert "http://127.0.0.1:8000/v1/models" in script
-    assert "-b http://127.0.0.1:8000/v1/" in script
+def words_of(script: str, program: str) -> list[str]:
+    """What the script calls a program with in its third task, as bash and the program take it apart."""
+    [line] = [line for line in checked(script).splitlines() if line.startswith(program)]
+    line = line.removesuffix(" &")
+    done = subprocess.run(
+        ["bash", "-c", f'printf "%s\\0" {line}'],
+        env={"SLURM_ARRAY_TASK_ID": "3", "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return done.stdout.split("\0")[:-1]
+
+
+def test_servers_in_the_job(tmp_path: Path) -> None:
+    serve = ("a 'model'", "--replicas", "2", "--", "--max-model-len", "64")
+    words = words_of(
+        array_script(job(tmp_path, serve=serve, collect=("mcqa", "-m", "a 'model'"))), "gymgate serve"
+    )
+    assert words[:5] == ["gymgate", "serve-policy", "a 'model'", "--replicas", "2"]
+    assert words[5:7] == ["--logs", f"{tmp_path}/a run/logs/servers-3"]
+    assert words[9:] == ["--", "--max-model-len", "64"]
+    expected = ["gymgate", "collect", "mcqa", "-m", "a 'model'", "-b", "{urls}", "--wait-for-policy", "1800"]
+    assert shlex.split(words[8]) == [*expected, "-o", f"{tmp_path}/a run", "--shard", "3/4"]
+
+
+def test_an_array_over_seeds(tmp_path: Path) -> None:
+    wanted = job(tmp_path, shards=None, seeds=(3, 1, 7))
+    script = array_script(wanted)
+    assert "#SBATCH --array=1,3,7" in script.splitlines()
+    assert words_of(script, "gymgate collect")[-4:] == ["-o", f"{tmp_path}/a run/seed-3", "--seeds", "3-3"]
+    assert parse_seeds("3-3") == (3,)
+    words = words_of(aggregate_script(wanted), "gymgate aggregate")
+    assert words[2:5] == [f"{tmp_path}/a run/seed-{seed}" for seed in (1, 3, 7)]
+    served = job(tmp_path, shards=None, seeds=(3, 1), serve=("m",), collect=("mcqa",))
+    inner = words_of(array_script(served), "gymgate serve")[-1]
+    assert shlex.split(inner)[-4:] == ["-o", f"{tmp_path}/a run/seed-3", "--seeds", "3-3"]
+
+
+def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
+    sandbox = ("--sandbox", "run it", "--sandbox-url", "http://127.0.0.1:6000/")
+    script = array_script(job(tmp_path, serve=sandbox, serves_policy=False))
+    assert "{urls}" not in script
+    assert "-b http://h/v1" in script
 
 
 @pytest.mark.parametrize(
@@ -73,8 +109,10 @@ def test_a_server_in_the_job(tmp_path: Path) -> None:
     [
         ({"collect": ("mcqa", "--shard=1/2")}, "is set for each array task"),
         ({"collect": ("mcqa", "-o", "x")}, "is set for each array task"),
-        ({"server": ("vllm",)}, "belong together"),
-        ({"server": ("vllm",), "server_url": "http://h/v1"}, "-b is set from --server-url"),
+        ({"serve": ("m",)}, "-b is set from the servers"),
+        ({"seeds": (1, 2)}, "give one of them"),
+        ({"shards": None}, "give one of them"),
+        ({"shards": None, "seeds": (1,), "collect": ("mcqa", "--seeds", "4")}, "--seeds is set for each"),
         ({"options": {"array": "1"}}, "sets itself"),
         ({"options": {"a b": "1"}}, "is not an option"),
         ({"time": "10:00"}, "leaves nothing"),
@@ -153,6 +191,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", "--no-such-option"])
     assert "--no-such-option" in wrong.output
     assert wrong.exit_code == 2
+    for serve, reason in (
+        ("m --run x", "--run in --serve"),
+        ("--replicas 0 m", "--replicas"),
+        ("m --no-such", "--no-such"),
+    ):
+        refused = CliRunner().invoke(command, [*arguments, "--serve", serve, "--dry-run", "--", "mcqa"])
+        assert reason in f"{refused.output}{refused.exception}"
+        assert refused.exit_code
+    served = CliRunner().invoke(command, [*arguments, "--serve", "m -- -q", "--dry-run", "--", "mcqa"])
+    assert "gymgate serve-policy m --logs" in served.output, served.output
     monkeypatch.setenv("PATH", str(tmp_path))
     nowhere = CliRunner().invoke(command, [*arguments, "--", *COLLECT])
     assert isinstance(nowhere.exception, GymgateError)

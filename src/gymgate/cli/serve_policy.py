@@ -20,6 +20,8 @@ from gymgate.serving.slurm_nodes import job_nodes
 from gymgate.serving.supervisor import alone, supervise
 
 INTERRUPTED = 130
+UNFINISHED = 75
+"""Asked to drain (SIGUSR1) before there was anything to drain."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -167,12 +169,14 @@ async def _serve(
     """Until a signal, the end of `child`, or an error of a server's; the exit code."""
     task = asyncio.current_task()
     assert task is not None
-    ready = False
+    ready, code = False, INTERRUPTED
 
     def on_signal(number: signal.Signals) -> None:
+        nonlocal code
         if child is not None and child.running:
             child.send(number)
-        elif number != signal.SIGUSR1:
+        elif number != signal.SIGUSR1 or child is not None:
+            code = UNFINISHED if number == signal.SIGUSR1 else INTERRUPTED
             task.cancel()
 
     for number in FORWARDED:
@@ -188,7 +192,7 @@ async def _serve(
             async with alone([supervisor.watch()]):
                 return await child.run()
     except asyncio.CancelledError:
-        return 0 if ready and child is None else INTERRUPTED
+        return 0 if ready and child is None else code
 
 
 def _say(message: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.errors import ConfigError, DataError
 
@@ -21,7 +22,8 @@ from gymgate.errors import ConfigError, DataError
     type=click.Path(path_type=Path),
     help="Directory of the run, on a file system that the nodes share.",
 )
-@click.option("--shards", type=click.IntRange(1), required=True, help="Array tasks.")
+@click.option("--shards", type=click.IntRange(1), help="Array tasks, each with a part of the rollouts.")
+@click.option("--seeds", metavar="N|LIST", help="Array over seeds instead: 4 is 0-3; or a list, 3,5,7-9.")
 @click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time. [all]")
 @click.option("--name", default="gymgate", show_default=True, help="Job name.")
 @click.option("--time", metavar="TIME", help="Walltime; in its last --drain seconds no rollout is started.")
@@ -49,20 +51,18 @@ from gymgate.errors import ConfigError, DataError
     help="Shell line to run first, such as 'source venv/bin/activate'.",
 )
 @click.option(
-    "--server",
-    metavar="COMMAND",
-    help="Policy server to start in each job, such as 'vllm serve MODEL --port 8000'.",
-)
-@click.option("--server-url", metavar="URL", help="Where that server answers, up to /v1.")
-@click.option(
-    "--server-wait", type=click.IntRange(1), default=1800, show_default=True, help="Seconds until it must."
+    "--serve",
+    metavar="ARGUMENTS",
+    help="Policy servers, a sandbox or both in each task: arguments of gymgate serve-policy, such as "
+    "'MODEL --replicas 4 -- --max-model-len 32768'.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--no-submit", is_flag=True, help="Write the scripts; print the command that submits them.")
 @click.argument("collect", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COLLECT...")
 def command(
     output: Path,
-    shards: int,
+    shards: int | None,
+    seeds: str | None,
     at_once: int | None,
     name: str,
     time: str | None,
@@ -70,9 +70,7 @@ def command(
     requeues: int,
     options: tuple[str, ...],
     setup: tuple[str, ...],
-    server: str | None,
-    server_url: str | None,
-    server_wait: int,
+    serve: str | None,
     dry_run: bool,
     no_submit: bool,
     collect: tuple[str, ...],
@@ -82,10 +80,12 @@ def command(
     COLLECT are the arguments of gymgate collect but -o and --shard, after a --. Submitting again goes on where the
     run was left. Example: gymgate slurm -o runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
     """
+    words = tuple(shlex.split(serve)) if serve else ()
     job = SlurmJob(
         collect=_checked(collect),
         output=output,
         shards=shards,
+        seeds=parse_seeds(seeds) if seeds else None,
         name=name,
         at_once=at_once,
         time=time,
@@ -93,9 +93,8 @@ def command(
         requeues=requeues,
         options=_pairs(options),
         setup=setup,
-        server=shlex.split(server) if server else (),
-        server_url=server_url,
-        server_wait_s=server_wait,
+        serve=words,
+        serves_policy=_serves_policy(words),
     )
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}
@@ -119,6 +118,19 @@ def _checked(collect: tuple[str, ...]) -> tuple[str, ...]:
     with collect_command.make_context("gymgate collect", [*collect, "-o", "x"]):
         pass
     return collect
+
+
+def _serves_policy(words: tuple[str, ...]) -> bool:
+    """Whether `gymgate serve-policy` would start a policy with these arguments, which are checked."""
+    from gymgate.cli.serve_policy import command as serve_command
+
+    if not words:
+        return False
+    for name in ("--run", "--dry-run", "--logs"):
+        if name in words:
+            raise ConfigError(f"{name} in --serve is set for each array task; leave it out")
+    with serve_command.make_context("gymgate serve-policy", list(words)) as context:
+        return context.params["model"] is not None or context.params["command"] is not None
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""Slurm scripts for a collection: an array over shards, a step that aggregates, and what each job waits for.
+"""Slurm scripts for a collection: an array over shards or seeds, and a job that aggregates it.
 
 The scripts hold plain words only: every argument is quoted here, and nothing in them is evaluated later.
 """
@@ -15,6 +15,9 @@ from gymgate.errors import ConfigError
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED = frozenset({"array", "dependency", "output", "job-name", "signal", "kill-on-invalid-dep"})
+_NUMBER = "SLURM_ARRAY_TASK_ID"
+WAIT_FOR_RESTART_S = 1800
+"""For a server that died and is started again."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -25,7 +28,10 @@ class SlurmJob:
     collect: Sequence[str]
     """Arguments of `gymgate collect`, without `-o` and `--shard`."""
     output: Path
-    shards: int
+    shards: int | None = None
+    """Array tasks, each with a part of the rollouts."""
+    seeds: Sequence[int] | None = None
+    """An array task for each, in `shards`' place."""
     name: str = "gymgate"
     at_once: int | None = None
     """Array tasks that may run at the same time; `None`: all."""
@@ -38,33 +44,67 @@ class SlurmJob:
     """Further sbatch options of the array: partition, account, gpus-per-node, ..."""
     setup: Sequence[str] = ()
     """Shell lines to run first, as they are."""
-    server: Sequence[str] = ()
-    """Command of a policy server in the same job; none: the endpoint is elsewhere."""
-    server_url: str | None = None
-    """Where that server answers, up to /v1."""
-    server_wait_s: int = 1800
-    """Seconds until it must."""
+    serve: Sequence[str] = ()
+    """Arguments of `gymgate serve-policy`: servers in each task; none: the endpoint is elsewhere."""
+    serves_policy: bool = True
+    """Whether a policy is among those servers, or only a sandbox."""
 
     def __post_init__(self) -> None:
-        if self.shards < 1:
+        if (self.shards is None) == (self.seeds is None):
+            raise ConfigError("the array goes over --shards N or over --seeds LIST: give one of them")
+        if self.shards is not None and self.shards < 1:
             raise ConfigError(f"there must be at least one shard, not {self.shards}")
+        own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]
         for argument in self.collect:
-            if argument.split("=")[0] in ("-o", "--output", "--shard"):
+            if argument.split("=")[0] in own:
                 raise ConfigError(f"{argument} is set for each array task; leave it out")
-        if bool(self.server) != bool(self.server_url):
-            raise ConfigError("--server and --server-url belong together: a command, and where it answers")
-        if self.server and any(argument in ("-b", "--base-url") for argument in self.collect):
-            raise ConfigError("-b is set from --server-url; leave it out")
+        if self.serve and self.serves_policy and self._collects_with("-b", "--base-url"):
+            raise ConfigError("-b is set from the servers that --serve starts; leave it out")
         for name in self.options:
             if not _OPTION.fullmatch(name) or name in _RESERVED:
                 raise ConfigError(f"--sbatch {name!r} is not an option, or one that the script sets itself")
         if self.time is not None and seconds_of(self.time) <= self.drain_s:
             raise ConfigError(f"--time {self.time} leaves nothing after --drain of {self.drain_s} s")
 
+    def _collects_with(self, *options: str) -> bool:
+        return any(argument.split("=")[0] in options for argument in self.collect)
+
+    @property
+    def array(self) -> str:
+        """Slurm's list of tasks."""
+        if self.seeds is None:
+            return f"1-{self.shards}"
+        return ",".join(map(str, sorted(self.seeds)))
+
+    @property
+    def runs(self) -> list[Path]:
+        """What there is to aggregate."""
+        output = self.output.absolute()
+        return [output] if self.seeds is None else [output / f"seed-{seed}" for seed in sorted(self.seeds)]
+
+    def command(self) -> str:
+        """What a task runs, as a line of bash. Its number, which Slurm puts in, is all that bash evaluates."""
+        collect = ["gymgate", "collect", *self.collect]
+        if self.serve and self.serves_policy:
+            collect += ["-b", "{urls}"]
+            if not self._collects_with("--wait-for-policy"):
+                collect += ["--wait-for-policy", str(WAIT_FOR_RESTART_S)]
+        line = shlex.join([*collect, "-o", str(self.output.absolute())])
+        number = f"${_NUMBER}"
+        part = f" --shard {number}/{self.shards}"
+        if self.seeds is not None:
+            part = f"/seed-{number} --seeds {number}-{number}"
+        if not self.serve:
+            return line + part
+        place = next((place for place, word in enumerate(self.serve) if word == "--"), len(self.serve))
+        logs = f"{shlex.quote(str(self.output.absolute()))}/logs/servers-{number}"
+        serve = f"gymgate serve-policy {shlex.join(self.serve[:place])} --logs {logs}"
+        return f'{serve} --run {shlex.quote(line)}"{part}" {shlex.join(self.serve[place:])}'.rstrip()
+
 
 def array_script(job: SlurmJob) -> str:
     """The sbatch script of the array. A task exits with an error if any part of it failed for good."""
-    array = f"1-{job.shards}" + (f"%{job.at_once}" if job.at_once else "")
+    array = job.array + (f"%{job.at_once}" if job.at_once else "")
     logs = job.output.absolute() / "logs"
     options: dict[str, str | None] = {
         "job-name": job.name,
@@ -75,17 +115,13 @@ def array_script(job: SlurmJob) -> str:
         **({"time": job.time, "signal": f"B:USR1@{job.drain_s}"} if job.time else {}),
         **job.options,
     }
-    collect = [*job.collect, "-o", str(job.output.absolute())]
-    if job.server_url is not None:
-        collect += ["-b", job.server_url]
     lines = [
         "#!/bin/bash",
         *_sbatch(options),
         "set -euo pipefail",
         *job.setup,
-        *(_server_lines(job) if job.server else ()),
         "# The batch step gets SIGUSR1 before the walltime ends: no new rollouts, those under way are finished.",
-        f'gymgate collect {shlex.join(collect)} --shard "$SLURM_ARRAY_TASK_ID/{job.shards}" &',
+        f"{job.command()} &",
         "collector=$!",
         "trap 'kill -USR1 \"$collector\" 2>/dev/null || true' USR1",
         "trap 'kill -TERM \"$collector\" 2>/dev/null || true' TERM",
@@ -121,8 +157,8 @@ def aggregate_script(job: SlurmJob) -> str:
         *_sbatch(options),
         "set -euo pipefail",
         *job.setup,
-        f"gymgate aggregate {shlex.join([str(output), *files])}",
-        f"gymgate report {shlex.join([str(output)])}",
+        f"gymgate aggregate {shlex.join([*map(str, job.runs), *files])}",
+        f"gymgate report {shlex.join([*map(str, job.runs), '-o', str(output / 'report.html')])}",
         "",
     ]
     return "\n".join(lines)
@@ -154,23 +190,6 @@ def seconds_of(text: str) -> int:
     if third is not None:
         return int(first) * 3600 + int(second) * 60 + int(third)
     return int(first) * 60 + int(second or 0)
-
-
-def _server_lines(job: SlurmJob) -> list[str]:
-    """Start the server and wait, with a bound and for its death, until it lists its models."""
-    assert job.server_url is not None
-    url = shlex.quote(job.server_url.rstrip("/") + "/models")
-    return [
-        f"{shlex.join(job.server)} &",
-        "server=$!",
-        "trap 'kill \"$server\" 2>/dev/null || true' EXIT",
-        f"deadline=$((SECONDS + {job.server_wait_s}))",
-        f"until curl -sf -o /dev/null --max-time 10 {url}; do",
-        "  if ! kill -0 \"$server\" 2>/dev/null; then echo 'the policy server died' >&2; exit 1; fi",
-        f'  if [ "$SECONDS" -ge "$deadline" ]; then echo \'no policy server after {job.server_wait_s} s\' >&2; exit 1; fi',
-        "  sleep 5",
-        "done",
-    ]
 
 
 def _sbatch(options: Mapping[str, str | None]) -> list[str]:
