@@ -9,6 +9,9 @@ from click.testing import CliRunner
 
 from gymgate.cli.collect import command
 from gymgate.cli.collect_plan import endpoint_list
+from gymgate.cli.collect_progress import duration, state
+from gymgate.collection import tally as tally_module
+from gymgate.collection.tally import Tally
 from gymgate.errors import ConfigError
 
 
@@ -67,3 +70,56 @@ def test_a_run_in_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     done = CliRunner().invoke(command, ["mcqa", "-o", str(tmp_path / "x")])
     assert "is a file; a run needs a directory" in str(done.exception)
+
+
+def looks(tokens: dict[str, int], away: str = "") -> dict[str, dict[str, object]]:
+    return {
+        f"http://{name}/v1": {"healthy": name != away, "output_tokens": count}
+        for name, count in tokens.items()
+    }
+
+
+class Clock:
+    """In the tally's place for `time`."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(tally_module, "time", made)
+    return made
+
+
+def running_tally() -> Tally:
+    tally = Tally(total=10, finished=4, output_tokens=620, started=0.0)
+    tally._mark()
+    return tally
+
+
+def test_the_line_shows_each_replica(clock: Clock) -> None:
+    tally = running_tally()
+    tally.look_at_replicas(looks({"a:1": 0, "b:1": 0}))
+    clock.now = 10.0
+    tally.look_at_replicas(looks({"a:1": 310, "b:1": 290}))
+    assert state(tally).endswith("62 tokens/s (a:1 31, b:1 29)")
+    clock.now = 20.0
+    tally.look_at_replicas(looks({"a:1": 620, "b:1": 290}, away="b:1"))
+    assert state(tally).endswith("tokens/s (a:1 31, b:1 left out)")
+
+
+def test_many_replicas_are_a_range(clock: Clock) -> None:
+    names = [f"n{number}:1" for number in range(8)]
+    tally = running_tally()
+    tally.look_at_replicas(looks(dict.fromkeys(names, 0)))
+    clock.now = 10.0
+    tally.look_at_replicas(looks({name: 100 * place for place, name in enumerate(names)}, away="n0:1"))
+    assert state(tally).endswith("(10-70 on each of 7 replicas, n0:1 left out)")
+
+
+def test_durations() -> None:
+    assert [duration(seconds) for seconds in (7, 185, 7385)] == ["7 s", "3:05", "2:03:05"]

@@ -13,6 +13,8 @@ from gymgate.collection.tally import Tally
 
 FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0
+MOST_REPLICAS = 4
+"""That are named in a line."""
 Show = Callable[[Tally], None]
 
 
@@ -66,8 +68,23 @@ def state(tally: Tally) -> str:
     if tally.failed:
         parts.append(f"{tally.failed} failed")
     if (tokens := tally.token_rate) is not None:
-        parts.append(f"{tokens:,.0f} tokens/s")
+        parts.append(f"{tokens:,.0f} tokens/s{_by_replica(tally)}")
     return ", ".join(parts)
+
+
+def _by_replica(tally: Tally) -> str:
+    """` (a:8000 310, b:8000 295, c:8000 left out)`; of many, only those that are left out and the range of the others."""
+    shown = {url.partition("//")[2].removesuffix("/v1"): pace for url, pace in tally.replicas.items()}
+    rates = {name: pace.token_rate for name, pace in shown.items() if pace.healthy}
+    known = {name: rate for name, rate in rates.items() if rate is not None}
+    out = [f"{name} left out" for name, pace in shown.items() if not pace.healthy]
+    if len(known) > MOST_REPLICAS:
+        parts = [f"{min(known.values()):,.0f}-{max(known.values()):,.0f} on each of {len(known)} replicas"]
+    else:
+        parts = [f"{name} {rate:,.0f}" for name, rate in known.items()]
+    if len(out) > MOST_REPLICAS:
+        out = [f"{len(out)} left out"]
+    return f" ({', '.join([*parts, *out])})" if known or out else ""
 
 
 def duration(seconds: float) -> str:

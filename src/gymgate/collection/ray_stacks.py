@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import importlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -124,11 +125,15 @@ class RayStacks:
     async def status(self) -> dict[str, Any]:
         """Of all nodes together, as far as a stalled run wants to know."""
         answers = await asyncio.gather(*(_status(node) for node in self.nodes))
-        calls: dict[str, int] = {}
+        calls: Counter[str] = Counter()
+        replicas: dict[str, dict[str, Any]] = {}
         for answer in answers:
-            for server, count in (answer.get("calls") or {}).items():
-                calls[server] = calls.get(server, 0) + count
-        return {"calls": calls}
+            calls.update(answer.get("calls") or {})
+            for url, state in (answer.get("replicas") or {}).items():
+                known = replicas.setdefault(url, {"healthy": True, "output_tokens": 0})
+                known["healthy"] = known["healthy"] and state["healthy"]
+                known["output_tokens"] += state["output_tokens"]
+        return {"calls": dict(calls), "replicas": replicas}
 
     def _lose(self, node: Node, why: str) -> None:
         if node in self.nodes:

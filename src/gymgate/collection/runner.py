@@ -20,6 +20,8 @@ from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.result import as_rollout, failed
 
 STALL_NAMES = 3
+LOOK_S = 5.0
+"""Between two looks at the policy's replicas."""
 STATUS_S = 5.0
 """For the stack to say what it waits for."""
 RunOne = Callable[[Job], Awaitable[Rollout]]
@@ -95,6 +97,8 @@ class Collector:
         try:
             async with asyncio.TaskGroup() as group:
                 watchers = [group.create_task(self._watch_for_stalls())]
+                if self._status is not None:
+                    watchers.append(group.create_task(self._watch_replicas(self._status)))
                 if self._directory is not None and self._pace.fsync_s > 0:
                     watchers.append(group.create_task(self._sync_now_and_then(self._directory)))
                 try:
@@ -180,6 +184,20 @@ class Collector:
         while True:
             await asyncio.sleep(self._pace.fsync_s)
             await asyncio.to_thread(directory.sync)
+
+    async def _watch_replicas(self, status: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
+        """Look at the policy's replicas now and then, if it has some."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                async with asyncio.timeout(STATUS_S):
+                    replicas = (await status()).get("replicas")
+            except (TimeoutError, GymgateError):
+                continue
+            if not replicas and self.tally.finished:
+                return
+            self.tally.look_at_replicas(replicas or {})
+            self._on_change(self.tally)
 
     async def _watch_for_stalls(self) -> None:
         patience = self._pace.stall_s

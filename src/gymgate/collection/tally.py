@@ -4,11 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gymgate.rollout import Rollout
 
 _WINDOW_S = 60.0
+_LOOKS = 7
+"""At the replicas, over which their rates are taken."""
+
+
+@dataclass
+class ReplicaPace:
+    """How fast one replica of the policy samples."""
+
+    healthy: bool = True
+    looks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    """Times, and tokens sampled until then."""
+
+    @property
+    def token_rate(self) -> float | None:
+        """Tokens per second, lately; `None` before the second look."""
+        if len(self.looks) < 2:
+            return None
+        (since, before), (now, tokens) = self.looks[0], self.looks[-1]
+        return (tokens - before) / (now - since) if now > since else None
 
 
 @dataclass
@@ -32,6 +53,8 @@ class Tally:
     failed_in_a_row: int = 0
     started: float = field(default_factory=time.monotonic)
     last_finished: float = field(default_factory=time.monotonic)
+    replicas: dict[str, ReplicaPace] = field(default_factory=dict)
+    """By address, where the policy has several."""
     _recent: deque[tuple[float, int, int]] = field(default_factory=deque)
 
     def start(self) -> None:
@@ -59,6 +82,14 @@ class Tally:
             self.failed += 1
             self.failed_in_a_row += 1
             self._mark()
+
+    def look_at_replicas(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """What the stack says about each now."""
+        now = time.monotonic()
+        for url, state in states.items():
+            pace = self.replicas.setdefault(url, ReplicaPace())
+            pace.healthy = bool(state["healthy"])
+            pace.looks.append((now, int(state.get("output_tokens", 0))))
 
     @property
     def done(self) -> int:

@@ -20,6 +20,7 @@ from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.backends.http import HTTPBackend, new_session, proxy_for
+from gymgate.gateway.dialects.usage import usage_of
 
 FIRST_ABSENCE_S = 1.0
 LONGEST_ABSENCE_S = 30.0
@@ -45,6 +46,7 @@ class Replica:
         self.calls: set[asyncio.Task[BackendAnswer]] = set()
         """In flight."""
         self.served = 0
+        self.output_tokens = 0
         self.failures = 0
         """Absences in a row; 0: healthy."""
         self.away_until = 0.0
@@ -120,6 +122,7 @@ class ReplicaPool:
             self._changed.set()
         self._seen(replica)
         replica.served += 1
+        replica.output_tokens += usage_of(answer.body, backend.dialect).output_tokens or 0
         answer.details = {**answer.details, "replica": replica.url}
         return answer
 
@@ -135,12 +138,13 @@ class ReplicaPool:
         logger.warning("replica %s is left out for %g s: %s", replica.url, absence, why)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Of each replica: whether it is healthy, its calls in flight and those it has answered."""
+        """Of each replica: whether it is healthy, its calls in flight, those it has answered, and with how many tokens."""
         return {
             replica.url: {
                 "healthy": replica.failures == 0 and replica.unanswered == 0,
                 "in_flight": len(replica.calls),
                 "served": replica.served,
+                "output_tokens": replica.output_tokens,
             }
             for replica in self.replicas
         }
