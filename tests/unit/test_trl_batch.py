@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import DataError
-from gymgate.integrations.trl.batch import Attempt, failure_lines, to_batch
+from gymgate.errors import DataError, PolicyError
+from gymgate.integrations.trl.attempts import GIVE_UP_AFTER, FailureWatch, failures
+from gymgate.integrations.trl.batch import Attempt, to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
-from gymgate.integrations.trl.spec import nemo_gym_reward
+from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble
 
@@ -54,25 +55,49 @@ def test_of_several_segments_the_longest_stands_and_the_rest_is_reported() -> No
     ] == [[6]]
 
 
-def test_failures_are_counted_by_line() -> None:
-    error = RolloutError(kind="policy", message="no route", type="PolicyError")
-    failed = attempt(status="failed", reward=None, error=error)
-    assert failure_lines([failed, failed, attempt(TokenTurn([1], [2]))]) == ["2 x policy: no route"]
+def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:
+    cut = attempt(TokenTurn([1], [2], [-0.1]), status="truncated")
+    batch = to_batch([cut], filler_id=EOS)
+    assert (batch["env_mask"], batch["env_reward"]) == ([[0]], [None])
+    assert batch["rollout_metrics"][0]["truncated"] == 1
+    kept = to_batch([cut], filler_id=EOS, score_truncated=True)
+    assert (kept["env_mask"], kept["env_reward"]) == ([[1]], [1.0])
+
+
+def failed(message: str = "no route") -> Attempt:
+    error = RolloutError(kind="policy", message=message, type="PolicyError")
+    return attempt(status="failed", reward=None, error=error)
+
+
+def test_failures_are_counted() -> None:
+    found = failures([failed(), failed(), failed("other"), attempt(TokenTurn([1], [2]))])
+    assert found == [(("PolicyError", "policy: no route"), 2), (("PolicyError", "policy: other"), 1)]
+
+
+def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
+    watch, good = FailureWatch(), attempt(TokenTurn([1], [2]))
+    for batch in [[failed()]] * (GIVE_UP_AFTER - 1) + [[failed(), good]] + [[failed()]] * (GIVE_UP_AFTER - 1):
+        watch.see(batch)
+    with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
+        watch.see([failed()])
 
 
 def test_the_reward_function_passes_none_on_and_logs_means() -> None:
     logged: dict[str, float] = {}
+    made = to_batch([attempt(TokenTurn([1], [2], [-0.5])), failed(), failed()], filler_id=EOS)
     rewards = nemo_gym_reward(
-        completions=["", ""],
-        env_reward=[0.5, None],
-        rollout_metrics=[{"turns": 2.0, "failed": 0.0}, {"turns": 4.0, "failed": 1.0, "failed_policy": 1.0}],
-        environment=["a", "b"],
+        completions=[""] * 3,
+        env_reward=made["env_reward"],
+        rollout_metrics=made["rollout_metrics"],
+        environment=["a", "b", "a"],
         log_metric=logged.__setitem__,
     )
-    assert rewards == [0.5, None]
-    assert logged["nemo_gym/turns"] == 3.0
-    assert logged["nemo_gym/failed_policy"] == 0.5
-    assert logged["nemo_gym/b/turns"] == 4.0
+    assert rewards == [1.0, None, None]
+    assert (logged["nemo_gym/reward"], logged["nemo_gym/a/reward"]) == (1.0, 1.0)
+    assert logged["nemo_gym/a/turns"] == 0.5
+    assert logged["nemo_gym/failed_policy"] == pytest.approx(2 / 3)
+    assert (logged["nemo_gym/a/failed_policy"], logged["nemo_gym/b/failed_policy"]) == (0.5, 1.0)
+    assert logged["nemo_gym/a/failed_timeout"] == 0
 
 
 def test_a_prompt_leads_back_to_its_row() -> None:

@@ -6,13 +6,18 @@ completions tables, and its first message carries the row's place in the dataset
 
 from __future__ import annotations
 
+import atexit
+import os
+import secrets
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gymgate.dataset import Row
-from gymgate.errors import ConfigError, DataError, MissingExtraError
+from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -23,7 +28,8 @@ ROW_KEY = "gymgate_row"
 def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:
     """A `datasets.Dataset` of (environment, row) pairs with the columns `prompt`, `row`, `environment`.
 
-    It lies in an Arrow file in the datasets cache and is read through a memory map. `name` tells the datasets of a run apart.
+    It is written row by row to an Arrow file, read through a memory map, and removed when this process ends. `name`
+    tells the datasets of a run apart.
     """
     try:
         from datasets import Dataset, Features, List, Value
@@ -32,10 +38,31 @@ def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:
     text = Value("string")
     message = {"role": text, "content": text, ROW_KEY: text}
     features = Features({"prompt": List(message), "row": text, "environment": text})
-    records = list(_records(rows, name))
-    if not records:
+    folder = tempfile.mkdtemp(prefix="gymgate-rows-")
+    atexit.register(_remove, folder, os.getpid())
+    records = _counted(_records(rows, name), name)
+    try:
+        return Dataset.from_generator(
+            lambda: records, features=features, cache_dir=folder, fingerprint=secrets.token_hex(8)
+        )
+    except Exception as error:  # datasets wraps whatever the rows raise
+        if isinstance(error.__cause__, GymgateError):
+            raise error.__cause__ from None
+        raise
+
+
+def _remove(folder: str, pid: int) -> None:
+    """Not by a child that inherited the duty with everything else."""
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _counted(records: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
+    number = -1
+    for number, record in enumerate(records):  # noqa: B007
+        yield record
+    if number < 0:
         raise ConfigError(f"the {name} dataset is empty: none of its sources gave a row")
-    return Dataset.from_list(records, features=features)
 
 
 def _records(rows: Iterable[tuple[str, Row]], name: str) -> Iterator[dict[str, Any]]:

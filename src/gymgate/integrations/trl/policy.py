@@ -1,63 +1,94 @@
-"""The trainer's own engine, renderer and sampling parameters as a `TokenPolicy`."""
+"""A trainer's own engine, renderer and sampling parameters as a `TokenPolicy`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import urllib.request
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from gymgate.errors import ConfigError, MissingExtraError
+import orjson
+
+from gymgate.errors import ConfigError, MissingExtraError, PolicyError
 from gymgate.tokens import Engine, TokenPolicy
 from gymgate.tokens.conversation import Renderer
+from gymgate.tokens.engines import VLLMGenerateEngine
+from gymgate.tokens.sampling import NAMES
+
+logger = logging.getLogger(__name__)
+
+EngineSource = Engine | Callable[[Any], Engine]
+"""An engine, or a function that makes it of the trainer."""
+RendererSource = Renderer | Callable[[Any], Renderer]
+"""A renderer, or a function that makes it of the tokenizer."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+ANSWER_TIMEOUT_S = 10.0
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as aiohttp, which samples
 
 
-def make_policy(
-    trainer: Any,
-    engine: Engine | Callable[[Any], Engine] | None,
-    renderer: Renderer | Callable[[Any], Renderer] | None,
-) -> TokenPolicy:
-    """A policy that samples as `trainer` assumes: its model, its sampling parameters, at most
+def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSource | None) -> TokenPolicy:
+    """A policy that samples as a `GRPOTrainer` assumes: its model, its sampling parameters, at most
     `max_completion_length` tokens after the first prompt."""
+    tokenizer = tokenizer_of(trainer.processing_class)
+    made = made_by(engine, trainer, "generate")
     return TokenPolicy(
-        _given(engine, trainer, "generate") or trainer_engine(trainer),
-        _given(renderer, trainer, "render_ids") or tokenizer_renderer(trainer),
+        made or trainer_engine(trainer),
+        made_by(renderer, tokenizer, "render_ids") or tokenizer_renderer(tokenizer),
         sampling=trainer_sampling(trainer.args),
+        max_model_len=None if made else trainer_model_len(trainer),
         max_completion_len=trainer.args.max_completion_length,
+        version=lambda: trainer.state.global_step,
     )
 
 
-def _given(value: Any, trainer: Any, method: str) -> Any:
-    """The thing itself, or what a function of the trainer makes of it."""
-    return value if value is None or hasattr(value, method) else value(trainer)
+def made_by(value: Any, argument: Any, method: str) -> Any:
+    """The thing itself (it has `method`), or what a function makes of `argument`."""
+    return value if value is None or hasattr(value, method) else value(argument)
+
+
+def tokenizer_of(processing_class: Any) -> Any:
+    """The tokenizer, or that of a processor."""
+    return getattr(processing_class, "tokenizer", processing_class)
 
 
 def trainer_sampling(args: Any) -> dict[str, Any]:
-    """`GRPOConfig`'s sampling parameters that are set."""
+    """The sampling parameters that a `GRPOConfig` or `AsyncGRPOConfig` sets, those in `generation_kwargs` included."""
     chosen = {name: getattr(args, name, None) for name in _SAMPLING}
+    extra: Mapping[str, Any] = getattr(args, "generation_kwargs", None) or {}
+    if unknown := sorted(name for name in extra if name not in NAMES):
+        logger.warning("generation_kwargs: %s not passed on; known: %s", ", ".join(unknown), ", ".join(NAMES))
+    chosen |= {name: extra[name] for name in extra if name in NAMES}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
 def trainer_engine(trainer: Any) -> Engine:
-    """The trainer's vLLM server, or its model in this process. `ConfigError` for vLLM in colocate mode."""
-    if not getattr(trainer, "use_vllm", False):
-        return model_engine(trainer)
-    if trainer.args.vllm_mode != "server":
-        raise ConfigError(
-            f"vllm_mode={trainer.args.vllm_mode!r} offers no token endpoint; use vllm_mode='server', or use_vllm=False"
-        )
-    from gymgate.tokens.engines import VLLMGenerateEngine
+    """The trainer's vLLM server, or its model in this process. `ConfigError` for vLLM in colocate mode, and for a model
+    that is spread over processes."""
+    if getattr(trainer, "use_vllm", False):
+        return VLLMGenerateEngine(server_url(trainer.args))
+    return model_engine(trainer)
 
-    args = trainer.args
-    url = args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"
-    return VLLMGenerateEngine(url)
+
+def server_url(args: Any) -> str:
+    """Address of the vLLM server that a `GRPOConfig` names, for every rank: only the main process has TRL's client of it."""
+    if args.vllm_mode != "server":
+        raise ConfigError(
+            f"vllm_mode={args.vllm_mode!r} offers no token endpoint; use vllm_mode='server', or use_vllm=False"
+        )
+    return str(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}")
 
 
 def model_engine(trainer: Any) -> Engine:
     """The trainer's model, in process."""
     from gymgate.tokens.engines.huggingface import HuggingFaceEngine
 
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+    if spread := _spread_over_processes(trainer.accelerator):
+        raise ConfigError(
+            f"the model is spread over processes ({spread}), which sample at times of their own;"
+            " use use_vllm=True with vllm_mode='server'"
+        )
+    tokenizer = tokenizer_of(trainer.processing_class)
     return HuggingFaceEngine(
         lambda: trainer.accelerator.unwrap_model(trainer.model),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
@@ -65,12 +96,41 @@ def model_engine(trainer: Any) -> Engine:
     )
 
 
-def tokenizer_renderer(trainer: Any) -> Renderer:
-    """The renderer that the `renderers` package knows for the trainer's tokenizer."""
+def _spread_over_processes(accelerator: Any) -> str | None:
+    """How, if no process holds all weights."""
+    kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
+    if kind == "DEEPSPEED":
+        stage = accelerator.state.deepspeed_plugin.zero_stage
+        return "DeepSpeed ZeRO-3" if stage == 3 else None
+    return kind if kind in ("FSDP", "MEGATRON_LM") else None
+
+
+def trainer_model_len(trainer: Any) -> int | None:
+    """Most ids, prompt and answer together, that the trainer's server or model takes; `None` if it does not say."""
+    if getattr(trainer, "use_vllm", False):
+        return served_model_len(server_url(trainer.args))
+    config = trainer.accelerator.unwrap_model(trainer.model).config
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) else None
+
+
+def served_model_len(base_url: str) -> int | None:
+    """`max_model_len` of the first model that an OpenAI-compatible server lists. `PolicyError` if it does not answer."""
+    url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/models"
+    try:
+        with _DIRECT.open(url, timeout=ANSWER_TIMEOUT_S) as answer:
+            models = orjson.loads(answer.read())["data"]
+    except (OSError, ValueError, KeyError) as error:
+        raise PolicyError(f"no list of models at {url}: {error}", endpoint=url) from error
+    limit = models[0].get("max_model_len") if models else None
+    return limit if isinstance(limit, int) else None
+
+
+def tokenizer_renderer(tokenizer: Any) -> Renderer:
+    """The renderer that the `renderers` package knows for a tokenizer."""
     try:
         from renderers import create_renderer
     except ImportError as error:
         raise MissingExtraError("renderers is not installed: pip install 'gymgate[trl]'") from error
-    tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
     made: Renderer = create_renderer(tokenizer)
     return made
