@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
-from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -37,11 +36,13 @@ class _KeylessHandler(Handler):
 class _OneRoute:
     """The routes of a gateway that has only its keyless one."""
 
-    routes: Mapping[str, Route] = MappingProxyType({})
-
     def __init__(self, backend: Backend) -> None:
         self.keyless = KeylessRoute({_NAME: Target(backend, memory=None)})
         self.stream_times = StreamTimes()
+
+    def find(self, key: str) -> Route | None:
+        """There is no other."""
+        return None
 
 
 @asynccontextmanager

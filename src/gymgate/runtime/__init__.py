@@ -1,7 +1,15 @@
 """The interpreter and virtual environment that NeMo Gym runs in: found or made, once per release and requirements."""
 
 from gymgate.runtime.ensure import Runtime, ensure_runtime, find_runtime
-from gymgate.runtime.environment import clean_env
+from gymgate.runtime.environment import clean_env, daemon_env
 from gymgate.runtime.interpreters import Interpreter, find_interpreters
 
-__all__ = ["Interpreter", "Runtime", "clean_env", "ensure_runtime", "find_interpreters", "find_runtime"]
+__all__ = [
+    "Interpreter",
+    "Runtime",
+    "clean_env",
+    "daemon_env",
+    "ensure_runtime",
+    "find_interpreters",
+    "find_runtime",
+]

@@ -21,6 +21,16 @@ _ALLOWED = frozenset(_ALLOWED_NAMES.split())
 _ALLOWED_PREFIXES = ("LC_",)
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+_BUILD_NAMES = """
+    CC CXX AR LD CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH LIBRARY_PATH PKG_CONFIG_PATH MAKEFLAGS MAX_JOBS JAVA_HOME NETRC
+"""
+_INSTALLING = frozenset(_BUILD_NAMES.split())
+_INSTALLING_PREFIXES = (
+    *("GYMGATE_", "UV_", "PIP_", "PYTHON", "VIRTUAL_ENV", "__PYVENV", "PYENV_", "CONDA_", "XDG_", "MALLOC_"),
+    *("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_", "npm_"),
+)
+"""What the daemon may see beside that: how packages are found, built and installed."""
+
 _UV_NAMES = """
     UV_INDEX UV_DEFAULT_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INDEX_STRATEGY UV_KEYRING_PROVIDER
     UV_INSECURE_HOST UV_SYSTEM_CERTS UV_NATIVE_TLS UV_CONFIG_FILE UV_CREDENTIALS_DIR UV_OFFLINE UV_CACHE_DIR
@@ -50,6 +60,16 @@ def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
     if "PATH" in kept:
         kept["PATH"] = _without_own_environment(kept["PATH"])
     return kept | _loopback_direct(kept)
+
+
+def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
+    """The environment of a stack's daemon: what its servers get, and what installing takes; no key of an endpoint's.
+
+    Endpoints' keys are read in the caller's process and reach the daemon over its socket.
+    """
+    wanted = _ALLOWED | _INSTALLING | set(extra)
+    prefixes = (*_ALLOWED_PREFIXES, *_INSTALLING_PREFIXES)
+    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(prefixes)}
 
 
 def installer_env() -> dict[str, str]:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -90,7 +91,9 @@ class Session:
         return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
 
     async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        return [call.model_dump() for call in self.routes[message["key"]].calls]
+        if (route := self.routes.get(message["key"])) is None:
+            raise StackLostError("this connection has no open route of that key")
+        return [call.model_dump() for call in route.calls]
 
     async def close_route(self, message: dict[str, Any]) -> None:
         if (route := self.routes.pop(message["key"], None)) is not None:
@@ -294,12 +297,20 @@ def main(argv: list[str]) -> None:
     fd, path, directory = int(argv[0]), Path(argv[1]), Path(argv[2])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     forkserver.prctl(forkserver.PR_SET_CHILD_SUBREAPER, 1)
+    _without_core_files()
     listener = socket.socket(fileno=fd)
     listener.set_inheritable(False)
     try:
         uvloop.run(_serve(listener, path, directory))
     finally:
         remove_traces(path, directory)
+
+
+def _without_core_files() -> None:
+    """A crash must not write endpoints' keys to disk. One byte is the limit that also stops a core handler's pipe."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    if hard == resource.RLIM_INFINITY or hard > 1:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 async def _serve(listener: socket.socket, path: Path, directory: Path) -> None:

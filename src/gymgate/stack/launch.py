@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gymgate
 from gymgate.config import StackConfig
+from gymgate.runtime import daemon_env
 from gymgate.stack.places import locked, log_directory
 from gymgate.stack.spawner import tail
 
@@ -25,6 +26,8 @@ class Place:
     socket_path: Path
     directory: Path
     """For its logs."""
+    env_vars: tuple[str, ...] = ()
+    """Variables that its servers may see."""
 
     @property
     def log(self) -> Path:
@@ -40,7 +43,7 @@ class Place:
 def place_of(config: StackConfig, directory: Path) -> Place:
     """The place of a config's stack in a directory of sockets."""
     path = directory / f"{config.digest()}.sock"
-    return Place(path, log_directory(config, path))
+    return Place(path, log_directory(config, path), config.env_vars)
 
 
 def connect_or_start(place: Place) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
@@ -84,7 +87,7 @@ def _start(place: Place) -> subprocess.Popen[bytes]:
         arguments = [str(listener.fileno()), str(place.socket_path), str(place.directory)]
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "gymgate.stack.daemon", *arguments],
-            env=_environment(),
+            env=_environment(place),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -93,8 +96,8 @@ def _start(place: Place) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment() -> dict[str, str]:
-    """This process's, in which the daemon finds the same gymgate; one allocation arena: memory counts there."""
+def _environment(place: Place) -> dict[str, str]:
+    """One in which the daemon finds the same gymgate; one allocation arena: memory counts there."""
     package_root = str(Path(gymgate.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"MALLOC_ARENA_MAX": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return {"MALLOC_ARENA_MAX": "1", **daemon_env(place.env_vars), "PYTHONPATH": os.pathsep.join(paths)}
