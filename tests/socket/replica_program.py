@@ -8,7 +8,7 @@ import os
 
 from aiohttp import web
 
-LATENCY_S = 0.02
+LATENCY_S = float(os.environ.get("LATENCY_S", "0.02"))
 count = 0
 
 

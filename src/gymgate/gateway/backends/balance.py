@@ -196,7 +196,7 @@ class ReplicaPool:
         and one that twice does not answer even that loses its calls to the others."""
         while any(replica.calls for replica in self.replicas):
             suspected = any(replica.unanswered for replica in self.replicas)
-            await asyncio.sleep(_POLL_S if suspected else SILENCE_S)
+            await asyncio.sleep(_POLL_S if suspected else SILENCE_S / 4)
             now = time.monotonic()
             silent = [r for r in self.replicas if r.calls and now - r.last_sign >= SILENCE_S]
             await asyncio.gather(*(self._probe(replica) for replica in silent))
