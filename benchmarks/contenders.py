@@ -65,6 +65,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
             cache_dir=Path(name),
             start_timeout_s=60,
             max_restarts=0,
+            agent_slots=1,
             progress=lambda _: None,
         )
         environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, host)
