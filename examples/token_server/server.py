@@ -85,7 +85,12 @@ class TokenServer:
 
     async def server_info(self, request: web.Request) -> web.Response:
         """The fields that TRL's clients read."""
-        model_config = {"model": self.name, "dtype": self.dtype, "max_model_len": self.max_model_len}
+        model_config = {
+            "model": self.name,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "logprobs_mode": "processed_logprobs",
+        }
         config = {
             "model_config": model_config,
             "lora_config": None,

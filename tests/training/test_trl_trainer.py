@@ -1,0 +1,155 @@
+"""What GRPOTrainer makes of rollouts, and where it samples them: in process, and on a server with vLLM's routes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
+pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
+
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl_support import ENVIRONMENT, ONE_LETTER, arguments, over_files, tiny  # noqa: E402
+
+from gymgate.errors import ConfigError, PolicyError  # noqa: E402
+from gymgate.tokens import Sample  # noqa: E402
+from gymgate.tokens.engines import CallableEngine  # noqa: E402
+from gymgate.trl import NeMoGymSpec  # noqa: E402
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
+
+
+class Recording(GRPOTrainer):
+    """Keeps what every batch of rollouts became."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.batches: list[dict[str, Any]] = []
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        made = super()._generate_and_score_completions(inputs)
+        self.batches.append(made)
+        return made
+
+
+@pytest.fixture(scope="module")
+def spec() -> Iterator[NeMoGymSpec]:
+    """One stack for the module; each test says what samples."""
+    with NeMoGymSpec(ENVIRONMENT, data=ONE_LETTER, limits={"timeout_s": 60}) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def trainer_of(spec: NeMoGymSpec, folder: Path, **more: Any) -> Recording:
+    model, tokenizer, spec.renderer = tiny()
+    wanted = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, **more}
+    return Recording(
+        model=model,
+        args=GRPOConfig(**arguments(folder, **wanted)),
+        processing_class=tokenizer,
+        train_dataset=spec.train_dataset,
+        rollout_func=spec.rollout_func,
+        reward_funcs=spec.reward_funcs,
+    )
+
+
+def scripted(tokenizer: Any) -> CallableEngine:
+    """By turns: a good answer, one half as good, an answer cut short, a failure."""
+    good, half, cut = (tokenizer.encode(text, add_special_tokens=False) for text in ("aaaa", "abab", "aaab"))
+    end, calls = tokenizer.eos_token_id, itertools.count()
+
+    def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        number = next(calls) % 4
+        if number == 3:
+            raise PolicyError("out of memory", retryable=False)
+        ids = [good, half, cut][number] + [end] * (number < 2)
+        return Sample(ids, [-1.0] * len(ids), "stop" if number < 2 else "length")
+
+    return CallableEngine(sample)
+
+
+def test_unscored_rollouts_enter_neither_baseline_nor_loss(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    """In a group, the failed and the truncated have advantage 0 and no trained token; the others are compared with each other."""
+    tokenizer = tiny()[1]
+    spec.engine = scripted(tokenizer)
+    trainer = trainer_of(spec, tmp_path, max_steps=3)
+    trainer.train()
+    mixed = 0
+    for batch in trainer.batches:
+        texts = tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        trained = (batch["completion_mask"] * batch["tool_mask"]).bool().any(1)
+        rewards = [
+            {"aaaa": 1.0, "abab": 0.5}[text] if on else None for text, on in zip(texts, trained, strict=True)
+        ]
+        for start in range(0, 8, 4):
+            group, advantages = rewards[start : start + 4], batch["advantages"][start : start + 4].tolist()
+            scored = torch.tensor([reward for reward in group if reward is not None])
+            spread = scored.std() if len(scored) > 1 else torch.tensor(0.0)
+            mixed += 0 < len(scored) < 4 and bool(spread > 0)
+            for reward, advantage in zip(group, advantages, strict=True):
+                wanted = 0.0 if reward is None else float((reward - scored.mean()) / (spread + 1e-4))
+                assert advantage == pytest.approx(wanted, abs=1e-3)
+    assert mixed
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["reward"] for entry in logged] == [0.75] * 3
+    assert {entry["nemo_gym/letter_share/failed_policy"] for entry in logged} == {0.25}
+    assert {entry["nemo_gym/letter_share/truncated"] for entry in logged} == {0.25}
+
+
+def test_a_batch_without_any_score_changes_no_weight(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    cut = tiny()[1].encode("aaab", add_special_tokens=False)
+    spec.engine = CallableEngine(lambda prompt, sampling: Sample(cut, [-1.0] * len(cut), "length"))
+    trainer = trainer_of(spec, tmp_path, max_steps=2, learning_rate=0.1)
+    before = [parameter.clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    for old, new in zip(before, trainer.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_batches_of_failures_end_the_training_with_the_reason(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    def broken(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        raise PolicyError("out of memory", retryable=False)
+
+    spec.engine = CallableEngine(broken)
+    trainer = trainer_of(spec, tmp_path, max_steps=9)
+    with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*out of memory"):
+        trainer.train()
+    assert trainer.state.global_step == 2
+
+
+def test_the_servers_ids_and_logprobs_are_those_of_the_model_in_training(
+    spec: NeMoGymSpec, tmp_path: Path, token_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM server mode: TRL recomputes each sampled id's logprob, and the server's agrees, before and after updates."""
+    transfer = over_files(monkeypatch, token_server_url)
+    spec.engine, spec.score_truncated = None, True
+    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": token_server_url}
+    trainer = trainer_of(spec, tmp_path, max_steps=3, learning_rate=0.01, temperature=0.8, **server)
+    try:
+        trainer.train()
+    finally:
+        transfer.send_weights(tiny()[0].named_parameters())
+        spec.score_truncated = False
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert transfer.updates == 4  # before each step, and above
+    assert len(logged) == 3
+    for entry in logged:
+        assert entry["sampling/sampling_logp_difference/max"] < 1e-3
+        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-3)
+        assert entry["nemo_gym/failed"] == entry["nemo_gym/drift"] == 0
+
+
+def test_colocated_vllm_is_refused(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    spec.engine = None
+    trainer = trainer_of(spec, tmp_path)
+    trainer.use_vllm, trainer.args.vllm_mode = True, "colocate"
+    with pytest.raises(ConfigError, match="use vllm_mode='server'"):
+        spec.rollout_func([], trainer)
