@@ -3,14 +3,177 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 import orjson
+import yaml
+
+from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gymgate.preparation import Manifest, PrepareConfig
 
 
 @click.group("data")
 def command() -> None:
     """Prepare the data of environments and benchmarks; blend files of rows."""
+
+
+@command.command("prepare")
+@click.argument("environment", metavar="ENV|BENCHMARK")
+@click.argument("script_arguments", nargs=-1, metavar="[-- SCRIPT_ARG...]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for the files. [data/ENV]",
+)
+@click.option(
+    "--split",
+    "splits",
+    multiple=True,
+    type=click.Choice(["train", "validation", "benchmark", "example"]),
+    help="Only this kind of declared data; with --input or a script, the file to write. [all but example; train]",
+)
+@click.option(
+    "--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the data's prepare()."
+)
+@click.option("--script", metavar="FILE", help="Script of ENV to run in place of what its config declares.")
+@click.option(
+    "--input", "input_", metavar="FILE", help="Rows of your own (JSONL) in place of the declared data."
+)
+@click.option(
+    "--prompt", metavar="FILE", help="Prompt (YAML: user, system) to put raw rows to. [the declared one]"
+)
+@click.option("--config", help="Which of the environment's configs.")
+@click.option("--agent", metavar="NAME", help="Agent instance that the rows go to. [the declared one]")
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override in the config, dotted.")
+@click.option("--with", "requirements", multiple=True, metavar="PACKAGE", help="Package that a script needs.")
+@click.option(
+    "--token-var",
+    default="HF_TOKEN",
+    show_default=True,
+    metavar="NAME",
+    help="Variable with the hub's token.",
+)
+@click.option(
+    "--env-var", "env_vars", multiple=True, metavar="NAME", help="Further variable that a script may see."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
+@click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=14400.0, show_default=True, help="Seconds."
+)
+@click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
+def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
+    """Download the data of an environment or benchmark and write rows that run.
+
+    Runs NeMo Gym's own preparation: the dataset's prepare() or download, in NeMo Gym's environment. Puts raw rows to
+    their prompt, checks every row, adds agent_ref, and leaves train.jsonl, validation.jsonl or benchmark.jsonl with a
+    manifest.json. What was fetched once is kept, so that the next time needs no network.
+
+    \b
+      gymgate data prepare workplace_assistant
+      gymgate data prepare aime24 -o data/aime24
+      gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
+      gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
+    """
+    from gymgate.preparation import prepare as prepare_data
+
+    config = _prepare_config(**options)
+    target = output or Path("data") / _file_name(config.environment.name)
+    manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
+    if as_json:
+        click.echo(manifest.model_dump_json(indent=2))
+    else:
+        _print(manifest, target)
+
+
+def _prepare_config(
+    environment: str,
+    script_arguments: tuple[str, ...],
+    splits: tuple[Any, ...],
+    arguments: tuple[str, ...],
+    script: str | None,
+    input_: str | None,
+    prompt: str | None,
+    config: str | None,
+    agent: str | None,
+    settings: tuple[str, ...],
+    requirements: tuple[str, ...],
+    token_var: str,
+    env_vars: tuple[str, ...],
+    skip_bad: bool,
+    refresh: bool,
+    timeout: float,
+    gym: str,
+) -> PrepareConfig:
+    from gymgate.cli.run_plan import environment_configs
+    from gymgate.preparation import PrepareConfig
+
+    if script_arguments and not script_arguments[0].startswith("-"):
+        raise ConfigError(
+            f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
+        )
+    if input_ and (script or script_arguments):
+        raise ConfigError("--input names rows, and a script is to make some: one or the other")
+    (found,) = environment_configs((environment,), config, agent, settings)
+    return PrepareConfig(
+        environment=found,
+        runtime=RuntimeConfig(version=gym),
+        **({"splits": splits} if splits else {}),
+        arguments=tuple(_argument(text) for text in arguments),
+        script=script,
+        script_arguments=script_arguments,
+        input=input_,
+        prompt=prompt,
+        requirements=requirements,
+        token_env=token_var,
+        env_vars=env_vars,
+        skip_bad=skip_bad,
+        refresh=refresh,
+        timeout_s=timeout,
+    )
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    """`KEY=VALUE`, the value as YAML."""
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise ConfigError(f"--arg {text!r}: write KEY=VALUE")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--arg {text!r}: the value is not YAML: {' '.join(str(error).split())}") from None
+
+
+def _file_name(environment: str) -> str:
+    """`aime24` for `benchmarks/aime24`, `my_env` for `configs/my_env.yaml`."""
+    name = environment.rstrip("/").rpartition("/")[2]
+    return name.removesuffix(".yaml").removesuffix(".yml") or "data"
+
+
+def _print(manifest: Manifest, target: Path) -> None:
+    from gymgate.cli.tables import print_table
+
+    rows = []
+    for name, note in manifest.files.items():
+        repeats = {source.repeats for source in note.sources} - {1}
+        rows.append(
+            (
+                str(target / name),
+                str(note.rows),
+                ", ".join(note.agents),
+                note.sha256[:16],
+                f"NeMo Gym's own evaluation runs each row {max(repeats)} times: -r {max(repeats)}"
+                if repeats
+                else "",
+            )
+        )
+    print_table(("file", "rows", "agents", "sha256", ""), rows, fixed=2)
 
 
 @command.command("blend")

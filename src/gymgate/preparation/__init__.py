@@ -3,5 +3,17 @@
 from __future__ import annotations
 
 from gymgate.preparation.blending import Blended, Part, blend_files, parse_part
+from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
+from gymgate.preparation.prepare import PrepareConfig, prepare
 
-__all__ = ["Blended", "Part", "blend_files", "parse_part"]
+__all__ = [
+    "Blended",
+    "FileNote",
+    "Manifest",
+    "Part",
+    "PrepareConfig",
+    "SourceNote",
+    "blend_files",
+    "parse_part",
+    "prepare",
+]

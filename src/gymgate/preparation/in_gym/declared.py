@@ -1,0 +1,145 @@
+"""What an environment's config declares: datasets, and the agents that their rows go to."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .told import RefusedError
+
+AGENTS, RESOURCES = "responses_api_agents", "resources_servers"
+
+
+@dataclass
+class Source:
+    """One dataset, script or file."""
+
+    name: str
+    type: str
+    """`train`, `validation`, ...: the file that its rows go to."""
+    dataset: dict[str, Any]
+    """As the config declares it."""
+    agent: str | None = None
+    """Instance that its rows go to; `None`: the one that each row names, else the config's."""
+    server: str = ""
+    """`kind/implementation` that verifies its rows."""
+    made: dict[str, Any] | None = None
+    """Where its file is from, if it is there already."""
+
+    @property
+    def huggingface(self) -> dict[str, Any]:
+        """`repo_id` and `artifact_fpath`; empty for data from elsewhere."""
+        source = self.dataset.get("source") or {}
+        own = source if source.get("type") == "huggingface" else self.dataset.get("huggingface_identifier")
+        return dict(own or {})
+
+
+class Declared:
+    """A config as NeMo Gym's parser reads it; what only its servers need has placeholders."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.config = parsed(order)
+
+    def blocks(self) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+        """Instance, kind, implementation and settings of each agent and resources server."""
+        for name, block in self.config.items():
+            for kind in (AGENTS, RESOURCES) if isinstance(block, dict) else ():
+                for type_, settings in (block.get(kind) or {}).items():
+                    if isinstance(settings, dict):
+                        yield name, kind, type_, settings
+
+    def agents(self) -> list[str]:
+        return [name for name, kind, _, _ in self.blocks() if kind == AGENTS]
+
+    def default_agent(self) -> str:
+        """The one that was named, else the config's first."""
+        agents, wanted = self.agents(), self.order["agent"]
+        if wanted is not None and wanted not in agents:
+            raise RefusedError(
+                "ConfigError", f"there is no agent {wanted!r}; the config has {', '.join(agents)}"
+            )
+        if not agents:
+            raise RefusedError("ConfigError", "its config defines no agent that rows could go to")
+        return str(wanted or agents[0])
+
+    def sources(self) -> list[Source]:
+        """Declared datasets of the wanted types, in the config's order; at least one."""
+        found = []
+        for name, kind, _, settings in self.blocks():
+            for dataset in settings.get("datasets") or []:
+                if dataset.get("type") in self.order["types"]:
+                    agent = self._agent_of(name, kind, dataset)
+                    own = dict(dataset)
+                    if self.order["prompt"]:
+                        own["prompt_config"] = self.order["prompt"]
+                    found.append(
+                        Source(str(dataset["name"]), dataset["type"], own, agent, self.server_of(agent))
+                    )
+        if not found:
+            raise RefusedError("ConfigError", self._nothing())
+        return found
+
+    def server_of(self, agent: str) -> str:
+        """`kind/implementation` of the resources server behind an agent, or of the agent itself."""
+        found = {name: (kind, type_, settings) for name, kind, type_, settings in self.blocks()}
+        kind, type_, settings = found[agent]
+        reference = settings.get("resources_server")
+        behind = reference.get("name") if isinstance(reference, dict) else None
+        if behind in found:
+            kind, type_, _ = found[behind]
+        return f"{kind}/{type_}"
+
+    def _agent_of(self, name: str, kind: str, dataset: dict[str, Any]) -> str:
+        """The agent of a declared dataset, as NeMo Gym finds it."""
+        resolve = getattr(importlib.import_module("nemo_gym.global_config"), "resolve_dataset_agent", None)
+        if self.order["agent"] is not None or (resolve is None and kind != AGENTS):
+            return self.default_agent()
+        if resolve is None:
+            return name
+        config = importlib.import_module("omegaconf").OmegaConf.create(self.config)
+        found = resolve(config, name, pin=dataset.get("agent"), taskset=dataset.get("taskset"))
+        if found is None:
+            raise RefusedError(
+                "ConfigError",
+                f"dataset {dataset['name']!r} is for several agents at once; name one with --agent",
+            )
+        return str(found)
+
+    def _nothing(self) -> str:
+        every = [dataset for *_, settings in self.blocks() for dataset in settings.get("datasets") or []]
+        declared = ", ".join(f"{dataset['name']} ({dataset['type']})" for dataset in every)
+        wanted = " or ".join(self.order["types"])
+        what = (
+            f"its config declares no {wanted} data, only {declared}"
+            if declared
+            else "its config declares no data"
+        )
+        return f"{what}; a script of it makes some with arguments after --, or --input FILE takes yours"
+
+
+def parsed(order: dict[str, Any]) -> dict[str, Any]:
+    """The environment's config; NeMo Gym's functions find it as their global one, with the hub's token."""
+    spec = importlib.util.spec_from_file_location("gymgate_forkserver", order["forkserver"])
+    assert spec is not None
+    assert spec.loader is not None
+    forkserver: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(forkserver)
+    wanted = dict(order["parse"])
+    answer: dict[str, Any] = forkserver.parsed(wanted)
+    if missing := answer.get("missing"):
+        wanted["overrides"] = [*wanted["overrides"], *([key, "unset"] for key in missing)]
+        answer = forkserver.parsed(wanted)
+    if "config" not in answer:
+        problem = answer.get("error") or f"it needs values: --set {answer['missing'][0]}=VALUE"
+        raise RefusedError("ConfigError", f"NeMo Gym cannot read its config: {' '.join(problem.split())}")
+    config: dict[str, Any] = answer["config"]
+    if token := os.environ.get("HF_TOKEN"):
+        config["hf_token"] = token
+    omegaconf: Any = importlib.import_module("omegaconf").OmegaConf
+    os.environ["NEMO_GYM_CONFIG_DICT"] = omegaconf.to_yaml(omegaconf.create(config))
+    return config

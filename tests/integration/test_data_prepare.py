@@ -1,0 +1,286 @@
+"""`gymgate data prepare`: NeMo Gym's own preparation against a hub on this machine, and rows that then run."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hub_stand_in import Hub, serving
+from scripted_chat import scripted_chat
+
+from gymgate.api import load_catalog
+from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
+from gymgate.dataset import open_rows
+from gymgate.errors import ConfigError, DataError, NeedMissingError
+from gymgate.preparation import Manifest, PrepareConfig, prepare
+from gymgate.runtime import ensure_runtime
+
+# The first use of a release installs it.
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
+
+AIME = "HuggingFaceH4/aime_2024"
+WORKPLACE = "nvidia/Nemotron-RL-agent-workplace_assistant"
+MATH = "nvidia/Nemotron-RL-math-OpenMathReasoning"
+GPQA = "Idavidrein/gpqa"
+SUMS = [
+    {
+        "id": i,
+        "problem": f"What is {i} + {i}?",
+        "solution": "Add.",
+        "answer": str(2 * i),
+        "url": "",
+        "year": "2024",
+    }
+    for i in range(1, 7)
+]
+
+
+def jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+def math_row(number: int) -> dict[str, Any]:
+    question = {"role": "user", "content": f"What is {number} * 2? Answer in \\boxed{{}}."}
+    return {
+        "question": question["content"],
+        "expected_answer": str(2 * number),
+        "responses_create_params": {"input": [question]},
+        "agent_ref": {"type": "responses_api_agents", "name": "an_agent_of_long_ago"},
+    }
+
+
+def packaged(environment: str) -> list[dict[str, Any]]:
+    path = load_catalog().find(environment).data_file().path
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub, and a cache of this test's own that has the runtimes made before."""
+    runtimes = cache_dir() / "runtimes"
+    ensure_runtime(RuntimeConfig())
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "runtimes").symlink_to(runtimes)
+    with serving(Hub()) as hub:
+        monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
+        for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+
+
+def prepared(
+    name: str, output: Path, progress: Callable[[str], None] = lambda _: None, **settings: Any
+) -> Manifest:
+    agent = settings.pop("agent", None)
+    config = PrepareConfig(environment=EnvironmentConfig(name=name, agent=agent), **settings)
+    return prepare(config, output, progress=progress)
+
+
+def gymgate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gymgate", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_a_benchmark_is_put_to_its_prompt_and_runs(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[AIME] = {"README.md": b"", "data/train-00000-of-00001.parquet": parquet(SUMS)}
+    manifest = prepared("aime24", tmp_path / "out")
+    note = manifest.files["benchmark.jsonl"]
+    (source,) = note.sources
+    assert (note.rows, note.distinct, source.repeats) == (6, 6, 32)
+    assert note.agents == {"aime24_math_with_judge_simple_agent": 6}
+    assert source.origin["script"] == "benchmarks/aime24/prepare.py"
+    rows = open_rows(str(tmp_path / "out" / "benchmark.jsonl"), environment=None)
+    content = rows[2].data["responses_create_params"]["input"][-1]["content"]
+    assert content.endswith("What is 3 + 3?")
+    assert "\\boxed{}" in content
+    assert rows[2].data["expected_answer"] == "6"
+    release = ensure_runtime(RuntimeConfig()).site / "benchmarks" / "aime24" / "data"
+    assert not [*release.glob("*.jsonl")], "the release was written to"
+
+    def policy(conversation: str) -> str:
+        number = int(conversation.rpartition("What is ")[2].split()[0])
+        return f"\\boxed{{{number + 3}}}"  # right for 3 + 3 alone
+
+    with scripted_chat(policy) as url:
+        data = str(tmp_path / "out" / "benchmark.jsonl")
+        done = gymgate("run", "aime24", "--data", data, "-b", url, "-m", "any", "--json")
+    report = json.loads(done.stdout)["environments"]["aime24"]
+    assert (done.returncode, report["rollouts"], round(6 * report["mean_reward"])) == (0, 6, 1), done.stderr
+
+
+def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(hub: Hub, tmp_path: Path) -> None:
+    rows = packaged("workplace_assistant")
+    hub.repositories[WORKPLACE] = {"train.jsonl": jsonl(rows[:4]), "validation.jsonl": jsonl(rows[4:])}
+    first = prepared("workplace_assistant", tmp_path / "out")
+    assert {name: note.rows for name, note in first.files.items()} == {
+        "train.jsonl": 4,
+        "validation.jsonl": 1,
+    }
+    origin = first.files["train.jsonl"].sources[0].origin
+    assert (origin["repository"], origin["commit"]) == (WORKPLACE, hub.commit(WORKPLACE))
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == first.model_dump(mode="json")
+
+    told: list[str] = []
+    hub.requests.clear()
+    hub.repositories[WORKPLACE]["train.jsonl"] = jsonl(rows[:3])
+    assert prepared("workplace_assistant", tmp_path / "out", told.append) == first
+    assert hub.requests == []
+    assert "workplace_assistant: train: fetched earlier" in told
+    (
+        tmp_path
+        / "cache"
+        / "data"
+        / "nemo-gym-0.7.0"
+        / "resources_servers/workplace_assistant/data/train.jsonl"
+    ).write_text("{")
+    third = prepared("workplace_assistant", tmp_path / "out", told.append)
+    assert third.files["train.jsonl"].rows == 3, "a damaged file is fetched again"
+    assert [request for request in hub.requests if "validation" in request] == []
+    assert any("train: differs from what was fetched before" in line for line in told)
+
+    done = gymgate("run", "workplace_assistant", "--data", str(tmp_path / "out" / "train.jsonl"), "--json")
+    report = json.loads(done.stdout)["environments"]["workplace_assistant"]
+    assert (done.returncode, report["rollouts"]) == (0, 3), done.stderr
+
+
+def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) -> None:
+    wrong: dict[str, Any] = {"responses_create_params": {"input": [], "no_such_setting": 1}}
+    lines = [jsonl([math_row(1)]), b"{broken\n", jsonl([wrong, {"question": "raw"}, math_row(2)])]
+    hub.repositories[MATH] = {"train.jsonl": b"".join(lines), "validation.jsonl": jsonl([math_row(3)])}
+    told: list[str] = []
+    with pytest.raises(
+        DataError, match=r"3 rows cannot run, the first: .*_train\.jsonl:2: not JSON.*--skip-bad"
+    ):
+        prepared("math_with_judge", tmp_path / "out", told.append)
+    assert not (tmp_path / "out").exists()
+    bad = [line for line in told if line.startswith("bad row")]
+    assert "_train.jsonl:3: responses_create_params.no_such_setting: Extra inputs are not permitted" in bad[1]
+    assert "_train.jsonl:4: has no responses_create_params and no prompt to put to it ('question')" in bad[2]
+    hub.requests.clear()
+    manifest = prepared("math_with_judge", tmp_path / "out", skip_bad=True)
+    assert [request for request in hub.requests if "/train.jsonl" in request] == []
+    note = manifest.files["train.jsonl"]
+    assert (note.rows, note.sources[0].bad) == (2, 3)
+    assert note.agents == {"math_with_judge_simple_agent": 2}, "the declared agent, not what the file says"
+
+
+def test_a_gated_dataset_names_the_variable(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    card = b"---\nconfigs:\n- config_name: gpqa_diamond\n  data_files: gpqa_diamond.csv\n---\n"
+    columns = (
+        "Question,Correct Answer,Incorrect Answer 1,Incorrect Answer 2,Incorrect Answer 3,Subdomain,Record ID"
+    )
+    csv = "\n".join([columns, *(f"Q{i}?,right,wrong a,wrong b,wrong c,Physics,rec{i}" for i in range(3))])
+    hub.repositories[GPQA] = {"README.md": card, "gpqa_diamond.csv": csv.encode()}
+    hub.gated[GPQA] = "hf_good"
+    with pytest.raises(
+        NeedMissingError, match=r"gated or private.*set HF_TOKEN to a token that has access"
+    ) as error:
+        prepared("gpqa", tmp_path / "out")
+    assert error.value.need == "HF_TOKEN"
+    assert "\n" not in str(error.value)
+    with pytest.raises(ConfigError, match="variable 'MY_TOKEN' is not set"):
+        prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN")
+    monkeypatch.setenv("MY_TOKEN", "hf_bad")
+    with pytest.raises(NeedMissingError, match="the token in MY_TOKEN has no access"):
+        prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN")
+    monkeypatch.setenv("MY_TOKEN", "hf_good")
+    assert prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN").files["benchmark.jsonl"].rows == 3
+    found = subprocess.run(
+        ["grep", "-rl", "hf_good", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.stdout == "", "the token is written nowhere"
+
+
+def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[WORKPLACE] = {"train.jsonl": jsonl(packaged("workplace_assistant"))}
+    with pytest.raises(
+        DataError, match=r"validation: downloading validation\.jsonl of .*: not there"
+    ) as error:
+        prepared("workplace_assistant", tmp_path / "out")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+    manifest = prepared("workplace_assistant", tmp_path / "out", splits=("train",))
+    assert [*manifest.files] == ["train.jsonl"]
+    with pytest.raises(ConfigError, match="declares no validation data, only train"):
+        prepared("reasoning_gym", tmp_path / "out", splits=("validation",))
+
+
+def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(
+        NeedMissingError, match=r"train: downloading train\.jsonl of .*cannot be fetched"
+    ) as error:
+        prepared("workplace_assistant", tmp_path / "out")
+    assert error.value.need == "download"
+
+
+def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
+    generator = ("--task", "chain_sum", "--size", "7", "--seed", "3")
+    first = prepared("reasoning_gym", tmp_path / "one", script_arguments=generator)
+    again = prepared("reasoning_gym", tmp_path / "two", script_arguments=generator)
+    note = first.files["train.jsonl"]
+    assert (note.rows, note.agents) == (7, {"reasoning_gym_simple_agent": 7})
+    assert note.sha256 == again.files["train.jsonl"].sha256
+    with pytest.raises(DataError, match=r"create_dataset\.py ended with exit status 2"):
+        prepared("reasoning_gym", tmp_path / "three", script_arguments=("--no-such-option",))
+
+
+def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
+    raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
+    raw.write_text('{"problem": "1 + 1?", "expected_answer": "2"}\n\n{"question": "2 + 2?"}\n')
+    prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
+    refused = gymgate(
+        "run", "math_with_judge", "--data", str(raw), "-b", "http://127.0.0.1:9/v1", "-m", "any"
+    )
+    assert refused.returncode == 1
+    assert f"gymgate: {raw}:1: has no responses_create_params" in refused.stderr
+    assert "gymgate data prepare" in refused.stderr
+    out = tmp_path / "out"
+    command = (
+        "data",
+        "prepare",
+        "math_with_judge",
+        "--input",
+        str(raw),
+        "--prompt",
+        str(prompt),
+        "-o",
+        str(out),
+    )
+    done = gymgate(*command)
+    assert (done.returncode, "raw.jsonl:3: Prompt template references field 'problem'" in done.stderr) == (
+        1,
+        True,
+    )
+    done = gymgate(*command, "--skip-bad", "--split", "validation")
+    assert done.returncode == 0, done.stderr
+    (row,) = open_rows(str(out / "validation.jsonl"), environment=None)
+    messages = [
+        (message["role"], message["content"]) for message in row.data["responses_create_params"]["input"]
+    ]
+    assert messages == [("system", "Be brief."), ("user", "Solve: 1 + 1?")]
+    assert row.agent == "math_with_judge_simple_agent"
+
+
+def test_the_older_release_prepares_the_same_rows(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[AIME] = {"README.md": b"", "data/train-00000-of-00001.parquet": parquet(SUMS)}
+    manifest = prepared("aime24", tmp_path / "out", runtime=RuntimeConfig(version="0.4.0"))
+    assert (manifest.nemo_gym, manifest.files["benchmark.jsonl"].rows) == ("0.4.0", 6)
