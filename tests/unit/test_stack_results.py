@@ -144,3 +144,9 @@ def test_an_agents_422_is_the_rows_fault() -> None:
     error = results.refused(500, b'"boom"', "a")
     assert isinstance(error, EnvironmentServerError)
     assert (error.server, error.status_code) == ("a", 500)
+
+
+def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
+    body = json.dumps({"log": f"at {KEY}", "reward": 1.0}).encode()
+    result = results.read_result(body, key=KEY, rollout_id='a"b\\c', metadata_key="route")
+    assert result == {"log": 'at a"b\\c', "reward": 1.0}

@@ -42,7 +42,7 @@ def read_result(body: bytes, *, key: str, rollout_id: str, metadata_key: str) ->
     Wherever the rollout's secret key stands in it, its public id stands afterwards.
     """
     try:
-        result = orjson.loads(body.replace(key.encode(), rollout_id.encode()))
+        result = orjson.loads(body.replace(key.encode(), orjson.dumps(rollout_id)[1:-1]))
     except orjson.JSONDecodeError:
         return None
     if not isinstance(result, dict):

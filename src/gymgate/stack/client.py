@@ -29,6 +29,8 @@ Policy = Endpoint | PolicyCallable
 
 EXIT_TIMEOUT_S = 5.0
 """To wait for the daemon to have stopped everything, when the last lease is given back."""
+MAX_ID = 256
+"""Characters of a rollout's id, which stands in logs and in place of its key."""
 _CALLABLE = CallableEndpoint(name="policy")
 
 
@@ -222,6 +224,8 @@ class Stack:
         self, policy: Policy, limits: RolloutLimits | None, rollout_id: str | None, record_bodies: bool
     ) -> dict[str, Any]:
         rollout_id = rollout_id or secrets.token_hex(8)
+        if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
+            raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
         if callable(policy):
             endpoint = _CALLABLE.model_copy(update={"name": f"{rollout_id}-{secrets.token_hex(4)}"})
             self._connection.serve(endpoint.name, policy, endpoint)
