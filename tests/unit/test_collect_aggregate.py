@@ -17,6 +17,8 @@ from gymgate.collection import statistics as st
 from gymgate.collection import tables
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.figures import keep, parse_bounds, summary_rows, task_rows
+from gymgate.collection.report import write_report
+from gymgate.collection.tasks import Collected
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
@@ -256,3 +258,54 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
     path.write_text('{"reward": 1}\n')
     with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: not one of NeMo Gym's rollouts"):
         read_runs([path])
+
+
+def test_gym_failures_are_counted(tmp_path: Path) -> None:
+    """Beside NeMo Gym's rollouts.jsonl, a line per failed attempt; here as 0.7.0 writes them."""
+    common = {"agent_ref": {"name": "a"}, "_ng_environment_server": "a_environment_server"}
+    values = [{**common, "_ng_task_index": t, "_ng_rollout_index": 0, "reward": 1.0} for t in range(2)]
+    path = tmp_path / "r.jsonl"
+    path.write_text("".join(_json(value) + "\n" for value in values))
+    failures = [
+        {
+            "_ng_failure_class": "agent_run_error",
+            "_ng_failure_type": "ClientResponseError",
+            "_ng_failure_message": f"500, attempt {attempt}",
+            "_ng_task_index": task,
+            "_ng_rollout_index": rollout,
+            **common,
+        }
+        for task, rollout, attempt in [(0, 0, 1), (1, 1, 1), (1, 1, 2), (2, 0, 1)]
+    ]
+    (tmp_path / "r_failures.jsonl").write_text("".join(_json(value) + "\n" for value in failures))
+    collected = read_runs([path])
+    [row] = summary_rows(collected)
+    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 2, 2)
+    assert [task.failed for task in collected.ordered()] == [0, 1, 1]
+    write_report([path], tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "agent_run_error" in page
+    assert "500, attempt 1" in page
+    (tmp_path / "r_failures.jsonl").write_text("{}\n")
+    with pytest.raises(GymgateError, match=r"r_failures\.jsonl:1: not one of NeMo Gym's rollouts"):
+        read_runs([path])
+
+
+def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
+    """Which rollout comes first, and whether its result has the field, changes nothing."""
+    lines = []
+    for repeat, answer in enumerate([None, "x", "x", "y"]):
+        place = {"row_key": "0" * 16, "occurrence": 0, "repeat": repeat, "seed": None, "environment": "e"}
+        result = {} if answer is None else {"extracted_answer": answer}
+        lines.append(
+            {**place, "agent": "a", "status": "completed", "reward": float(answer == "x"), "result": result}
+        )
+    found = []
+    for order in (lines, lines[::-1]):
+        collected = Collected()
+        for line in order:
+            collected.add(line)
+        [row] = task_rows(collected)
+        found.append({name: value for name, value in row.items() if name.startswith("maj")})
+    assert found[0] == found[1]
+    assert found[0]["maj@4"] == 1.0

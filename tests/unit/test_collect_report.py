@@ -17,6 +17,7 @@ from gymgate.cli.report import command
 from gymgate.collection import charts
 from gymgate.collection.dataset_export import export_dataset
 from gymgate.collection.report import LONGEST_TEXT, write_report
+from gymgate.collection.report_material import time_split
 from gymgate.collection.transcript import Said, transcript
 from gymgate.errors import ConfigError
 
@@ -93,7 +94,8 @@ def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
                 "status": "completed",
                 "reward": float(repeat < task),
             }
-            call = {"model_server": "policy_model", "usage": {"output_tokens": 10 * repeat}}
+            call = {"model_server": "policy_model", "usage": {"output_tokens": 10 * repeat}, "started_s": 0.5}
+            call["duration_s"] = 1.0
             timing = {"total_s": 2.0, "model_s": 1.0, "judge_s": 0.5}
             result = {
                 **RESULT,
@@ -191,6 +193,27 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     assert sum(loaded["reward"]) == 3.0
     with pytest.raises(ConfigError, match="the ending must be one of"):
         export_dataset([run], tmp_path / "rollouts.txt")
+
+
+def test_where_the_time_goes() -> None:
+    """Two policy calls with a tool between them, an overlapping one, then a judge; 10 s in all."""
+    calls = [
+        {"model_server": "policy_model", "started_s": 4.0, "duration_s": 1.0},
+        {"model_server": "policy_model", "started_s": 1.0, "duration_s": 2.0},
+        {"model_server": "policy_model", "started_s": 4.5, "duration_s": 1.5},
+        {"model_server": "judge", "started_s": 7.0, "duration_s": 2.0},
+    ]
+    split = time_split(10.0, calls)
+    assert split == {
+        "waiting and set-up": 1.0,
+        "policy": 4.0,
+        "tools and agent": 2.0,
+        "judges": 2.0,
+        "scoring": 1.0,
+    }
+    assert time_split(3.0, []) == {**dict.fromkeys(split, 0.0), "waiting and set-up": 3.0}
+    late = time_split(2.0, [{"started_s": 1.0, "duration_s": 5.0}])
+    assert sum(late.values()) == 2.0
 
 
 def test_charts_of_little() -> None:

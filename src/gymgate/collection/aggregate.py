@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.collection.gym_rollouts import read_gym_rollouts
+from gymgate.collection.gym_rollouts import read_gym_failures, read_gym_rollouts
 from gymgate.collection.plan import Identity
 from gymgate.collection.record import line_error, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS, RUN, differences, read_run, run_directories
@@ -40,7 +40,7 @@ def read_runs(
             else:
                 home[place] = index
                 collected.add(value, answer_key)
-    for directory in filter(Path.is_dir, directories):
+    for directory in directories:
         _add_failures(collected, directory, home)
     _settle_overlaps(collected, directories, overlaps, example, home, first_of_overlap)
     _note_missing(collected, directories, home)
@@ -84,10 +84,18 @@ def _place(value: Mapping[str, Any]) -> Place:
     return str(value.get("environment", "")), identity
 
 
+def read_failures(path: Path) -> Iterator[dict[str, Any]]:
+    """Failed attempts of a run's directory, or those noted beside a file of NeMo Gym's rollouts."""
+    if path.is_file():
+        yield from read_gym_failures(path)
+    else:
+        yield from (value for _, value in read_values(path / FAILURES))
+
+
 def _add_failures(collected: Collected, directory: Path, home: Container[Place]) -> None:
     """Rollouts that were given up and have not finished since."""
     given_up: set[Place] = set()
-    for _, value in read_values(directory / FAILURES):
+    for value in read_failures(directory):
         place = _place(value)
         if value.get("final") and place not in home and place not in given_up:
             given_up.add(place)

@@ -70,6 +70,27 @@ def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, An
 
 def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
     """Rollouts that NeMo Gym collected, as lines of a run. Raises `DataError` with path and line."""
+    for line, value in _numbered_lines(path):
+        yield from_gym(value, path, line)
+
+
+def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
+    """The last failure of each rollout that NeMo Gym noted beside a file of rollouts (`NAME_failures.jsonl`), as lines
+    of a run's failures; nothing if there is no such file. Those of rollouts that succeeded later are among them."""
+    beside = path.with_name(f"{path.stem}_failures.jsonl")
+    last = {
+        (_agent(value), value[TASK], value[ROLLOUT]): (line, value) for line, value in _numbered_lines(beside)
+    }
+    for line, value in last.values():
+        error = {
+            "kind": str(value.get("_ng_failure_class") or "unknown"),
+            "type": str(value.get("_ng_failure_type") or "failure"),
+            "message": str(value.get("_ng_failure_message") or value.get("failure_reason") or ""),
+        }
+        yield {**_place(value, beside, line), "final": True, "error": error}
+
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, value in read_values(path):
         if TASK not in value or ROLLOUT not in value:
             raise DataError(
@@ -77,18 +98,28 @@ def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
                 path=str(path),
                 line=line,
             )
-        yield from_gym(value, path, line)
+        yield line, value
 
 
 def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
     """One line of a run; its row's key stands for the task's number, since the row itself is not there."""
-    agent = (value.get("agent_ref") or {}).get("name") or ""
-    key = hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16]
     status = (
         "masked" if is_masked(value) else "truncated" if is_incomplete(value.get("response")) else "completed"
     )
     return {
-        "row_key": key,
+        **_place(value, path, line),
+        "status": status,
+        "reward": value.get("reward"),
+        "result": dict(value),
+        "calls": [],
+    }
+
+
+def _place(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Which rollout it is, and of what."""
+    agent = _agent(value)
+    return {
+        "row_key": hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16],
         "occurrence": 0,
         "repeat": value[ROLLOUT],
         "seed": None,
@@ -97,11 +128,12 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
         "line": line,
         "environment": agent,
         "agent": agent,
-        "status": status,
-        "reward": value.get("reward"),
-        "result": dict(value),
-        "calls": [],
     }
+
+
+def _agent(value: Mapping[str, Any]) -> str:
+    """Rows that a taskset made name no agent but the environment server in front of it."""
+    return str((value.get("agent_ref") or {}).get("name") or value.get("_ng_environment_server") or "")
 
 
 class _RowReader:

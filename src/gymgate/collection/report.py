@@ -6,10 +6,7 @@ Everything that came from a model, a row or a server is escaped, and the page fo
 from __future__ import annotations
 
 import html
-from array import array
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +14,8 @@ import orjson
 
 from gymgate.collection import charts
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.dataset_export import read_rollouts
 from gymgate.collection.figures import summary_rows, task_rows
-from gymgate.collection.record import read_values
-from gymgate.collection.store import FAILURES, run_directories
+from gymgate.collection.report_material import Material, gather
 from gymgate.collection.tasks import Collected
 from gymgate.collection.transcript import transcript
 from gymgate.rollout.result import number
@@ -42,20 +37,6 @@ background:#f6f6f6;padding:.4rem;border-radius:3px;max-height:24rem;overflow-y:a
 """
 
 
-@dataclass
-class Material:
-    """What the charts and the viewer show; numbers of every rollout, conversations of a few."""
-
-    rewards: array[float] = field(default_factory=lambda: array("d"))
-    calls: array[float] = field(default_factory=lambda: array("d"))
-    tokens: array[float] = field(default_factory=lambda: array("d"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
-    split: Counter[str] = field(default_factory=Counter)
-    shown: dict[tuple[str, str, int], list[dict[str, Any]]] = field(default_factory=dict)
-    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
-    examples: dict[tuple[str, str], str] = field(default_factory=dict)
-
-
 def write_report(runs: Sequence[Path], output: Path, *, tasks: int = 50, per_task: int = 4) -> None:
     """One HTML file about runs: the first `tasks` tasks with up to `per_task` conversations each.
 
@@ -64,42 +45,8 @@ def write_report(runs: Sequence[Path], output: Path, *, tasks: int = 50, per_tas
     from gymgate.collection.tables import replace_file
 
     collected = read_runs(runs, first_of_overlap=True)
-    material = _gather(runs, tasks, per_task)
+    material = gather(runs, tasks, per_task)
     replace_file(output, "".join(_page(runs, collected, material)).encode())
-
-
-def _gather(runs: Iterable[Path], tasks: int, per_task: int) -> Material:
-    material = Material()
-    for value in read_rollouts(runs):
-        if (reward := number(value.get("reward"))) is not None:
-            material.rewards.append(reward)
-        calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
-        material.calls.append(len(calls))
-        material.tokens.append(sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls))
-        _add_times(material, value.get("timing") or {})
-        name = (str(value.get("environment")), str(value["row_key"]), int(value.get("occurrence", 0)))
-        if name in material.shown or len(material.shown) < tasks:
-            shown = material.shown.setdefault(name, [])
-            if len(shown) < per_task:
-                shown.append(value)
-    for path in runs:
-        for directory in run_directories(path) if path.is_dir() else ():
-            for _, failure in read_values(directory / FAILURES):
-                error = failure.get("error") or {}
-                kind = (str(error.get("kind")), str(error.get("type")))
-                material.failures[kind] += 1
-                material.examples.setdefault(kind, str(error.get("message")))
-    return material
-
-
-def _add_times(material: Material, timing: Mapping[str, Any]) -> None:
-    total, model, judge = (float(timing.get(name) or 0.0) for name in ("total_s", "model_s", "judge_s"))
-    if total <= 0:
-        return
-    material.seconds.append(total)
-    material.split["policy"] += min(model, total)  # type: ignore[assignment]
-    material.split["judges"] += min(judge, max(0.0, total - model))  # type: ignore[assignment]
-    material.split["tools, scoring, waiting"] += max(0.0, total - model - judge)  # type: ignore[assignment]
 
 
 def _page(runs: Sequence[Path], collected: Collected, material: Material) -> Iterator[str]:
