@@ -12,6 +12,7 @@ import pytest
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import forkserver, gym_config
+from gymgate.stack.forkserver import preloading
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
 
@@ -233,8 +234,8 @@ def test_deferred_packages_are_imported_when_used(tmp_path: Path, monkeypatch: p
         "from typing import Optional\ndef f(x: Optional[Frame] = None) -> Frame | None: return Frame(a=1)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(forkserver, "DEFERRED", ("heavy_package",))
-    finder = forkserver.DeferringFinder()
+    monkeypatch.setattr(preloading, "DEFERRED", ("heavy_package",))
+    finder = preloading.DeferringFinder()
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     light = importlib.import_module("light_module")
     for name in ("heavy_package", "heavy_package.sub"):

@@ -23,7 +23,8 @@ from gymgate.preparation.program import Event, run_program
 from gymgate.preparation.workspace import workspace
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.environment import clean_env, offline
-from gymgate.stack import forkserver, gym_config
+from gymgate.stack import gym_config
+from gymgate.stack.forkserver import parsing
 
 MANIFEST = "manifest.json"
 DEFAULT_TOKEN_ENV = "HF_TOKEN"
@@ -137,7 +138,7 @@ def _order(
     user = environment.kind == "config"
     roots = gym_config.component_roots(chosen.path, (), runtime.site)[:-1] if user else []
     return {
-        "forkserver": str(Path(forkserver.__file__)),
+        "forkserver": str(Path(parsing.__file__)),
         "workspace": str(place),
         "stage": str(place / ".stage"),
         "site": str(runtime.site),

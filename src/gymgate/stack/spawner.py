@@ -79,7 +79,7 @@ class Spawner:
         with theirs, log.open("ab") as sink:
             # Not in a thread: the kernel ties the child's death signal to the thread that made it.
             process = subprocess.Popen(  # noqa: ASYNC220
-                [str(python), str(Path(forkserver.__file__)), str(theirs.fileno())],
+                [str(python), str(Path(forkserver.__file__).with_name("__main__.py")), str(theirs.fileno())],
                 cwd=directory,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -99,7 +99,7 @@ class Spawner:
         return spawner
 
     async def parse(self, name: str, log: Path, **order: Any) -> dict[str, Any]:
-        """What NeMo Gym's parser makes of a config; see `forkserver.parsed`."""
+        """What NeMo Gym's parser makes of a config; see `forkserver.parsing`."""
         out = log.with_suffix(f".{next(self._ids)}.json")
         child = await self._spawn("parse", name, log, out=str(out), **order)
         try:

@@ -1,0 +1,30 @@
+"""The fork server: NeMo Gym imported once, a forked child per server. The only package of ours that imports `nemo_gym`.
+
+`__main__.py` runs in NeMo Gym's own interpreter, where this package goes by another name and gymgate is not installed:
+nothing here imports anything of ours but its siblings. The daemon uses what is exported here.
+"""
+
+from .parsing import NOWHERE, dataset_lists, direct_urls, interpolated, undefined_models, unset
+from .processes import (
+    PR_SET_CHILD_SUBREAPER,
+    SERVER_TAG,
+    descendants,
+    helpers_of,
+    prctl,
+    send_signal,
+)
+
+__all__ = [
+    "NOWHERE",
+    "PR_SET_CHILD_SUBREAPER",
+    "SERVER_TAG",
+    "dataset_lists",
+    "descendants",
+    "direct_urls",
+    "helpers_of",
+    "interpolated",
+    "prctl",
+    "send_signal",
+    "undefined_models",
+    "unset",
+]

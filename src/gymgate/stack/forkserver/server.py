@@ -1,0 +1,187 @@
+"""Imports NeMo Gym once and forks a child per server. Runs in NeMo Gym's own interpreter, imports nothing of ours.
+
+    <runtime python> forkserver/__main__.py CONTROL_FD
+
+Orders come in and events go out on the control socket, one JSON object a line:
+
+    {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
+     "initial": {...}, "overrides": [[dotted key, value], ...]}
+    {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
+     "config": {...}, "ray": false}
+    {"op": "ray",   "id": 3, "log": path, "out": path}
+    {"op": "kill",  "pid": 123, "signal": 2, "group": false}
+    <- {"event": "ready", "threads": 1}  {"event": "started", "id": 1, "pid": 123}
+       {"event": "exited", "pid": 123, "status": 0}           status as of subprocess: -9 for SIGKILL
+
+When the control socket ends, everything that was started here is killed, helpers of servers included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .parsing import parse
+from .preloading import preload
+from .processes import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    SERVER_TAG,
+    descendants,
+    helpers_of,
+    prctl,
+    send_signal,
+)
+from .serving import ray_head, serve
+
+CHILDREN = {"parse": parse, "serve": serve, "ray": ray_head}
+
+
+class ForkServer:
+    """The loop: single-threaded, so that a fork copies a consistent process."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.received = b""
+        self.children: dict[int, int] = {}
+        """pid -> id of the order it was started by."""
+        self.wakeup, self.waker = socket.socketpair()
+        for end in (self.wakeup, self.waker):
+            end.setblocking(False)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the daemon's to handle
+        signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
+        self.emit(event="ready", threads=len(list(Path("/proc/self/task").iterdir())))
+        while True:
+            readable, _, _ = select.select([self.control, self.wakeup], [], [])
+            if self.wakeup in readable:
+                self.wakeup.recv(4096)
+                self.reap()
+            if self.control in readable and not self.receive():
+                return
+
+    def emit(self, **event: Any) -> None:
+        self.control.sendall(json.dumps(event).encode() + b"\n")
+
+    def receive(self) -> bool:
+        """Handle what has arrived; false at the end of the orders."""
+        data = self.control.recv(1 << 20)
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            self.handle(json.loads(line))
+        return bool(data)
+
+    def handle(self, order: dict[str, Any]) -> None:
+        if order["op"] == "kill":
+            if order["pid"] in self.children:
+                send_signal(order["pid"], order["signal"])  # it may not lead its group yet
+                if order["group"]:
+                    send_signal(order["pid"], order["signal"], group=True)
+            return
+        pid = self.fork(order)
+        self.children[pid] = order["id"]
+        self.emit(event="started", id=order["id"], pid=pid)
+
+    def fork(self, order: dict[str, Any]) -> int:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                self.enter_child(order, parent)
+                CHILDREN[order["op"]](order)
+                status = 0
+            except SystemExit as stop:
+                status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                flush_all()
+                os._exit(status & 0xFF)
+        return pid
+
+    def enter_child(self, order: dict[str, Any], parent: int) -> None:
+        """Own session, log and signals; die with the fork server."""
+        os.setsid()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for end in (self.control, self.wakeup, self.waker):
+            end.close()
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        os.environ[SERVER_TAG] = str(os.getpid())
+
+    def reap(self) -> None:
+        """Report the children that ended, and kill what they left behind."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.children.pop(pid, None) is None:
+                continue  # a helper that lost its server, and ended
+            for helper in helpers_of(pid):
+                send_signal(helper, signal.SIGKILL)
+            self.emit(event="exited", pid=pid, status=os.waitstatus_to_exitcode(status))
+
+    def kill_all(self) -> None:
+        """Kill every descendant, until none is left or a second has passed."""
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            for pid in descendants(os.getpid()):
+                send_signal(pid, signal.SIGKILL)
+            try:
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+            except ChildProcessError:
+                return
+            time.sleep(0.01)
+
+
+def flush_all() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def main() -> None:
+    """Serve on the inherited control socket until it ends."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    sys.argv = sys.argv[:1]
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders says it
+    preload()
+    prctl(PR_SET_PDEATHSIG, 0)
+    server = ForkServer(control)
+    gc.collect()
+    gc.freeze()
+    try:
+        server.run()
+    except OSError:
+        pass  # the daemon is gone
+    finally:
+        server.kill_all()

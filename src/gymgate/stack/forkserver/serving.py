@@ -1,0 +1,62 @@
+"""What a forked child becomes: a NeMo Gym server, or the driver of a local Ray."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
+
+
+def serve(order: dict[str, Any]) -> None:
+    """Become a NeMo Gym server; returns when it has shut down."""
+    import runpy
+
+    server_utils: Any = importlib.import_module("nemo_gym.server_utils")
+    OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
+
+    directory = order["directory"]
+    os.chdir(directory)
+    os.environ["NEMO_GYM_CONFIG_DICT"] = OmegaConf.to_yaml(OmegaConf.create(order["config"]))
+    os.environ["NEMO_GYM_CONFIG_PATH"] = order["instance"]
+    os.environ["PYTHONPATH"] = directory
+    sys.path.insert(0, directory)
+    sys.argv = [order["entrypoint"]]
+    if not order["ray"]:
+        server_utils.initialize_ray = lambda: print("Ray is not started: this server does not use it")
+    if "multiprocessing.process" in sys.modules:  # where spawned workers look for the entrypoint
+        sys.modules["multiprocessing.process"].ORIGINAL_DIR = directory  # type: ignore[attr-defined]
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    for stream in (sys.stdout, sys.stderr):
+        keep_out_keys(stream)
+    runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
+
+
+def keep_out_keys(stream: Any) -> None:
+    """Leave rollouts' keys, which Gym's messages show, out of what is written to a log."""
+    write = stream.write
+
+    def write_without(text: str) -> Any:
+        return write(ROLLOUT_KEY.sub("<key>", text))
+
+    stream.write = write_without
+
+
+def ray_head(order: dict[str, Any]) -> None:
+    """Be the driver of a local Ray until killed; its address goes to `out`."""
+    os.environ.update(
+        RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0"
+    )
+    ray: Any = importlib.import_module("ray")
+    ray.init(include_dashboard=False, log_to_driver=False)
+    ready = Path(order["out"])
+    ready.with_suffix(".tmp").write_text(ray.get_runtime_context().gcs_address)
+    ready.with_suffix(".tmp").rename(ready)
+    while True:
+        signal.pause()
