@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gymgate.catalog import Need
-from gymgate.check.evidence import missing_in, setup_need
+from gymgate.check.evidence import Missing, missing_in, setup_need, unobtainable
 
 SEEN = [
     (
@@ -111,3 +111,50 @@ def test_a_source_no_index_has_is_named() -> None:
 )  # fmt: skip
 def test_programs_and_services(told: str, text: str) -> None:
     assert str(missing_in(text, hints=[Need("docker", "a container")])) == told
+
+
+COMET = (
+    "unbabel-comet>=2.2 cannot be installed beside nemo-gym 0.7.0: No solution found when resolving dependencies: "
+    "Because unbabel-comet>=2.2.0 depends on protobuf>=4.24.4,<5.0.0 and wandb>=0.30.0 depends on one of:\n"
+    "    protobuf>=5,<5.28.0\n    protobuf>5.29.0,<8\nwe can conclude that unbabel-comet>=2.2.0 and wandb>=0.30.0 are "
+    "incompatible. And because you require unbabel-comet>=2.2 and wandb>=0.30.0, your requirements are unsatisfiable."
+)
+NO_PACKAGE = (
+    "No solution found when resolving dependencies: Because acereason-math was not found in the package registry and "
+    "you require acereason-math, we can conclude that your requirements are unsatisfiable."
+)
+
+
+def test_a_conflict_with_what_gym_itself_requires_names_both() -> None:
+    need = setup_need(COMET)
+    assert need is not None
+    assert "unbabel-comet>=2.2.0 needs protobuf>=4.24.4,<5.0.0" in need.name
+    assert "wandb>=0.30.0 needs protobuf>=5,<5.28.0 or the like" in need.name
+
+
+def test_a_package_that_is_on_no_index_is_no_conflict() -> None:
+    need = setup_need(NO_PACKAGE)
+    assert need is not None
+    assert (need.kind, need.name) == ("package", "acereason-math, which the package index does not have")
+
+
+def test_what_cannot_be_had_is_left_out_and_nothing_else() -> None:
+    wanted = [
+        "acereason-math",
+        "unbabel_comet>=2.2",
+        "x @ git+https://a.b/x",
+        "y @ file:///y",
+        "sacrebleu>=2.4",
+    ]
+    for message, left in ((COMET, wanted[1:2]), (NO_PACKAGE, wanted[:1])):
+        need = setup_need(message)
+        assert need is not None
+        assert unobtainable(wanted, need, message) == left
+    assert unobtainable(wanted, Missing("git", "git+https://a.b/x", ""), "") == wanted[2:3]
+    assert unobtainable(wanted, Missing("binary", "a build of z", ""), "") == []
+
+
+def test_an_agent_whose_program_ends_is_named() -> None:
+    need = missing_in("(pi_agent) WARNING:__main__:pi exited 1: file:///usr/lib/auth-storage.js:9")
+    assert need is not None
+    assert str(need) == "binary: pi"

@@ -224,8 +224,8 @@ def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:
     known = json.loads(Path(causes.__file__).with_name("known.json").read_text())
     assert all(isinstance(paths, list) for paths in known["judge_texts"].values())
     assert all(isinstance(cause, str) for cause in known["causes"].values())
-    assert all("." in key for settings in known["recorded_with"].values() for key in settings)
-    assert not set(known["recorded_with"]) & set(known["causes"])
+    assert all("." in key for settings in known["replayed_with"].values() for key in settings)
+    assert not set(known["replayed_with"]) & set(known["causes"])
 
 
 def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path: Path) -> None:

@@ -72,18 +72,19 @@ def _release(version: str) -> tuple[int, ...]:
 
 def read_requirements(directory: Path, installed: Installed) -> list[str]:
     """Requirements of the server in `directory`, in its own order: nemo-gym itself is left out (of its extras
-    only `dev`), and so are editable and relative lines, which no index has. Markers and `git+` URLs stay."""
+    only `dev`), and so are editable and relative lines but those of projects below the server's own directory, which
+    become file URLs. Markers and `git+` URLs stay."""
     if (directory / "requirements.txt").is_file():
         lines = _lines(directory / "requirements.txt")
     else:
         lines = _project(directory / "pyproject.toml")
-    return list(_flat(lines, installed))
+    return list(_flat(lines, installed, directory))
 
 
 def local_requirements(directory: Path) -> list[str]:
     """Editable or relative lines other than nemo-gym: code beside the server that nothing installs."""
-    lines = _lines(directory / "requirements.txt")
-    return [line for line in lines if _is_local(line) and not _OWN.search(line)]
+    lines = [line for line in _lines(directory / "requirements.txt") if _is_local(line)]
+    return [line for line in lines if not _OWN.search(line) and _own_project(line, directory) is None]
 
 
 def _lines(path: Path) -> list[str]:
@@ -125,7 +126,7 @@ def _sourced(line: str, sources: dict[str, Any]) -> str:
     return f"{line} @ git+{source['git']}" + (f"@{revision}" if revision else "")
 
 
-def _flat(lines: Iterable[str], installed: Installed) -> Iterator[str]:
+def _flat(lines: Iterable[str], installed: Installed, directory: Path) -> Iterator[str]:
     for line in lines:
         own = _OWN.search(line)
         if own and (_is_local(line) or own.start() == 0):
@@ -134,3 +135,14 @@ def _flat(lines: Iterable[str], installed: Installed) -> Iterator[str]:
                     yield from installed.gym_extra(extra.strip())
         elif not _is_local(line):
             yield " ".join(line.split())
+        elif own_project := _own_project(line, directory):
+            yield own_project
+
+
+def _own_project(line: str, directory: Path) -> str | None:
+    """`-e ./shell[extra]` as `shell[extra] @ file:///...`, where that is a project in the server's own directory."""
+    match = re.match(r"(?:-e|--editable)?[ =]*(\./[\w./-]+)(\[[\w,-]+\])?$", line)
+    path = directory / match[1] if match else directory
+    if match is None or not (path / "pyproject.toml").is_file():
+        return None
+    return f"{path.name}{match[2] or ''} @ {path.resolve().as_uri()}"

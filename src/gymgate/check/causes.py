@@ -29,9 +29,10 @@ def cause_of(environment: str, version: str) -> str | None:
     return str(found) if found else None
 
 
-def recorded_with(environment: str, version: str) -> tuple[Setting, ...]:
-    """Settings that an environment's rollouts were recorded with and that its config has otherwise."""
-    return tuple((_of(environment, version, "recorded_with") or {}).items())
+def replayed_with(environment: str, version: str) -> tuple[Setting, ...]:
+    """Settings that an environment is replayed with and that its config has otherwise: those that its rollouts were
+    recorded with, and those that point an agent with an endpoint of its own at the policy."""
+    return tuple((_of(environment, version, "replayed_with") or {}).items())
 
 
 def own_shape(environment: str) -> dict[str, str]:
@@ -39,6 +40,11 @@ def own_shape(environment: str) -> dict[str, str]:
     `said`, the field with the policy's words. Empty for all others."""
     shape: dict[str, str] = _known()["shapes"].get(environment, {})
     return shape
+
+
+def makes_prompts(agent_type: str) -> bool:
+    """Whether an agent of that type asks the policy with prompts of its own, which no record holds."""
+    return agent_type in _known()["own_prompts"]["agents"]
 
 
 def neutral_file(name: str) -> Any:

@@ -12,10 +12,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import orjson
+
 from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, Need
 from gymgate.catalog.rows import kind_of_file
 from gymgate.check import evidence
-from gymgate.check.causes import Setting, recorded_with
+from gymgate.check.causes import Setting, replayed_with
 from gymgate.check.judges import RecordedJudge, serving
 from gymgate.check.memory import rss
 from gymgate.check.model import Check, Job
@@ -47,7 +49,7 @@ class EnvironmentCheck:
         self._left_out: evidence.Missing | None = None
         self._made_up: tuple[Setting, ...] = ()
         """Values that were given because the config has none."""
-        self._recorded_with: tuple[Setting, ...] = ()
+        self._replayed_with: tuple[Setting, ...] = ()
         self._scratch = Path()
         self._began = time.monotonic()
 
@@ -62,7 +64,7 @@ class EnvironmentCheck:
         with TemporaryDirectory(prefix="gymgate-check-") as directory:
             samples = await asyncio.to_thread(read_samples, environment, Path(directory))
             self._facts["broken"] = samples.broken
-            self._recorded_with = recorded_with(environment.name, base.version)
+            self._replayed_with = replayed_with(environment.name, base.version)
             if lacking := self._lacking(environment, samples):
                 return self._verdict(verdict="incomplete", detail=lacking)
             self._scratch = Path(directory)
@@ -117,25 +119,38 @@ class EnvironmentCheck:
         return ""
 
     def _install(self, catalog: Catalog, environment: Environment, config: EnvConfig) -> RuntimeConfig:
-        """The runtime with what the environment requires; without what no index has, if that cannot be fetched:
-        not every agent or task of an environment needs it, and one that does says so."""
+        """The runtime with what the environment requires; without what cannot be had, if that is so: not every
+        agent or task of an environment needs it, and one that does says so."""
         runtime = RuntimeConfig(version=self.job.version)
         requirements = catalog.requirements(environment, config)
-        try:
-            ensure_runtime(runtime, requirements, progress=self._progress)
-        except SetupError as error:
-            fetched = [line for line in requirements if "://" in line]
-            need = evidence.setup_need(str(error))
-            if fetched and need is None and "cannot reach the package index" in str(error):
-                need = evidence.Missing("download", fetched[0], str(error)[:240])
-            if not fetched or need is None or need.kind not in ("git", "download"):
-                raise
-            left = set(requirements) - set(fetched)
-            installed = ensure_runtime(runtime, left, progress=self._progress)
-            self._left_out = need
-            self._facts["notes"] += tuple(f"without {line}, which cannot be fetched" for line in fetched)
-            return RuntimeConfig(version=self.job.version, interpreter=str(installed.python))
-        return runtime
+        left: list[str] = []
+        while True:
+            wanted = [line for line in requirements if line not in left]
+            try:
+                installed = ensure_runtime(runtime, wanted, progress=self._progress)
+            except SetupError as error:
+                need = evidence.setup_need(str(error)) or self._no_source(error, wanted)
+                more = evidence.unobtainable(wanted, need, str(error)) if need is not None else []
+                if need is None or not more:
+                    raise
+                left += more
+                self._left_out = self._left_out or need
+                self._facts["notes"] += tuple(
+                    f"without {line}, which cannot be had ({need.kind})" for line in more
+                )
+                continue
+            return (
+                RuntimeConfig(version=self.job.version, interpreter=str(installed.python))
+                if left
+                else runtime
+            )
+
+    def _no_source(self, error: SetupError, wanted: Sequence[str]) -> evidence.Missing | None:
+        """A requirement that is fetched by its address, where the index cannot be reached with it."""
+        fetched = [line for line in wanted if "://" in line]
+        if not fetched or "cannot reach the package index" not in str(error):
+            return None
+        return evidence.Missing("download", fetched[0], str(error)[:240])
 
     async def _checked(
         self, environment: Environment, config: EnvConfig, samples: Samples, runtime: RuntimeConfig
@@ -179,7 +194,7 @@ class EnvironmentCheck:
     def _stack_config(self, config: EnvConfig, runtime: RuntimeConfig, judge: HTTPEndpoint) -> StackConfig:
         job = self.job
         models = {"*": judge, **dict(job.models)}
-        overrides = {**dict(self._recorded_with), **dict(self._made_up), **dict(job.overrides)}
+        overrides = {**dict(self._replayed_with), **dict(self._made_up), **dict(job.overrides)}
         return StackConfig(
             environments=(
                 EnvironmentConfig(
@@ -230,9 +245,11 @@ class EnvironmentCheck:
 
     def _verdict(self, **values: Any) -> Check:
         notes = list(self._facts.get("notes", ()))
-        if self._recorded_with:
-            told = ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in self._recorded_with)
-            notes.append(f"recorded with {told}, and replayed so; the config has it otherwise")
+        if self._replayed_with:
+            told = " ".join(
+                f"--set {key}={orjson.dumps(value).decode()}" for key, value in self._replayed_with
+            )
+            notes.append(f"replayed with {told}")
         if self._made_up:
             notes.append(f"with a placeholder for {named(self._made_up)}")
         values["notes"] = tuple(notes)

@@ -43,6 +43,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("binary", r"(?P<name>Node\.js v[\d.]+\+?) is required"),
     ("binary", r"npm', 'install', '-g', '(?P<name>[^']+)'\]' returned non-zero"),
     ("download", r"getaddrinfo ENOTFOUND " + _HOST),
+    ("binary", r"(?P<name>[\w.-]+) exited [1-9]\d*: [^\n]*"),
     ("download", r"(?P<name>nltk_data|nltk\.download\(\S+\))"),
     ("download", r"Cannot connect to host " + _HOST + r":\d+"),
     ("download", r"host='" + _HOST + r"'"),
@@ -123,6 +124,8 @@ def line_around(text: str, start: int, end: int) -> str:
 def setup_need(message: str) -> Missing | None:
     """The need behind a runtime that could not be made: a source that no index has, or requirements in conflict."""
     line = " ".join(message.split())[-2 * _WIDTH :]
+    if match := re.search(r"Because ([\w.-]+) was not found in the package registry", message):
+        return Missing("package", f"{match[1]}, which the package index does not have", line)
     if re.search(r"No solution found|unsatisfiable|conflict", message):
         return Missing("conflict", "; ".join(_conflicting(message)) or "requirements", line)
     if match := re.search(r"git\+https?://[^\s,'`]+|https?://(?!\S*pypi)[^\s,'`]+", message):
@@ -134,11 +137,33 @@ def setup_need(message: str) -> Missing | None:
     return None
 
 
+_CLAUSES = r"[=<>!~]=?[\w.*]+(?:,[=<>!~]=?[\w.*]+)*"
+_DEMAND = rf"[A-Za-z][\w.-]*(?:\[[\w,-]+\])?(?:{_CLAUSES})?"
+
+
 def _conflicting(message: str) -> Iterator[str]:
     """What uv says depends on what: the requirements that cannot be had together."""
-    for match in re.finditer(
-        r"([\w.\[\],-]+(?:[=<>!~]=?[\w.*]+)?) depends on ([\w.\[\],-]+[=<>!~]=?[\w.*,<>=]+)", message
-    ):
-        yield f"{match[1]} needs {match[2]}"
-    for match in re.finditer(r"(?:you require|because) ([\w.-]+[=<>!~]=?[\w.*,<>=]+)", message):
-        yield f"required: {match[1]}"
+    found: dict[str, None] = {}
+    for match in re.finditer(rf"({_DEMAND}) depends on (one of:\s+)?([A-Za-z][\w.-]*{_CLAUSES})", message):
+        rest = " or the like" if match[2] else ""
+        found[f"{match[1]} needs {match[3]}{rest}"] = None
+    for match in re.finditer(rf"(?:you require|because) ([A-Za-z][\w.-]*{_CLAUSES})", message):
+        found[f"required: {match[1]}"] = None
+    yield from found
+
+
+def unobtainable(requirements: Sequence[str], need: Missing, message: str) -> list[str]:
+    """The requirements to do without: those that no index has, and those that conflict with nemo-gym's own."""
+    if need.kind in ("git", "download"):
+        return [line for line in requirements if "://" in line and "file://" not in line]
+    if need.kind not in ("conflict", "package"):
+        return []
+    blamed = re.findall(
+        r"(?:Because|and) ([A-Za-z][\w.-]*)[\[=<>!~\w.*,\]-]* (?:depends on|was not found)", message
+    )
+    return [line for line in requirements if _name(line) in {_name(found) for found in blamed}]
+
+
+def _name(requirement: str) -> str:
+    match = re.match(r"[\w.-]+", requirement.strip())
+    return re.sub(r"[-_.]+", "-", match[0]).lower() if match else ""

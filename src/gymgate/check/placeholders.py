@@ -19,7 +19,9 @@ from gymgate.errors import GymgateError, NeedMissingError, StackStartError
 VALUE = "gymgate-check-placeholder"
 URL = "http://127.0.0.1:9"
 """Refuses connections."""
-_NAMES = re.compile(r"(key|token|secret|password|_cx|_user|_username|_email|account_id|project_id)s?$", re.I)
+_NAMES = re.compile(
+    r"(key|token|secret|password|_cx|_user|_username|_email|account_id|project_id|model_name)s?$", re.I
+)
 _URLS = re.compile(r"(url|endpoint)s?$", re.I)
 _FIELD = re.compile(
     r"^(?P<field>[A-Za-z_]\w*)(?:\.\w+)?\n  (?:Field required|Input should be a valid string)", re.MULTILINE

@@ -21,6 +21,7 @@ SAID = "I do not know."
 PROBES = 2
 """Packaged rows that are tried."""
 MAX_COHORT = 64
+UNASKED = "the agent was scored without asking the policy"
 
 Run = Callable[[dict[str, Any], Policy], Awaitable[Rollout]]
 
@@ -40,7 +41,8 @@ class Probe:
 
     @property
     def rewarded(self) -> bool:
-        return any(rollout.reward is not None for rollout in self.rollouts)
+        """Whether a rollout in which the policy was asked got a reward."""
+        return any(_counts(rollout) for rollout in self.rollouts)
 
     async def run(self, rows: Sequence[dict[str, Any]]) -> None:
         """Until a reward comes back; `PROBES` rows, twice if a judge was asked."""
@@ -52,7 +54,7 @@ class Probe:
                     self.judge_missing = True
                     continue
                 self.rollouts.append(rollout)
-                if rollout.reward is not None:
+                if _counts(rollout):
                     self.by_stand_in = bool(self._judge.calls and stand_in)
                     return
             if not self.judge_missing:
@@ -67,6 +69,10 @@ class Probe:
         members = ({**row, **group, "_ng_rollout_index": index} for index in range(self._cohort))
         rollouts = await asyncio.gather(*(self._run(member, say_nothing) for member in members))
         return rollouts[0]
+
+
+def _counts(rollout: Rollout) -> bool:
+    return rollout.reward is not None and bool(rollout.policy_calls)
 
 
 def cohort_size(config: EnvConfig) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,11 @@ import orjson
 
 from gymgate.catalog import EnvConfig, Environment, Need
 from gymgate.check import evidence
-from gymgate.check.causes import Setting
+from gymgate.check.causes import Setting, makes_prompts
 from gymgate.check.judges import RecordedJudge, RecordedPolicy
 from gymgate.check.model import Job, RowCheck, same_reward
-from gymgate.check.probe import Probe
+from gymgate.check.ordered import OrderedPolicy
+from gymgate.check.probe import UNASKED, Probe
 from gymgate.check.recordings import Sample, Samples, packaged_rows
 from gymgate.check.summary import NO_JUDGE, needed, rewarded
 from gymgate.config import RolloutLimits
@@ -24,6 +26,10 @@ from gymgate.stack import Policy, Stack
 
 HOPELESS = 2
 """Recordings without an answer in time, after which the others are not tried."""
+REPLAYS = 3
+"""Times that a recording is replayed until its reward comes out."""
+LATE_LOGS, LATE_LOG_S = 3, 0.5
+"""Looks at the logs for what made a reward differ: those of Ray's workers arrive late."""
 LOG_TAIL = 12_000
 _LACKING = re.compile(r'"type":"missing","loc":\["body","([\w.]+)"')
 
@@ -48,6 +54,10 @@ class Rows:
         self._job = job
         self._policy = RecordedPolicy(judge)
         self._recorded = stack.register("recorded", self._policy, dialect="responses")
+        self._ordered_policy = OrderedPolicy()
+        self._ordered = stack.register("ordered", self._ordered_policy, dialect="responses")
+        self._in_order = False
+        """Whether that is how this environment's recordings came out before."""
         self._environment = environment
         self._config = config
         self._judge = judge
@@ -67,16 +77,38 @@ class Rows:
         return results
 
     async def _replayed(self, sample: Sample) -> RowCheck:
-        """The recording's result; replayed once more where the reward differs, since some scoring runs on time."""
-        first = await self._replayed_once(sample)
-        if first.verdict != "differs" or first.reward is None:
-            return first
-        second = await self._replayed_once(sample)
-        if second.reward == first.reward:
-            return first
-        return second.model_copy(update={"cause": f"scored {first.reward:g} when first replayed"})
+        """The recording's result; replayed again where the reward differs, since some scoring runs on time, and in
+        the order of its answers where the agent's prompts are not in it."""
+        if self._in_order and (check := await self._in_order_of(sample)) is not None:
+            return check
+        first = check = await self._replayed_once(sample, self._recorded)
+        for _ in range(REPLAYS - 1):
+            if check.verdict != "differs" or check.reward is None:
+                break
+            check = await self._replayed_once(sample, self._recorded)
+            if check.verdict == "match":
+                return check.model_copy(update={"cause": f"scored {first.reward:g} when first replayed"})
+        if check.verdict == "match" or not makes_prompts(self._agent_type(sample)):
+            return check
+        return await self._in_order_of(sample) or check
 
-    async def _replayed_once(self, sample: Sample) -> RowCheck:
+    async def _in_order_of(self, sample: Sample) -> RowCheck | None:
+        """What comes of a recording's answers in their order; `None` if the reward is not the recorded one, which
+        then says nothing."""
+        if not self._ordered_policy.begin(sample.recording):
+            return None
+        check = await self._replayed_once(sample, self._ordered)
+        if check.verdict != "match":
+            return None
+        self._in_order = True
+        return check.model_copy(update={"cause": self._ordered_policy.how})
+
+    def _agent_type(self, sample: Sample) -> str:
+        agents = self._stack.agents
+        info = agents.get(sample.agent or "") or next(iter(agents.values()), None)
+        return info.type if info is not None else ""
+
+    async def _replayed_once(self, sample: Sample, policy: Policy) -> RowCheck:
         recording = sample.recording
         facts: dict[str, Any] = {
             "recording": sample.name,
@@ -90,22 +122,34 @@ class Rows:
         self.new_log()
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
-        rollout = await self._run(sample.row, self._recorded, sample.agent)
+        rollout = await self._run(sample.row, policy, sample.agent)
+        if rollout.error is None and not rollout.policy_calls:
+            return RowCheck(**facts, **self._unasked())
         facts |= {"reward": rollout.reward, "status": rollout.status, "judged_by": self._judged_by(rollout)}
         if self._judge.refused:
             told = rollout.error.message if rollout.error else "the judge's failure was scored"
             return RowCheck(**facts, verdict="blocked", need=NO_JUDGE, error=told)
         if rollout.error is not None:
             return RowCheck(**facts, **self._explained(rollout.error, sample))
-        return RowCheck(**facts, **self._scored(rollout, recording.reward))
+        return RowCheck(**facts, **await self._scored(rollout, recording.reward))
 
-    def _scored(self, rollout: Rollout, recorded: float | None) -> dict[str, Any]:
+    def _unasked(self) -> dict[str, Any]:
+        """Verdict of a rollout that was scored though the policy was never asked: its agent could not."""
+        need = evidence.missing_in(self.new_log(), hints=self.hints)
+        if need is not None:
+            return {"verdict": "blocked", "need": str(need), "cause": need.evidence}
+        return {"verdict": "differs", "cause": UNASKED}
+
+    async def _scored(self, rollout: Rollout, recorded: float | None) -> dict[str, Any]:
         """Verdict of a rollout that went through, a need that the environment took for a wrong answer included."""
         outcome = compared(rollout, recorded)
-        if outcome["verdict"] == "differs":
+        if outcome["verdict"] != "differs":
+            return outcome
+        for _ in range(LATE_LOGS):
             need = evidence.missing_in(self.new_log(), _verification(rollout), hints=self.hints)
             if need is not None:
                 return {"verdict": "blocked", "need": f"{need}, and that was scored", "cause": need.evidence}
+            await asyncio.sleep(LATE_LOG_S)
         return outcome
 
     async def _run(self, row: dict[str, Any], policy: Policy, agent: str | None = None) -> Rollout:
@@ -135,6 +179,8 @@ class Rows:
                 "verdict": "incomplete",
                 "cause": f"its agent {sample.agent!r} no longer exists",
             }
+        if error.type == "UnknownConversationError" and makes_prompts(self._agent_type(sample)):
+            return {**values, "verdict": "differs", "cause": "its agent makes prompts that are not recorded"}
         if error.type == "UnknownConversationError" and "differs at message 1 " in error.message:
             return {
                 **values,

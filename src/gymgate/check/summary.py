@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -10,7 +11,7 @@ from gymgate.check import evidence
 from gymgate.check.causes import Setting, cause_of
 from gymgate.check.model import Job, RowCheck, worst
 from gymgate.check.placeholders import named
-from gymgate.check.probe import Probe
+from gymgate.check.probe import UNASKED, Probe
 
 NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --model"
 
@@ -52,7 +53,9 @@ def summarised(
     if verdict == "differs":
         cause = cause_of(environment.name, job.version) or chosen.cause or "cause not known"
         values |= {"detail": cause, "evidence": _difference(results)}
-    elif verdict != "match":
+    elif verdict == "match":
+        values["detail"] = _told_of_matches(results)
+    else:
         values |= {
             "detail": chosen.need or chosen.cause or chosen.error or "",
             "evidence": (chosen.cause if chosen.need else None) or chosen.error or "",
@@ -101,15 +104,21 @@ def probe_outcome(rows: Replayed) -> dict[str, Any]:
     if rows.probe.rewarded:
         return {"verdict": "incomplete"}
     errors = [rollout.error for rollout in rows.probe.rollouts if rollout.error is not None]
-    if not errors:
-        return {"verdict": "incomplete"}
     need = evidence.missing_in(*(error.message for error in errors), rows.new_log(), hints=rows.hints)
-    if need is not None:
+    if need is not None and (errors or rows.probe.rollouts):
         return needed(need)
+    if not errors:
+        return {"verdict": "incomplete", "evidence": UNASKED if rows.probe.rollouts else ""}
     return {
         "verdict": "incomplete",
         "evidence": f"a packaged row gives {errors[0].type}: {errors[0].message}",
     }
+
+
+def _told_of_matches(results: Sequence[RowCheck]) -> str:
+    """How rewards came out that did not at once, or not from the recorded conversation."""
+    causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
+    return "; ".join(f"{count} of {len(results)}: {cause}" for cause, count in causes.items())
 
 
 def _difference(results: Sequence[RowCheck]) -> str:
