@@ -34,9 +34,10 @@ HTTP = (VLLMGenerateEngine, VLLMCompletionsEngine, SGLangEngine)
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Any:
-    """Model, tokenizer and renderer: the token server's own."""
+def tiny(token_server_url: str) -> Any:
+    """Model, tokenizer and renderer: the token server's own, whatever weights it was given before."""
     model, tokenizer, renderer = load("tiny", 0)
+    FileWeightTransfer(token_server_url).send_weights(model.named_parameters())
     return SimpleNamespace(model=model.eval(), tokenizer=tokenizer, renderer=renderer)
 
 

@@ -21,8 +21,11 @@ LONG = {"max_tokens": 3000, "ignore_eos": True, "logprobs": 1}
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
-    return load("tiny", 0)[0].eval()
+def model(token_server_url: str) -> Any:
+    """The server's, whatever weights it was given before."""
+    made = load("tiny", 0)[0].eval()
+    FileWeightTransfer(token_server_url).send_weights(made.named_parameters())
+    return made
 
 
 @pytest.fixture
