@@ -67,6 +67,12 @@ COUNTS = ("tasks", "rollouts", "failed")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the rollouts as a flat table for dataset libraries: .jsonl or .parquet.",
 )
+@click.option(
+    "--traces",
+    "traces_output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the rollouts as verifiers saves its traces: traces.jsonl.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
 def command(
     runs: tuple[Path, ...],
@@ -78,6 +84,7 @@ def command(
     overlap: str,
     gym_output: Path | None,
     dataset_output: Path | None,
+    traces_output: Path | None,
     as_json: bool,
 ) -> None:
     """Merge runs and their shards and print pass@1, pass@k and maj@k with standard errors.
@@ -106,10 +113,21 @@ def command(
         click.echo(f"{gym_output}: {count} rollouts", err=True)
     if dataset_output is not None:
         click.echo(f"{dataset_output}: {export_dataset(runs, dataset_output)} rollouts", err=True)
+    if traces_output is not None:
+        click.echo(f"{traces_output}: {_export_traces(runs, traces_output)} rollouts", err=True)
     if as_json:
         click.echo(orjson.dumps({"environments": found, "notes": collected.notes}))
     else:
         _print(found)
+
+
+def _export_traces(runs: tuple[Path, ...], output: Path) -> int:
+    from gymgate.integrations.verifiers.requirement import require_verifiers
+
+    require_verifiers()
+    from gymgate.integrations.verifiers.traces import export_traces
+
+    return export_traces(runs, output)
 
 
 def _kept_rows(collected: Collected, limits: tuple[float, float]) -> list[dict[str, Any]]:

@@ -69,10 +69,11 @@ def record(trace: vf.Trace[Any], rollout: Rollout) -> None:
     trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls", "segments"}, exclude_none=True)
     if rollout.status == "masked":
         trace.agent.trainable = False
-    trace.extra_usage.extend(_judge_usage(rollout))
+    trace.extra_usage.extend(judge_usage(rollout))
 
 
-def _judge_usage(rollout: Rollout) -> list[vf.Usage]:
+def judge_usage(rollout: Rollout) -> list[vf.Usage]:
+    """Of the calls that were not the policy's."""
     return [
         vf.Usage(
             prompt_tokens=call.usage.input_tokens - (call.usage.cached_tokens or 0),
