@@ -22,9 +22,9 @@ def loads(data: bytes) -> Any:
             raise ValueError("nested too deeply") from error
 
 
-def dumps(value: Any) -> bytes:
+def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
     """As compact JSON; `TypeError` for a value that JSON cannot hold."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS if sort_keys else None)
     except TypeError:
-        return json.dumps(value, separators=(",", ":")).encode()
+        return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys).encode()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-import orjson
+from gymgate.gateway import codec
 
 
 def event(data: Any, name: str | None = None) -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    """`name` becomes one line of letters, whatever an endpoint put into it."""
+    head = b"event: %s\n" % re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).encode() if name else b""
+    return head + b"data: " + codec.dumps(data) + b"\n\n"

@@ -10,6 +10,7 @@ from uuid import uuid4
 import orjson
 
 from gymgate.errors import ConfigError, PolicyError
+from gymgate.gateway import codec
 
 Json = dict[str, Any]
 
@@ -71,14 +72,14 @@ def without_none(value: Mapping[str, Any]) -> Json:
 
 def as_text(value: Any) -> str:
     """A string as it is, anything else as JSON."""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else codec.dumps(value).decode()
 
 
 def canonical_json(text: Any) -> str:
     """JSON text, or a JSON value, independent of white space and the order of keys; other text as it is."""
     try:
         value = orjson.loads(text) if isinstance(text, str) else text
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+        return codec.dumps(value, sort_keys=True).decode()
     except (orjson.JSONDecodeError, TypeError):
         return str(text)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError
+from gymgate.gateway import codec
 from gymgate.gateway.dialects._read import Json, field, joined_text, mappings, metadata_of, without_none
 from gymgate.gateway.dialects.fingerprints import block_mark
 from gymgate.gateway.dialects.memory import ConversationMemory
@@ -187,7 +186,7 @@ def _assistant_message(blocks: list[Json], style: tuple[str, ...]) -> Json:
 def _call(block: Json) -> Json:
     function = {
         "name": field(block, "name", "a tool_use block"),
-        "arguments": orjson.dumps(block.get("input") or {}).decode(),
+        "arguments": codec.dumps(block.get("input") or {}).decode(),
     }
     return {"id": field(block, "id", "a tool_use block"), "type": "function", "function": function}
 

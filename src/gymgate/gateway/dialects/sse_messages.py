@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import orjson
-
+from gymgate.gateway import codec
 from gymgate.gateway.dialects._event import event
 from gymgate.gateway.dialects._read import Json
 
@@ -42,6 +41,6 @@ def _opened(block: Json) -> tuple[Json, list[Json]]:
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
     if kind == "tool_use":
-        text = orjson.dumps(block.get("input") or {}).decode()
+        text = codec.dumps(block.get("input") or {}).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     return block, []

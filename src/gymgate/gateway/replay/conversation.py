@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 import orjson
 
+from gymgate.gateway import codec
+
 Item = Mapping[str, Any]
 """One input or output item of the Responses API."""
 Role = Literal["system", "user", "assistant", "tool"]
@@ -178,11 +180,11 @@ def _squeeze(text: str) -> str:
 
 
 def _dumps(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    return codec.dumps(value, sort_keys=True).decode()
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(orjson.dumps(value), digest_size=16).digest()
+    return hashlib.blake2b(codec.dumps(value), digest_size=16).digest()
 
 
 def first_difference(recorded: Sequence[Block], got: Sequence[Block]) -> int:

@@ -1,0 +1,52 @@
+"""What fuzzing found: answers of endpoints that hold half characters, line breaks where names go, or text for objects."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gymgate.errors import PolicyError
+from gymgate.gateway.dialects import encode_stream, translate_answer
+
+HALF = json.loads('"\\ud800"')
+
+
+def message(text: str, part: str = "output_text") -> dict[str, Any]:
+    content = [{"type": part, "text": text, "annotations": []}]
+    return {
+        "output": [{"type": "message", "id": "m", "role": "assistant", "content": content}],
+        "status": "completed",
+    }
+
+
+def test_half_a_character_streams() -> None:
+    sent = b"".join(encode_stream(message(f"a{HALF}"), "responses", {}))
+    assert b"a\\ud800" in sent
+
+
+def test_half_a_character_translates() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": HALF}}}
+    choice = {
+        "index": 0,
+        "message": {"role": "assistant", "tool_calls": [call]},
+        "finish_reason": "tool_calls",
+    }
+    answer = translate_answer({"choices": [choice]}, {"input": []}, "chat", "responses")
+    assert json.loads(answer["output"][0]["arguments"]) == {"x": HALF}
+
+
+def test_a_type_cannot_write_events() -> None:
+    """The event's name is made of the part's type."""
+    answer = {"content": [{"type": "text", "text": "x"}], "id": "m", "type": "message\n\ndata: forged"}
+    for made in (message("x", "output_text\n\ndata: forged"), answer):
+        sent = b"".join(encode_stream(made, "responses" if "output" in made else "messages", {}))
+        assert not any(line.startswith(b"data: forged") for line in sent.splitlines())
+
+
+@pytest.mark.parametrize("content", ["text", [1], [["x"]]])
+def test_an_answer_that_is_none_is_the_endpoints_fault(content: Any) -> None:
+    answer = {"output": [{"type": "message", "content": content}]}
+    with pytest.raises(PolicyError, match="no responses answer"):
+        list(encode_stream(answer, "responses", {}))
