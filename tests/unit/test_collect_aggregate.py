@@ -228,7 +228,16 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
     header, cells = done.output.splitlines()
-    assert header.split() == ["environment", "tasks", "rollouts", "failed", "pass@1", "pass@2", "maj@2"]
+    assert header.split() == [
+        "environment",
+        "tasks",
+        "rollouts",
+        "failed",
+        "pass@1",
+        "±runs",
+        "pass@2",
+        "maj@2",
+    ]
     assert cells.split() == [
         "mcqa",
         "3",
@@ -236,11 +245,17 @@ def test_the_command(tmp_path: Path) -> None:
         "0",
         "0.5000",
         "±0.2887",
+        "±0.1667",
         "0.6667",
         "±0.3333",
         "0.5000",
         "±0.2887",
     ]
+    marked = CliRunner().invoke(command, [str(run), "--markdown"]).output.splitlines()
+    assert marked[0] == "| environment | tasks | rollouts | failed | pass@1 | ±runs | pass@2 | maj@2 |"
+    assert marked[2] == "| mcqa | 3 | 6 | 0 | 0.5000 ±0.2887 | ±0.1667 | 0.6667 ±0.3333 | 0.5000 ±0.2887 |"
+    both = CliRunner().invoke(command, [str(run), "--markdown", "--json"])
+    assert "two forms of one table" in str(both.exception)
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 2
     assert orjson.loads((tmp_path / "s.jsonl").read_bytes())["pass@1"] == 0.5
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 import orjson
 
+from gymgate.cli.aggregate_table import as_markdown, as_text
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.dataset_export import export_dataset
 from gymgate.collection.figures import keep, parse_bounds, summary_rows, task_rows
@@ -15,8 +16,6 @@ from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.collection.tasks import Collected
 from gymgate.errors import ConfigError, DataError
-
-COUNTS = ("tasks", "rollouts", "failed")
 
 
 @click.command("aggregate")
@@ -73,6 +72,7 @@ COUNTS = ("tasks", "rollouts", "failed")
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the rollouts as verifiers saves its traces: traces.jsonl.",
 )
+@click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
 def command(
     runs: tuple[Path, ...],
@@ -85,14 +85,17 @@ def command(
     gym_output: Path | None,
     dataset_output: Path | None,
     traces_output: Path | None,
+    markdown: bool,
     as_json: bool,
 ) -> None:
     """Merge runs and their shards and print pass@1, pass@k and maj@k with standard errors.
 
     RUN is a directory of gymgate collect, whose shards are found, or a rollouts.jsonl of NeMo Gym's collector.
-    pass@1 comes with the standard error over tasks and, in the files, over runs (seeds and repeats); figures are
-    fractions, not percent.
+    Figures are fractions, not percent; behind ± stands the standard error over tasks, and under ±runs that of pass@1
+    over runs (seeds and repeats).
     """
+    if markdown and as_json:
+        raise ConfigError("--markdown and --json are two forms of one table: give one of them")
     for path in (*outputs, *([summary] if summary else [])):
         checked_table(path)
     if rows is not None and rows.suffix != ".jsonl":
@@ -118,7 +121,8 @@ def command(
     if as_json:
         click.echo(orjson.dumps({"environments": found, "notes": collected.notes}))
     else:
-        _print(found)
+        for line in as_markdown(found) if markdown else as_text(found):
+            click.echo(line)
 
 
 def _export_traces(runs: tuple[Path, ...], output: Path) -> int:
@@ -151,34 +155,3 @@ def _write_rows(path: Path, collected: Collected, limits: tuple[float, float]) -
         found.append(opened[task.source][task.row_key])
     write_table(path, found)
     click.echo(f"{path}: {len(found)} of {len(collected.tasks)} rows", err=True)
-
-
-def _print(rows: list[dict[str, Any]]) -> None:
-    ks = sorted(
-        {int(name[5:]) for row in rows for name in row if name.startswith("pass@") and name[5:].isdigit()}
-    )
-    votes = sorted(
-        {int(name[4:]) for row in rows for name in row if name.startswith("maj@") and name[4:].isdigit()}
-    )
-    names = [f"pass@{k}" for k in ks] + [f"maj@{k}" for k in votes if k > 1]
-    header = ["environment", *COUNTS, *names]
-    cells = [
-        [
-            str(row["environment"]),
-            *(str(row[name]) for name in COUNTS),
-            *(_figure(row, name) for name in names),
-        ]
-        for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
-    for line in (header, *cells):
-        first, *rest = line
-        aligned = (cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))
-        click.echo("  ".join([first.ljust(widths[0]), *aligned]))
-
-
-def _figure(row: dict[str, Any], name: str) -> str:
-    value, error = row.get(name), row.get(f"{name}_se")
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if error is None else f"{value:.4f} ±{error:.4f}"
