@@ -49,6 +49,8 @@ def test_no_secret_and_nothing_misleading_reaches_gym(clean: pytest.MonkeyPatch)
 def test_named_variables_and_the_usual_ones_do(clean: pytest.MonkeyPatch) -> None:
     for name in ("JUDGE_KEY", "LC_ALL", "TZ", "HF_HOME", "SSL_CERT_FILE", "HTTPS_PROXY", "TMPDIR"):
         clean.setenv(name, "x")
+    clean.setenv("NEMO_SKILLS_SANDBOX_HOST", "n7")
+    assert clean_env()["NEMO_SKILLS_SANDBOX_HOST"] == "n7"
     kept = clean_env(["JUDGE_KEY", "NOT_SET"])
     assert {"JUDGE_KEY", "LC_ALL", "TZ", "HF_HOME", "SSL_CERT_FILE", "HTTPS_PROXY", "TMPDIR"} <= set(kept)
     assert "NOT_SET" not in kept

@@ -38,7 +38,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 @click.option(
     "--command",
     metavar="TEXT",
-    help="Another server in vLLM's place, such as 'sglang serve M --port {port} --host {host}'.",
+    help="Another server in vLLM's place, such as 'python -m sglang.launch_server --model-path M --port {port}'.",
 )
 @click.option("--slurm-nodes", is_flag=True, help="Start them on every node of this Slurm job, with srun.")
 @click.option(
