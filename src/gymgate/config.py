@@ -113,8 +113,21 @@ class RuntimeConfig(Config):
     """An interpreter that already has nemo-gym (a container's, a checkout's), used as it is."""
 
 
+class _Frozen(dict[str, Any]):
+    """A mapping within a config, which nothing changes."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
 def _hashable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _Frozen({key: _hashable(item) for key, item in value.items()})
     return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+Overrides = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_hashable)]
+"""Dotted keys of an environment's config, and their values."""
 
 
 class EnvironmentConfig(Config):
@@ -126,7 +139,7 @@ class EnvironmentConfig(Config):
     """Which of its configs (file stem); `None`: the catalog's default."""
     agent: str | None = None
     """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
-    overrides: Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_hashable)] = ()
+    overrides: Overrides = ()
     """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
 
 

@@ -30,7 +30,14 @@ def scripted_chat(answer: Callable[[str], str]) -> Iterator[str]:
                     "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
                     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
                 }
-            ).encode()
+            )
+            self.reply(data)
+
+        def do_GET(self) -> None:
+            self.reply(json.dumps({"object": "list", "data": [{"id": "m", "object": "model"}]}))
+
+        def reply(self, text: str) -> None:
+            data = text.encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

@@ -27,7 +27,7 @@ from gymgate.runtime import ensure_runtime
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
 
 AIME = "HuggingFaceH4/aime_2024"
-WORKPLACE = "nvidia/Nemotron-RL-agent-workplace_assistant"
+CALENDAR = "nvidia/Nemotron-RL-agent-calendar_scheduling"
 MATH = "nvidia/Nemotron-RL-math-OpenMathReasoning"
 GPQA = "Idavidrein/gpqa"
 SUMS = [
@@ -125,37 +125,33 @@ def test_a_benchmark_is_put_to_its_prompt_and_runs(hub: Hub, tmp_path: Path) -> 
 
 
 def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(hub: Hub, tmp_path: Path) -> None:
-    rows = packaged("workplace_assistant")
-    hub.repositories[WORKPLACE] = {"train.jsonl": jsonl(rows[:4]), "validation.jsonl": jsonl(rows[4:])}
-    first = prepared("workplace_assistant", tmp_path / "out")
+    rows = packaged("calendar")
+    hub.repositories[CALENDAR] = {"train.jsonl": jsonl(rows[:4]), "validation.jsonl": jsonl(rows[4:])}
+    first = prepared("calendar", tmp_path / "out")
     assert {name: note.rows for name, note in first.files.items()} == {
         "train.jsonl": 4,
         "validation.jsonl": 1,
     }
     origin = first.files["train.jsonl"].sources[0].origin
-    assert (origin["repository"], origin["commit"]) == (WORKPLACE, hub.commit(WORKPLACE))
+    assert (origin["repository"], origin["commit"]) == (CALENDAR, hub.commit(CALENDAR))
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == first.model_dump(mode="json")
 
     told: list[str] = []
     hub.requests.clear()
-    hub.repositories[WORKPLACE]["train.jsonl"] = jsonl(rows[:3])
-    assert prepared("workplace_assistant", tmp_path / "out", told.append) == first
+    hub.repositories[CALENDAR]["train.jsonl"] = jsonl(rows[:3])
+    assert prepared("calendar", tmp_path / "out", told.append) == first
     assert hub.requests == []
-    assert "workplace_assistant: train: fetched earlier" in told
+    assert "calendar: train: fetched earlier" in told
     (
-        tmp_path
-        / "cache"
-        / "data"
-        / "nemo-gym-0.7.0"
-        / "resources_servers/workplace_assistant/data/train.jsonl"
+        tmp_path / "cache" / "data" / "nemo-gym-0.7.0" / "resources_servers/calendar/data/train.jsonl"
     ).write_text("{")
-    third = prepared("workplace_assistant", tmp_path / "out", told.append)
+    third = prepared("calendar", tmp_path / "out", told.append)
     assert third.files["train.jsonl"].rows == 3, "a damaged file is fetched again"
     assert [request for request in hub.requests if "validation" in request] == []
     assert any("train: differs from what was fetched before" in line for line in told)
 
-    done = gymgate("run", "workplace_assistant", "--data", str(tmp_path / "out" / "train.jsonl"), "--json")
-    report = json.loads(done.stdout)["environments"]["workplace_assistant"]
+    done = gymgate("run", "calendar", "--data", str(tmp_path / "out" / "train.jsonl"), "--json")
+    report = json.loads(done.stdout)["environments"]["calendar"]
     assert (done.returncode, report["rollouts"]) == (0, 3), done.stderr
 
 
@@ -210,14 +206,14 @@ def test_a_gated_dataset_names_the_variable(
 
 
 def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
-    hub.repositories[WORKPLACE] = {"train.jsonl": jsonl(packaged("workplace_assistant"))}
+    hub.repositories[CALENDAR] = {"train.jsonl": jsonl(packaged("calendar"))}
     with pytest.raises(
         DataError, match=r"validation: downloading validation\.jsonl of .*: not there"
     ) as error:
-        prepared("workplace_assistant", tmp_path / "out")
+        prepared("calendar", tmp_path / "out")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
-    manifest = prepared("workplace_assistant", tmp_path / "out", splits=("train",))
+    manifest = prepared("calendar", tmp_path / "out", splits=("train",))
     assert [*manifest.files] == ["train.jsonl"]
     with pytest.raises(ConfigError, match="declares no validation data, only train"):
         prepared("reasoning_gym", tmp_path / "out", splits=("validation",))
@@ -228,7 +224,7 @@ def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pyt
     with pytest.raises(
         NeedMissingError, match=r"train: downloading train\.jsonl of .*cannot be fetched"
     ) as error:
-        prepared("workplace_assistant", tmp_path / "out")
+        prepared("calendar", tmp_path / "out")
     assert error.value.need == "download"
 
 

@@ -41,9 +41,11 @@ def test_environment_options() -> None:
     ("names", "agent", "settings", "said"),
     [
         (["a", "b"], "x", [], "--agent can be given for one environment only"),
-        (["a", "b"], None, ["x=1"], "write ENV:KEY=VALUE, ENV one of a, b"),
+        (["a", "b"], None, ["x=1"], "write ENV:KEY=VALUE or ENV:@FILE, ENV one of a, b"),
         (["a", "b"], None, ["c:x=1"], "ENV one of a, b"),
-        (["a"], None, ["x"], "write KEY=VALUE"),
+        (["a"], None, ["x"], "write KEY=VALUE or @FILE"),
+        (["a"], None, ["@"], "write KEY=VALUE or @FILE"),
+        (["a"], None, ["@no-such-file.yaml"], "No such file"),
         (["a"], None, ["x=["], "is not YAML"),
     ],
 )

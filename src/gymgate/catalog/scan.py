@@ -64,8 +64,9 @@ class Scanner:
         return self._environment(path.name, kind, path, dict(zip(names, files, strict=True)))
 
     def file(self, path: Path) -> Environment:
-        """A single config file as an environment of its own."""
-        return self._environment(path.stem, "config", path.parent, {path.stem: path})
+        """A single config file as an environment of its own; one in `configs` belongs to the directory above."""
+        home = path.parent.parent if path.parent.name == "configs" else path.parent
+        return self._environment(path.stem, "config", home, {path.stem: path})
 
     def requirements(self, servers: Iterable[ServerInstance]) -> tuple[str, ...]:
         """What the installed nemo-gym lacks of these servers' requirements; sorted, each once."""

@@ -203,6 +203,7 @@ class EnvironmentCheck:
             ),
             runtime=runtime,
             models=tuple(sorted(models.items())),
+            env_vars=job.env_vars,
             start_timeout_s=job.start_timeout_s,
             max_restarts=1,
         )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gymgate.config import Config, Endpoint
+from gymgate.config import Config, Endpoint, Overrides
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
@@ -32,8 +32,10 @@ class Job(Config):
     """nemo-gym release."""
     models: tuple[tuple[str, Endpoint | Literal["policy"]], ...] = ()
     """Endpoints of judges and simulators, by instance name; others get the judge's answers that were recorded."""
-    overrides: tuple[tuple[str, str | int | float | bool | None], ...] = ()
+    overrides: Overrides = ()
     """Dotted keys and values for the environment's config."""
+    env_vars: tuple[str, ...] = ()
+    """Names of environment variables that its servers may see."""
     start_timeout_s: float = 90.0
     """Seconds from the first process of the stack until every server listens; installing is not counted."""
     row_timeout_s: float = 60.0
@@ -46,7 +48,8 @@ class Job(Config):
     @property
     def settings(self) -> str:
         """What a result depends on beside the environment: results of equal settings need no second check."""
-        return self.model_dump_json(exclude={"environment"})
+        unset = set() if self.env_vars else {"env_vars"}
+        return self.model_dump_json(exclude={"environment", *unset})
 
 
 class RowCheck(Config):

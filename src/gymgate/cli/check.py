@@ -18,7 +18,7 @@ from gymgate.errors import ConfigError, GymgateError
 if TYPE_CHECKING:
     from gymgate.check import Check, Job
 
-KINDS = ("resources_servers", "environments", "benchmarks")
+KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agents")
 
 
 @click.command("check")
@@ -56,7 +56,14 @@ KINDS = ("resources_servers", "environments", "benchmarks")
     help="Endpoint of a judge or simulator ('*': all): NAME=URL, NAME=MODEL@URL or NAME=policy. [recorded answers]",
 )
 @click.option(
-    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override in the config of the one ENV."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override in the config of the one ENV, or @FILE: a YAML file of them.",
+)
+@click.option(
+    "--env-var", "env_vars", multiple=True, metavar="NAME", help="Variable that the environments may see."
 )
 @click.option(
     "--start-timeout", type=float, default=90.0, show_default=True, help="Seconds until all servers listen."
@@ -74,6 +81,7 @@ def command(
     page: Path | None,
     judges: Sequence[str],
     settings: Sequence[str],
+    env_vars: Sequence[str],
     start_timeout: float,
     timeout: float,
     memory: float,
@@ -102,6 +110,7 @@ def command(
             version=gym,
             models=tuple(sorted(run_plan.judges(judges).items())),
             overrides=overrides,
+            env_vars=run_plan.env_vars(env_vars),
             start_timeout_s=start_timeout,
             timeout_s=timeout,
             memory_gb=memory,
@@ -146,7 +155,9 @@ async def _run(todo: Sequence[Job], jobs: int, landed: object) -> list[Check | G
 
 
 def _all(gym: str, kind: str) -> list[str]:
-    return [f"{item.kind}/{item.name}" for item in read_catalog(gym).environments() if item.kind == kind]
+    catalog = read_catalog(gym)
+    every = catalog.agents() if kind == "responses_api_agents" else catalog.environments()
+    return [f"{item.kind}/{item.name}" for item in every if item.kind == kind]
 
 
 def _full_names(gym: str, names: Sequence[str]) -> list[str]:

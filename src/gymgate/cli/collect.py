@@ -160,6 +160,7 @@ def _prepare(
     files: tuple[str, ...],
     judges: tuple[str, ...],
     settings: tuple[str, ...],
+    env_vars: tuple[str, ...],
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -192,6 +193,7 @@ def _prepare(
         environments=run_plan.environment_configs(environments, config, agent, settings),
         runtime=collect_plan.runtime_config(gym),
         models=tuple(sorted(run_plan.judges(judges).items())),
+        env_vars=run_plan.env_vars(env_vars),
     )
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]

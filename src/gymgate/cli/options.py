@@ -50,7 +50,15 @@ def environment_options(command: Command) -> Command:
             "settings",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Override in the environment's config, dotted; ENV:KEY=VALUE with several.",
+            help="Override in the environment's config, dotted, or @FILE: a YAML file of them; ENV:KEY=VALUE with "
+            "several.",
+        ),
+        click.option(
+            "--env-var",
+            "env_vars",
+            multiple=True,
+            metavar="NAME",
+            help="Variable that the environment may see.",
         ),
         click.option("--config", help="Which of the environment's configs."),
         click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref."),

@@ -130,6 +130,7 @@ def _prepare(
     files: tuple[str, ...],
     judges: tuple[str, ...],
     settings: tuple[str, ...],
+    env_vars: tuple[str, ...],
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -149,6 +150,7 @@ def _prepare(
         environments=plan.environment_configs(environments, config, agent, settings),
         runtime=RuntimeConfig(version=gym),
         models=tuple(sorted(plan.judges(judges).items())),
+        env_vars=plan.env_vars(env_vars),
     )
     found = _environments(stack)
     sources = plan.sources(data, found, several=len(found) > 1)

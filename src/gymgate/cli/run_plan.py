@@ -198,18 +198,61 @@ def environment_configs(
     )
 
 
+def env_vars(names: Sequence[str]) -> tuple[str, ...]:
+    """Variables that an environment is to see; `ConfigError` for one that is not set here."""
+    if missing := [name for name in names if name not in os.environ]:
+        raise ConfigError(f"environment variable {missing[0]!r} is not set (--env-var)")
+    return tuple(sorted({*names}))
+
+
 def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:
-    """`KEY=VALUE`, or `ENV:KEY=VALUE` where there are several; values are YAML."""
+    """`KEY=VALUE` (the value is YAML) or `@FILE` (a YAML mapping), with `ENV:` before it where there are several."""
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in settings:
-        key, equals, value = text.partition("=")
-        name, colon, rest = key.rpartition(":")
-        target = name if colon else names[0]
-        if not equals or not rest or target not in found or (len(names) > 1 and not colon):
-            form = "ENV:KEY=VALUE, ENV one of " + ", ".join(names) if len(names) > 1 else "KEY=VALUE"
-            raise ConfigError(f"--set {text!r}: write {form}")
-        found[target][rest] = _yaml(text, value)
+        target, rest = _target(text, names)
+        if rest.startswith("@"):
+            found[target].update(_dotted(_yaml_file(Path(rest[1:]).expanduser())))
+            continue
+        key, _, value = rest.partition("=")
+        parsed = _yaml(text, value)
+        found[target].update(
+            _dotted(parsed, f"{key}.") if isinstance(parsed, dict) and parsed else {key: parsed}
+        )
     return found
+
+
+def _target(text: str, names: Sequence[str]) -> tuple[str, str]:
+    """The environment that a setting is for, and the setting."""
+    prefixed = [name for name in names if text.startswith(f"{name}:")]
+    rest = text.removeprefix(f"{prefixed[0]}:") if prefixed else text
+    key, equals, _ = rest.partition("=")
+    is_file = rest.startswith("@") and len(rest) > 1
+    if (not prefixed and len(names) > 1) or not (is_file or (key and equals and ":" not in key)):
+        several = f", ENV one of {', '.join(names)}" if len(names) > 1 else ""
+        form = "ENV:KEY=VALUE or ENV:@FILE" if several else "KEY=VALUE or @FILE"
+        raise ConfigError(f"--set {text!r}: write {form}{several}")
+    return (prefixed or list(names))[0], rest
+
+
+def _yaml_file(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--set @{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--set @{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--set @{path}: it holds no mapping of keys to values")
+    return value
+
+
+def _dotted(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves by dotted key."""
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from _dotted(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
 
 
 def _yaml(text: str, value: str) -> Any:
