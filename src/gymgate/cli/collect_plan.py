@@ -164,7 +164,11 @@ def checked_output(path: Path) -> Path:
 
 
 def only_recorded(found: Sequence[Source], endpoint: ReplayEndpoint, note: Say) -> list[Source]:
-    """As `run_plan.only_recorded`."""
+    """As `run_plan.only_recorded`; `DataError` for a source without rows."""
+    for each in found:
+        if not len(each):
+            name = getattr(each.rows, "source", "the input")
+            raise DataError(f"{name} has no rows", path=str(name))
     whole = [run_plan.Source(list(source.rows[: source.limit]), source.environment) for source in found]
     return [
         Source(source.rows, source.environment) for source in run_plan.only_recorded(whole, endpoint, note)

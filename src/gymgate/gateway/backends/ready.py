@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -34,7 +35,8 @@ async def unreadiness(url: str, session: aiohttp.ClientSession) -> str | None:
     except TimeoutError:
         return f"no answer within {PROBE_S:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error) or type(error).__name__
+        number = getattr(error, "errno", None)
+        return os.strerror(number) if number else str(error) or type(error).__name__
     return f"status {response.status}" if response.status >= 500 else None
 
 
