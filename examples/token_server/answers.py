@@ -115,7 +115,8 @@ def _message(answer_id: str, index: int, reading: Any) -> Json:
     message: Json = {"role": "assistant", "content": reading.content or ""}
     if reading.reasoning_content:
         message["reasoning_content"] = reading.reasoning_content
-    calls = [call for call in reading.tool_calls or [] if str(call.status) == "ok" and call.name]
+    whole = ("ok", "invalid_json")  # the latter also for an argument that the tool does not declare
+    calls = [call for call in reading.tool_calls or [] if call.name and str(call.status) in whole]
     if calls:
         message["tool_calls"] = [
             {

@@ -160,6 +160,26 @@ def test_each_turn_stands_whole_in_one_row(story: Story) -> None:
         assert any(row[: len(seen)] == seen for row in rows)
 
 
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_a_call_with_an_undeclared_argument_is_a_call(family: str) -> None:
+    """It is for the tool to refuse it; as text, it would end the rollout."""
+    turn = Turn("hm", "so", (("search", "x", 1),), (4,), "")
+    ids = sampled_ids(Story(family, None, None, "x", ()), turn)
+    policy = TokenPolicy(CallableEngine(lambda _, sampling: Sample(ids, None, "stop")), renderer(family))
+    function = {
+        "name": "search",
+        "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
+    }
+    request = {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": function}],
+    }
+    answer = asyncio.run(policy.conversation()(request))
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["query"] == "x"
+
+
 def long_story(family: str) -> tuple[Story, Played]:
     turns = tuple(
         Turn(

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gymgate.errors import TokenDataError
-from gymgate.rollout.record import Segment
-from gymgate.tokens.segments import TokenTurn, assemble, extension_drift
+from gymgate.rollout.record import ModelCall, Rollout, Segment
+from gymgate.tokens.segments import TokenTurn, assemble, extension_drift, recorded_turns
 
 
 def test_one_turn() -> None:
@@ -77,6 +77,8 @@ def test_a_turn_that_sampled_nothing_adds_nothing() -> None:
         (TokenTurn([1], [-2]), "not a token id"),
         (TokenTurn([1.5], [2]), "not a token id"),
         (TokenTurn([], [2]), "prompt_ids is empty"),
+        (TokenTurn([1], [True]), "not a token id"),
+        (TokenTurn([1], [2], [-9999.0]), "vLLM's mark for none"),
     ],
 )
 def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
@@ -86,6 +88,28 @@ def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
 
 def test_drift_counts_prompts_that_extend_nothing() -> None:
     assert extension_drift([TokenTurn([1], [2]), TokenTurn([1, 2, 3], [4]), TokenTurn([1, 5], [6])]) == 1
+
+
+def recorded(*calls: ModelCall) -> Rollout:
+    return Rollout(id="r", environment="e", agent="a", status="completed", reward=1.0, calls=list(calls))
+
+
+def test_recorded_calls_become_turns() -> None:
+    """The judge's call and the one that failed are no turns."""
+    rollout = recorded(
+        ModelCall(index=0, dialect="chat", prompt_token_ids=[1], completion_token_ids=[2], logprobs=[-0.5]),
+        ModelCall(index=1, dialect="chat", model_server="judge"),
+        ModelCall(index=2, dialect="chat", error="policy: gone"),
+        ModelCall(index=3, dialect="chat", prompt_token_ids=[1, 2, 9], completion_token_ids=[3]),
+    )
+    assert recorded_turns(rollout) == [TokenTurn([1], [2], [-0.5]), TokenTurn([1, 2, 9], [3])]
+    (row,) = assemble(recorded_turns(rollout))
+    assert (row.mask, row.logprobs) == ([1, 0, 1], [-0.5, None, None])
+
+
+def test_an_answer_recorded_without_ids_is_an_error() -> None:
+    with pytest.raises(TokenDataError, match="call 0 carries no token ids"):
+        recorded_turns(recorded(ModelCall(index=0, dialect="chat")))
 
 
 TOKENS = st.integers(0, 50)

@@ -2,6 +2,15 @@
 
 from gymgate.tokens.conversation import TokenConversation, TokenPolicy
 from gymgate.tokens.engines import Engine, Sample
-from gymgate.tokens.segments import TokenTurn, assemble, extension_drift
+from gymgate.tokens.segments import TokenTurn, assemble, extension_drift, recorded_turns
 
-__all__ = ["Engine", "Sample", "TokenConversation", "TokenPolicy", "TokenTurn", "assemble", "extension_drift"]
+__all__ = [
+    "Engine",
+    "Sample",
+    "TokenConversation",
+    "TokenPolicy",
+    "TokenTurn",
+    "assemble",
+    "extension_drift",
+    "recorded_turns",
+]

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import secrets
 import threading
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from gymgate.errors import PolicyError
 from gymgate.rollout.record import Segment
@@ -61,7 +62,9 @@ class TokenPolicy:
     `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
     room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the rollout's first prompt, samples
     nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated. `version` gives the
-    version of the weights in use, for an engine that does not.
+    version of the weights in use, for an engine that does not. `answers_with_ids=False` leaves ids and logprobs out of the
+    agent's answers, and so out of the rollout's record: they grow with the square of a rollout's length, and a trainer takes
+    them from `segments`.
     """
 
     def __init__(
@@ -73,12 +76,14 @@ class TokenPolicy:
         max_model_len: int | None = None,
         max_completion_len: int | None = None,
         version: Callable[[], int] | None = None,
+        answers_with_ids: bool = True,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
         self.max_model_len = max_model_len
         self.max_completion_len = max_completion_len
         self.version = version
+        self.answers_with_ids = answers_with_ids
         self.gate = Gate()
         self.guard = SamplingGuard(sampling or {})
         self._encoding = threading.Lock()  # a fast tokenizer cannot encode on two threads at once
@@ -113,16 +118,17 @@ class TokenPolicy:
         return list(rendered)
 
     def extend(
-        self, turn: TokenTurn, messages: Sequence[Message], tools: list[Any] | None
+        self,
+        prompt_ids: list[int],
+        completion_ids: list[int],
+        messages: Sequence[Message],
+        tools: list[Any] | None,
     ) -> list[int] | None:
-        """The exact ids of `turn` and the rendering of the messages after it; `None` if the renderer cannot."""
-        seen = [*turn.prompt_ids, *turn.completion_ids]
+        """The exact ids of an earlier call and the rendering of the messages after it; `None` if the renderer cannot."""
+        seen = [*prompt_ids, *completion_ids]
         with self._encoding:
             bridge = self.renderer.bridge_to_next_turn(
-                list(turn.prompt_ids),
-                list(turn.completion_ids),
-                renderable(messages),
-                tools=tool_specs(tools),
+                prompt_ids, completion_ids, renderable(messages), tools=tool_specs(tools)
             )
         if bridge is None or list(bridge.token_ids[: len(seen)]) != seen:
             return None
@@ -130,10 +136,38 @@ class TokenPolicy:
 
 
 @dataclass(slots=True)
-class _Turn:
-    turn: TokenTurn
+class _Call:
+    """A model call, its ids kept once: those that its prompt shares with an earlier call are that call's."""
+
+    earlier: _Call | None
+    """The call whose ids the prompt extends."""
+    added: array[int]
+    """The prompt's ids after those of `earlier`."""
+    completion: array[int]
+    logprobs: array[float] | None
+    policy_version: tuple[int, int] | None
     message_count: int
-    bridged: bool
+
+    def prompt_ids(self) -> list[int]:
+        return [*(self.earlier.seen_ids() if self.earlier else ()), *self.added]
+
+    def seen_ids(self) -> list[int]:
+        """Prompt and completion."""
+        chain: list[_Call] = [self]
+        while (earlier := chain[-1].earlier) is not None:
+            chain.append(earlier)
+        return [token for call in reversed(chain) for part in (call.added, call.completion) for token in part]
+
+    def seen_count(self) -> int:
+        """How many ids `seen_ids` has."""
+        count, call = 0, cast("_Call | None", self)
+        while call is not None:
+            count, call = count + len(call.added) + len(call.completion), call.earlier
+        return count
+
+    def turn(self) -> TokenTurn:
+        logprobs = None if self.logprobs is None else list(self.logprobs)
+        return TokenTurn(self.prompt_ids(), list(self.completion), logprobs, self.policy_version)
 
 
 @dataclass
@@ -142,13 +176,13 @@ class TokenConversation:
 
     policy: TokenPolicy
     session: str = field(default_factory=lambda: secrets.token_hex(8))
-    _turns: list[_Turn] = field(default_factory=list)
-    _by_history: dict[int, _Turn] = field(default_factory=dict)
+    _calls: list[_Call] = field(default_factory=list)
+    _by_history: dict[int, _Call] = field(default_factory=dict)
 
     @property
     def turns(self) -> list[TokenTurn]:
-        """Every model call, in the order they were answered."""
-        return [entry.turn for entry in self._turns]
+        """Every model call, in the order they were answered; made anew each time."""
+        return [call.turn() for call in self._calls]
 
     @property
     def segments(self) -> list[Segment]:
@@ -158,7 +192,7 @@ class TokenConversation:
     @property
     def rerendered(self) -> int:
         """Model calls, after the first, whose prompt was rendered anew instead of extended."""
-        return sum(not entry.bridged for entry in self._turns[1:])
+        return sum(call.earlier is None for call in self._calls[1:])
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a chat-completions request; the answer carries the ids as vLLM's `return_token_ids` does."""
@@ -168,29 +202,30 @@ class TokenConversation:
             )
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
-        prompt_ids, bridged = self._prompt(messages, tools, histories)
+        prompt_ids, earlier = self._prompt(messages, tools, histories)
         sampling = self._sampling(request, len(prompt_ids))
         if sampling.get("max_tokens", 1) <= 0:
             return self._answer(request, tools, prompt_ids, Sample([], None, "length"))
         sample = await self.policy.sample(prompt_ids, sampling, session=self.session)
-        turn = check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs, sample.policy_version))
+        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs))
         answer = self._answer(request, tools, prompt_ids, sample)
-        entry = _Turn(turn, len(messages) + 1, bridged)
-        self._turns.append(entry)
-        self._by_history[history_hash(histories[-1], answer["choices"][0]["message"])] = entry
+        call = _call(prompt_ids, earlier, sample, len(messages) + 1)
+        self._calls.append(call)
+        self._by_history[history_hash(histories[-1], answer["choices"][0]["message"])] = call
         return answer
 
     def _prompt(
         self, messages: list[Message], tools: list[Any] | None, histories: Sequence[int]
-    ) -> tuple[list[int], bool]:
-        """The ids to show, and whether they extend those of the longest earlier call that the messages continue."""
+    ) -> tuple[list[int], _Call | None]:
+        """The ids to show, and the earlier call that they extend: the longest whose messages these continue."""
         found = [self._by_history[history] for history in histories[:-1] if history in self._by_history]
         if found:
             earlier = found[-1]
-            extended = self.policy.extend(earlier.turn, messages[earlier.message_count :], tools)
+            new = messages[earlier.message_count :]
+            extended = self.policy.extend(earlier.prompt_ids(), list(earlier.completion), new, tools)
             if extended is not None:
-                return extended, True
-        return self.policy.render(messages, tools), False
+                return extended, earlier
+        return self.policy.render(messages, tools), None
 
     def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         self.policy.guard.refuse(request)
@@ -206,7 +241,7 @@ class TokenConversation:
         if (limit := self.policy.max_model_len) is not None:
             bounds.append(limit - prompt_length)
         if (limit := self.policy.max_completion_len) is not None:
-            first = len(self._turns[0].turn.prompt_ids) if self._turns else prompt_length
+            first = len(self._calls[0].added) if self._calls else prompt_length
             bounds.append(first + limit - prompt_length)
         return max(0, min(bounds)) if bounds else None
 
@@ -216,6 +251,16 @@ class TokenConversation:
         parsed = self.policy.renderer.parse_response(
             list(sample.token_ids), tools=tool_specs(tools), prompt_ids=prompt_ids
         )
-        number = len(self._turns)
+        number = len(self._calls)
         message = assistant_message(parsed, f"{self.session}_{number}")
-        return chat_answer(f"chatcmpl-{self.session}-{number}", request, message, prompt_ids, sample)
+        answer_id = f"chatcmpl-{self.session}-{number}"
+        return chat_answer(
+            answer_id, request, message, prompt_ids, sample, with_ids=self.policy.answers_with_ids
+        )
+
+
+def _call(prompt_ids: list[int], earlier: _Call | None, sample: Sample, message_count: int) -> _Call:
+    known = earlier.seen_count() if earlier else 0
+    logprobs = None if sample.logprobs is None else array("d", sample.logprobs)
+    added, completion = array("I", prompt_ids[known:]), array("I", sample.token_ids)
+    return _Call(earlier, added, completion, logprobs, sample.policy_version, message_count)

@@ -46,7 +46,7 @@ def history_hash(history: int, message: Message) -> int:
 
 def assistant_message(parsed: Any, name_call: str) -> Message:
     """A parsed completion as a chat message; malformed tool calls stay visible as text."""
-    calls = [call for call in parsed.tool_calls or [] if str(call.status) == "ok" and call.name]
+    calls = [call for call in parsed.tool_calls or [] if _is_complete(call)]
     broken = [call.raw for call in parsed.tool_calls or [] if call not in calls]
     message: Message = {"role": "assistant", "content": "\n".join(filter(None, [parsed.content, *broken]))}
     if parsed.reasoning_content:
@@ -63,36 +63,48 @@ def assistant_message(parsed: Any, name_call: str) -> Message:
     return message
 
 
+def _is_complete(call: Any) -> bool:
+    """Whether it can be made. One that only has an argument its tool does not declare can: the tool is to say so.
+
+    XML formats call that `invalid_json`, which JSON formats say of a call that has no name either.
+    """
+    status = str(call.status)
+    return bool(call.name) and (status == "ok" or (status == "invalid_json" and call.arguments is not None))
+
+
 def _arguments(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value if value is not None else {})
 
 
 def chat_answer(
-    answer_id: str, request: Mapping[str, Any], message: Message, prompt_ids: list[int], sample: Sample
+    answer_id: str,
+    request: Mapping[str, Any],
+    message: Message,
+    prompt_ids: list[int],
+    sample: Sample,
+    *,
+    with_ids: bool,
 ) -> dict[str, Any]:
-    """A chat completion that carries its ids as vLLM's `return_token_ids` does."""
+    """A chat completion; with ids, it carries them as vLLM's `return_token_ids` does."""
     finish = sample.finish_reason
     if finish == "stop" and message.get("tool_calls"):
         finish_reason = "tool_calls"
     else:
         finish_reason = "length" if finish in ("length", "abort") else "stop"
-    choice = {
-        "index": 0,
-        "message": message,
-        "finish_reason": finish_reason,
-        "token_ids": list(sample.token_ids),
-        "logprobs": _logprobs(sample),
-    }
+    choice = {"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}
     used = (len(prompt_ids), len(sample.token_ids))
-    return {
+    answer: dict[str, Any] = {
         "id": answer_id,
         "object": "chat.completion",
         "created": 0,
         "model": request.get("model") or "policy",
         "choices": [choice],
-        "prompt_token_ids": prompt_ids,
         "usage": {"prompt_tokens": used[0], "completion_tokens": used[1], "total_tokens": sum(used)},
     }
+    if with_ids:
+        choice |= {"token_ids": list(sample.token_ids), "logprobs": _logprobs(sample)}
+        answer["prompt_token_ids"] = prompt_ids
+    return answer
 
 
 def _logprobs(sample: Sample) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gymgate.errors import TokenDataError
-from gymgate.rollout.record import Segment
+from gymgate.rollout.record import Rollout, Segment
 
 NO_EVIDENCE = -9999.0
 """What vLLM puts where it has no logprob for an id."""
@@ -83,6 +83,23 @@ def assemble(turns: Iterable[TokenTurn]) -> list[Segment]:
         else:
             open_segments.append(_OpenSegment(turn))
     return [segment.close() for segment in open_segments]
+
+
+def recorded_turns(rollout: Rollout) -> list[TokenTurn]:
+    """The policy calls of a rollout whose endpoint gave token ids (vLLM: `return_token_ids`), by arrival.
+
+    Calls that gave no answer are left out. Raises `TokenDataError` for an answer without ids: it cannot be trained on.
+    """
+    turns = []
+    for call in rollout.policy_calls:
+        if call.error is not None:
+            continue
+        if call.prompt_token_ids is None or call.completion_token_ids is None:
+            raise TokenDataError(
+                f"rollout {rollout.id}: call {call.index} carries no token ids; ask the endpoint for return_token_ids"
+            )
+        turns.append(TokenTurn(call.prompt_token_ids, call.completion_token_ids, call.logprobs))
+    return turns
 
 
 def extension_drift(turns: Sequence[TokenTurn]) -> int:
