@@ -177,9 +177,9 @@ class SGLangEngine(HTTPEngine):
     def sample(self, answer: dict[str, Any]) -> Sample:
         details = answer["meta_info"]
         entries = details.get("output_token_logprobs")
-        named = [entry[1] for entry in entries or []]
-        token_ids = list(named if answer.get("output_ids") is None else answer["output_ids"])
-        if named and named != token_ids:
+        named = None if entries is None else [entry[1] for entry in entries]
+        token_ids = list(answer["output_ids"] if named is None else answer.get("output_ids", named))
+        if named is not None and named != token_ids:
             raise TokenDataError(f"{self.url}: output_ids and the ids of output_token_logprobs differ")
         logprobs = None if entries is None else [entry[0] for entry in entries]
         finish = _finish((details.get("finish_reason") or {}).get("type"))

@@ -1,0 +1,170 @@
+"""Engines over HTTP against a server that misbehaves; tests/training has one with a real model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from gymgate.errors import PolicyError, TokenDataError
+from gymgate.tokens.engines import Sample, SGLangEngine, VLLMCompletionsEngine, VLLMGenerateEngine
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ENGINES = [VLLMGenerateEngine, VLLMCompletionsEngine, SGLangEngine]
+
+
+class Server:
+    """Answers every POST with `handler`, and keeps what was asked."""
+
+    url: str
+    handler: Handler
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        self.headers.append(dict(request.headers))
+        return await self.handler(request)
+
+    def give(self, body: Any, status: int = 200) -> None:
+        """Always answer this."""
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            if isinstance(body, str):
+                return web.Response(text=body, status=status)
+            return web.json_response(body, status=status)
+
+        self.handler = handler
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", made.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    await runner.cleanup()
+
+
+async def ask(engine: Any, **sampling: Any) -> Sample:
+    try:
+        made: Sample = await engine.generate([1, 2], sampling, session="rollout-7")
+        return made
+    finally:
+        await engine.close()
+
+
+async def test_what_vllms_generate_route_is_asked_and_says(server: Server) -> None:
+    content = [{"token": "token_id:5", "logprob": -0.25, "bytes": None, "top_logprobs": []}]
+    choice = {"index": 0, "token_ids": [5], "finish_reason": "length", "logprobs": {"content": content}}
+    server.give({"request_id": "r", "choices": [choice], "prompt_logprobs": None})
+    engine = VLLMGenerateEngine(f"{server.url}/v1", model="m", api_key="secret")
+    sample = await ask(engine, temperature=1.0, max_tokens=1, stop_token_ids=[9])
+    assert sample == Sample([5], [-0.25], "length", None)
+    parameters = {"temperature": 1.0, "max_tokens": 1, "stop_token_ids": [9], "logprobs": 1}
+    assert server.bodies == [
+        {"token_ids": [1, 2], "sampling_params": {"skip_special_tokens": False, **parameters}, "model": "m"}
+    ]
+    assert server.headers[0]["X-Session-ID"] == "rollout-7"
+    assert server.headers[0]["Authorization"] == "Bearer secret"
+
+
+async def test_what_vllms_completions_route_is_asked_and_says(server: Server) -> None:
+    logprobs = {"tokens": ["token_id:5"], "token_logprobs": [-0.25], "top_logprobs": [{}], "text_offset": [0]}
+    choice = {"index": 0, "text": "x", "token_ids": [5], "finish_reason": "stop", "logprobs": logprobs}
+    server.give({"choices": [choice]})
+    sample = await ask(VLLMCompletionsEngine(server.url), max_tokens=1)
+    assert sample == Sample([5], [-0.25], "stop", None)
+    asked = server.bodies[0]
+    assert (asked["prompt"], asked["return_token_ids"], asked["logprobs"]) == ([1, 2], True, 0)
+
+
+async def test_what_sglangs_route_is_asked_and_says(server: Server) -> None:
+    details = {
+        "finish_reason": {"type": "stop", "matched": 9},
+        "output_token_logprobs": [[-0.25, 5, None]],
+        "weight_version": "12",
+    }
+    server.give({"text": "x", "output_ids": [5], "meta_info": details})
+    sample = await ask(SGLangEngine(server.url), max_tokens=1, seed=3, top_k=0)
+    assert sample == Sample([5], [-0.25], "stop", (12, 12))
+    assert server.bodies[0]["sampling_params"] == {
+        "max_new_tokens": 1,
+        "sampling_seed": 3,
+        "top_k": -1,
+        "skip_special_tokens": False,
+    }
+
+
+async def test_missing_logprobs_stay_none(server: Server) -> None:
+    server.give({"choices": [{"token_ids": [5], "finish_reason": "stop", "logprobs": None}]})
+    for kind in (VLLMGenerateEngine, VLLMCompletionsEngine):
+        assert (await ask(kind(server.url))).logprobs is None
+    server.give({"output_ids": [5], "meta_info": {"finish_reason": {"type": "abort"}}})
+    assert await ask(SGLangEngine(server.url)) == Sample([5], None, "abort", None)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    ("body", "status", "message", "retryable"),
+    [
+        ("upstream gone", 503, "answered 503: upstream gone", True),
+        ({"error": "no"}, 400, "answered 400", False),
+        ("<html>", 200, "gave no JSON: '<html>'", None),
+        ([1], 200, "not an object", None),
+        ({"choices": [], "meta_info": {}}, 200, "gave no usable answer", None),
+    ],
+)
+async def test_a_server_that_misbehaves_is_named(
+    server: Server, kind: Any, body: Any, status: int, message: str, retryable: bool | None
+) -> None:
+    server.give(body, status)
+    with pytest.raises(PolicyError, match=message) as caught:
+        await ask(kind(server.url))
+    assert caught.value.retryable is retryable
+    assert server.url in str(caught.value)
+
+
+async def test_a_server_without_return_token_ids_is_told_apart(server: Server) -> None:
+    server.give({"choices": [{"text": "x", "finish_reason": "stop", "logprobs": None}]})
+    with pytest.raises(TokenDataError, match="return_token_ids"):
+        await ask(VLLMCompletionsEngine(server.url))
+
+
+async def test_no_answer_in_time_is_an_error_and_the_server_is_told(server: Server) -> None:
+    """The connection is closed, by which vLLM aborts the request."""
+    gone = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+        raise AssertionError("unreachable")
+
+    server.handler = handler
+    with pytest.raises(PolicyError, match=r"no answer in 0\.2 s"):
+        await ask(VLLMGenerateEngine(server.url, timeout_s=0.2))
+    await asyncio.wait_for(gone.wait(), 5)
+
+
+async def test_an_engine_serves_several_event_loops(server: Server) -> None:
+    """As trainers call it; each loop has its own connections."""
+    server.give({"choices": [{"token_ids": [5], "finish_reason": "stop", "logprobs": None}]})
+    engine = VLLMGenerateEngine(server.url)
+    samples = [await asyncio.to_thread(asyncio.run, ask(engine)) for _ in range(2)]
+    assert [sample.token_ids for sample in [*samples, await ask(engine)]] == [[5]] * 3
+
+
+def test_an_address_without_scheme_is_refused() -> None:
+    with pytest.raises(PolicyError, match="not an http"):
+        VLLMGenerateEngine("localhost:8000")
