@@ -20,6 +20,7 @@ ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_
         ("mini_swe_agent", "0.7.0", "body"),
         ("harbor_agent", "0.7.0", "slot"),
         ("remote_agent", "0.7.0", "metadata"),
+        ("haystack_agent", "0.7.0", "metadata"),
         ("simple_agent", "0.4.0", "metadata"),
         ("claude_code_agent", "0.4.0", "slot"),
         ("simple_agent", "0.10.0rc1", "url"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,10 @@ import click
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gymgate.catalog import Need
+    from gymgate.catalog.model import AgentInstance
     from gymgate.runtime import Runtime
 
 Progress = Callable[[str], None]
@@ -45,19 +48,22 @@ def command(environments: Sequence[str], version: str, python: str | None, as_js
     environments need.
     """
     config = RuntimeConfig(version=version, python=python)
+    commands: list[dict[str, str]] = []
     with _progress() as say:
         made = [_made(config, (), None, say)]
-        needs = list(_set_up(config, environments, made, say)) if environments else []
+        needs = list(_set_up(config, environments, made, commands, say)) if environments else []
     if as_json:
         import orjson
 
-        report = {"runtimes": made, "needs": needs}
+        report = {"runtimes": made, "commands": commands, "needs": needs}
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
         return
     for runtime in made:
         beside = f" with {', '.join(runtime['requirements'])}" if runtime["requirements"] else ""
         user = f"{runtime['environment']}: " if runtime["environment"] else ""
         click.echo(f"{user}nemo-gym {runtime['nemo_gym']}{beside} at {runtime['python']}")
+    for each in commands:
+        click.echo(f"{each['environment']}: {each['agent']} runs {each['command']}")
     for need in needs:
         click.echo(
             f"{need['environment']} also needs, by its files: {need['kind']}: {need['detail']}", err=True
@@ -65,11 +71,17 @@ def command(environments: Sequence[str], version: str, python: str | None, as_js
 
 
 def _set_up(
-    config: RuntimeConfig, environments: Sequence[str], made: list[dict[str, Any]], say: Progress
+    config: RuntimeConfig,
+    environments: Sequence[str],
+    made: list[dict[str, Any]],
+    commands: list[dict[str, str]],
+    say: Progress,
 ) -> Iterator[dict[str, str]]:
-    """Make each environment's runtime, and yield what it needs that this cannot install."""
+    """Make each environment's runtime and its agents' commands, and yield what it needs that this cannot install."""
     from gymgate.catalog import Catalog
+    from gymgate.errors import NeedMissingError
     from gymgate.runtime import ensure_runtime
+    from gymgate.runtime.npm import PROGRAMS, ensure_program
 
     base = ensure_runtime(config, progress=say)
     catalog = Catalog(base.site, base.version)
@@ -78,12 +90,36 @@ def _set_up(
         chosen = environment.config(None)
         if requirements := catalog.requirements(environment, chosen):
             made.append(_made(config, requirements, name, say))
-        for need in _left(chosen.needs):
+        for need in _left(chosen.needs, {agent.type for agent in chosen.agents} & {*PROGRAMS}):
             yield {"environment": name, "kind": need.kind, "detail": need.detail}
+        for agent in chosen.agents:
+            try:
+                command = ensure_program(agent.type, _settings(chosen.path, agent), say)
+            except NeedMissingError as error:
+                yield {"environment": name, "kind": "binary", "detail": str(error)}
+                continue
+            if command is not None:
+                commands.append({"environment": name, "agent": agent.name, "command": str(command)})
 
 
-def _left(needs: Sequence[Need]) -> list[Need]:
-    return [need for need in needs if need.kind != _INSTALLED]
+def _settings(path: Path, agent: AgentInstance) -> dict[str, Any]:
+    """The agent's settings as its config file has them, what it includes or interpolates left out."""
+    import yaml
+
+    block = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(agent.name)
+    kinds = block.get("responses_api_agents") if isinstance(block, dict) else None
+    settings = kinds.get(agent.type) if isinstance(kinds, dict) else None
+    return settings if isinstance(settings, dict) else {}
+
+
+def _left(needs: Sequence[Need], from_npm: Collection[str]) -> list[Need]:
+    """What neither an index nor, for agents whose commands npm has, npm meets."""
+    installers = tuple(f"({agent_type}/setup_" for agent_type in from_npm)
+    return [
+        need
+        for need in needs
+        if need.kind != _INSTALLED and not any(installer in need.detail for installer in installers)
+    ]
 
 
 def _made(

@@ -69,7 +69,7 @@ def build_once(root: Path, name: str, make: Make, say: Progress) -> Path:
     cannot be written, and what `make` raises.
     """
     place = root / name
-    with writing(root), _locked(root, name, say) as held:
+    with writing(root), locked(root, name, say) as held:
         for left in root.glob(f"*{_UNFINISHED}*"):
             _remove(left)
         if facts_of(place) is not None:
@@ -105,7 +105,7 @@ def _same_minor(python: Path, noted: str) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(root: Path, name: str, say: Progress) -> Iterator[int]:
+def locked(root: Path, name: str, say: Progress) -> Iterator[int]:
     """The descriptor of the lock on `root`. Children that inherit it hold the lock until they end, too."""
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError, GymgateError, ServerDiedError, StackLostError, StackStartError
 from gymgate.gateway import POLICY, Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.runtime import npm
 from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.ports import HeldPort
@@ -65,6 +67,8 @@ class Host:
     directory: Path
     """For logs."""
     cache_dir: Path
+    programs: Path
+    """A directory on the servers' PATH."""
     start_timeout_s: float
     max_restarts: int
     agent_slots: int
@@ -112,7 +116,9 @@ class Environment:
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await self._make_plan()
-                self._warn_of_urls(self._plan)
+            self._warn_of_urls(self._plan)
+            await asyncio.to_thread(self._link_programs, self._plan)
+            async with asyncio.timeout(self._host.start_timeout_s):
                 self._hold_places(self._plan)
                 await self._launch()
                 await self._start_slots()
@@ -203,6 +209,15 @@ class Environment:
                     f"{self.name}: warning: a server calls a model by its {key}, which no endpoint stands for; "
                     f'if its scores need it, map it with models={{"{key}": ...}}'
                 )
+
+    def _link_programs(self, plan: Plan) -> None:
+        """Put the commands that agents run where their servers find them; blocking, some 15 s where npm installs one."""
+        for instance in plan.servers:
+            if instance.name in self.agents:
+                command = npm.ensure_program(instance.type, instance.block, self._host.progress)
+                if command is not None:
+                    with contextlib.suppress(FileExistsError):
+                        (self._host.programs / command.name).symlink_to(command)
 
     def _hold_places(self, plan: Plan) -> None:
         """Ports for the servers, and slots for the agents that need them."""

@@ -29,7 +29,7 @@ _URL_LOST: Mapping[str, Strategy] = {
     "labbench2_vlm_agent": "metadata",
     "mini_swe_agent": "body",
     "mini_swe_agent_2": "body",
-    "haystack_agent": "slot",
+    "haystack_agent": "metadata",
     "harbor_agent": "slot",
     "harbor_agent_general": "slot",
     "remote_agent": "metadata",

@@ -31,6 +31,7 @@ from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.runtime.installer import find_uv
+from gymgate.runtime.interpreters import numbered_commands
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation, Host
 from gymgate.stack.slots import AgentSlot
@@ -94,6 +95,8 @@ class RunningStack:
         failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
         if len(failures) == len(starts):
             raise failures[0]
+        for failure in failures:
+            self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
 
     async def stop(self) -> None:
         """Stop every process; bounded, idempotent."""
@@ -235,7 +238,6 @@ class RunningStack:
             try:
                 await environment.start()
             except StackStartError as error:
-                self._progress(f"warning: {error}; its rollouts fail, other environments go on")
                 return error
         return None
 
@@ -267,6 +269,7 @@ class RunningStack:
             component_roots=self.config.component_roots,
             directory=self.directory,
             cache_dir=cache_dir() / "gym",
+            programs=self._own_programs(),
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
             agent_slots=self.config.agent_slots,
@@ -293,11 +296,15 @@ class RunningStack:
         return await Spawner.start(python, environment, self.directory)
 
     def _own_programs(self) -> Path:
-        """A directory with the uv that gymgate has, for servers that make environments of their own."""
+        """A directory with the uv that gymgate has and the interpreters of this machine, which uv finds on PATH
+        only: for servers that make environments of their own."""
         directory = self.directory / "bin"
         directory.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError, GymgateError):
             (directory / "uv").symlink_to(find_uv())
+        for name, path in numbered_commands().items():
+            with contextlib.suppress(FileExistsError):
+                (directory / name).symlink_to(path)
         return directory
 
     async def _ray_address(self, spawner: Spawner) -> str:

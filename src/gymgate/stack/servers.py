@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Iterable
 
@@ -13,6 +14,9 @@ from gymgate.stack.spawner import Child, Spawner
 POLL_S, MAX_POLL_S = 0.02, 0.2
 GRACE_S = 0.8
 """For a server to shut down after SIGINT, before it is killed."""
+MAX_REASON = 400
+_EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b")
+_POINTER = re.compile(r"\s+For further information visit ")
 
 
 async def until_listening(child: Child, port: int, environment: str) -> None:
@@ -52,13 +56,21 @@ def died(child: Child, environment: str) -> ServerDiedError:
 
 def died_starting(child: Child, environment: str) -> StackStartError:
     text = child.log_tail()
-    last = f": {text.splitlines()[-1]}" if text else ""
+    reason = f": {reason_in(text)}" if text else ""
     return StackStartError(
-        f"server {child.name!r} of {environment!r} died while starting ({how(child)}){last}",
+        f"server {child.name!r} of {environment!r} died while starting ({how(child)}){reason}",
         environment=environment,
         server=child.name,
         log_tail=text,
     )
+
+
+def reason_in(log: str) -> str:
+    """What a log's end says: the last exception, whose message may have several lines, or else the last line."""
+    lines = [line for line in log.splitlines() if line.strip() and not _POINTER.match(line)]
+    starts = [number for number, line in enumerate(lines) if _EXCEPTION.match(line)]
+    last = lines[starts[-1] :] if starts else lines[-1:]
+    return " ".join(" ".join(last).split())[:MAX_REASON]
 
 
 def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> StackStartError:

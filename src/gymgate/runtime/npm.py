@@ -1,0 +1,109 @@
+"""Command-line agents from npm: each in a directory of its own under the cache, made once.
+
+NeMo Gym would install them by itself when the agent starts: globally, in every process at once, and without npm by
+downloading Node.js. What is found on `PATH` is used as it is, as by NeMo Gym.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymgate.config import cache_dir
+from gymgate.errors import NeedMissingError, SetupError
+from gymgate.runtime.environment import installer_env
+from gymgate.runtime.installer import Progress
+from gymgate.runtime.venv import locked, writing
+
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command that an agent runs, and the npm package that has it."""
+
+    command: str
+    package: str
+    version_key: str
+    """Setting of the agent that says which version; unset: the latest."""
+
+    def version(self, settings: Mapping[str, Any]) -> str:
+        return str(settings.get(self.version_key) or "latest")
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "claude_code_agent": Program("claude", "@anthropic-ai/claude-code", "claude_code_version"),
+    "cline_agent": Program("cline", "cline", "cline_version"),
+    "codex_agent": Program("codex", "@openai/codex", "codex_version"),
+    "kilocode_agent": Program("kilo", "@kilocode/cli", "kilo_version"),
+    "openclaw_agent": Program("openclaw", "openclaw", "openclaw_version"),
+    "opencode_agent": Program("opencode", "opencode-ai", "opencode_version"),
+    "pi_agent": Program("pi", "@earendil-works/pi-coding-agent", "pi_version"),
+}
+"""By the agent's implementation."""
+
+
+def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progress) -> Path | None:
+    """The agent's command, installed if need be; `None` if it needs none or has it on `PATH`. Blocks.
+
+    Raises `NeedMissingError` without npm, `SetupError` if npm fails.
+    """
+    program = PROGRAMS.get(agent_type)
+    if program is None or shutil.which(program.command):
+        return None
+    version = program.version(settings)
+    root = cache_dir() / "npm"
+    place = root / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{program.package}-{version}").strip("_")
+    command = place / "bin" / program.command
+    if command.exists():
+        return command
+    npm = shutil.which("npm")
+    if npm is None:
+        raise NeedMissingError(
+            f"{agent_type} runs the command {program.command!r}, which is not on PATH, and there is no npm to install "
+            f"{program.package} with; put the command on PATH, or install Node.js with npm",
+            need=f"{program.command} (npm: {program.package})",
+        )
+    with writing(root), locked(root, place.name, progress):
+        if not command.exists():
+            progress(f"installing {program.package} {version} with npm")
+            _install(npm, f"{program.package}@{version}", program.command, place)
+    return command
+
+
+def _install(npm: str, package: str, command: str, place: Path) -> None:
+    """Install a package at `place`, all of it or nothing."""
+    with tempfile.TemporaryDirectory(prefix=f"{place.name}.tmp-", dir=place.parent) as unfinished:
+        prefix = Path(unfinished) / "made"
+        try:
+            done = subprocess.run(
+                [npm, "install", "--global", "--prefix", prefix, "--no-audit", "--no-fund", package],
+                env=installer_env(),
+                cwd=unfinished,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SetupError(f"npm did not install {package} in {TIMEOUT_S:g} s") from error
+        if done.returncode or not (prefix / "bin" / command).exists():
+            raise SetupError(
+                f"npm cannot install {package}: {_reason(done.stderr) or 'no command came of it'}"
+            )
+        if place.exists():  # incomplete, from elsewhere
+            shutil.rmtree(place)
+        prefix.rename(place)
+
+
+def _reason(output: str) -> str:
+    """npm's errors in one line, without the pointer to its log."""
+    lines = [line.removeprefix("npm error ").strip() for line in output.splitlines() if "npm error" in line]
+    return " ".join(" ".join(line for line in lines if "complete log" not in line).split())[:400]
