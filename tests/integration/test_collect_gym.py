@@ -277,28 +277,78 @@ async def _policy(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
-    """2,500 rollouts of real servers, killed 20 times, are those of a run that was left alone."""
+    """10,000 rollouts of real servers, killed 20 times, are those of a run that was left alone; memory stays flat."""
     dice, kills = random.Random(11), 0
-    arguments = (SIMPLE, "-r", "500", "-c", "64", "-o")
+    arguments = (SIMPLE, "-r", "2000", "-c", "64", "-o")
     log = tmp_path / "killed" / ROLLOUTS
+    started = time.monotonic()
     while kills < 20:
         before = _size(log)
         with subprocess.Popen(command(*arguments, tmp_path / "killed"), stderr=subprocess.DEVNULL) as process:
-            wanted = before + dice.randrange(1, 400_000)
+            wanted = before + dice.randrange(1, 2_000_000)
             while process.poll() is None and _size(log) < wanted:
                 time.sleep(dice.uniform(0, 0.01))
             assert process.poll() is None, "it ended before it was killed"
             process.send_signal(signal.SIGKILL)
             kills += 1
-    for name in ("killed", "whole"):
-        done = gymgate_collect(*arguments, tmp_path / name, timeout=400)
-        assert done.returncode == 0, done.stderr
+    left = gymgate_collect(*arguments, tmp_path / "killed", timeout=900)
+    assert left.returncode == 0, left.stderr
+    sizes, log = [], tmp_path / "whole" / ROLLOUTS
+    with subprocess.Popen(command(*arguments, tmp_path / "whole"), stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None:
+            if _size(log) > 2_000_000 and (resident := _resident(process.pid)):
+                sizes.append(resident)
+            time.sleep(0.2)
+    assert process.returncode == 0
     killed, whole = (_outcomes(tmp_path / name) for name in ("killed", "whole"))
-    assert len(whole) == 2500
+    print(f"{time.monotonic() - started:.0f} s, {sizes[0]:.0f} MiB at first, {max(sizes):.0f} MiB at most")
+    assert len(whole) == 10_000
     assert set(killed.values()) == {1}
     assert killed == whole
+    assert max(sizes) - sizes[0] < 30
+
+
+def _resident(pid: int) -> float:
+    """MiB; 0 when it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+def test_a_thousand_at_once(tmp_path: Path) -> None:
+    """With 20,000 open files allowed; with fewer, fewer at once, and said."""
+    collect = command(SIMPLE, "-c", "1000", "-o", tmp_path / "run", "-r", "600")
+    started = time.monotonic()
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -n 20000; exec "$@"', "-", *collect],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    print(f"{time.monotonic() - started:.0f} s")
+    assert done.returncode == 0, done.stderr
+    assert "concurrency lowered" not in done.stderr
+    assert set(_outcomes(tmp_path / "run").values()) == {1}
+    assert len(_outcomes(tmp_path / "run")) == 3000
+    assert not list(read_values(tmp_path / "run" / FAILURES))
+    collect = command(SIMPLE, "-c", "1000", "-o", tmp_path / "few", "-r", "100")
+    few = subprocess.run(
+        ["bash", "-c", 'ulimit -n 1256; exec "$@"', "-", *collect],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert few.returncode == 0, few.stderr
+    assert "concurrency lowered from 1000 to 250: this machine allows 1256 open files" in few.stderr
+    assert len(_outcomes(tmp_path / "few")) == 500
 
 
 def _size(path: Path) -> int:

@@ -77,6 +77,14 @@ async def test_one_of_several_replicas_is_enough_at_the_deadline() -> None:
     assert lines[-1].startswith("going on without 1 of 2 replicas (http://127.0.0.1:9/v1: ")
 
 
+async def test_a_replica_that_stays_away_is_not_waited_for_in_the_middle_of_a_run() -> None:
+    error = RolloutError(kind="policy", message="x", type="PolicyError", retryable=True)
+    async with upstream() as server:
+        endpoint = HTTPEndpoint(base_url=NOWHERE, replicas=(server.url,))
+        async with asyncio.timeout(10):
+            await PolicyWait(endpoint, 1000, lambda line: None).after(error)
+
+
 def test_the_model_is_asked_of_a_replica_that_is_there() -> None:
     with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

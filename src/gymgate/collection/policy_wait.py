@@ -27,15 +27,21 @@ class PolicyWait:
         if self._endpoint is not None and self._within_s is not None:
             await wait_until_ready(self._endpoint, self._within_s, self._say)
 
+    async def _back(self) -> None:
+        assert self._endpoint is not None
+        assert self._within_s is not None
+        await wait_until_ready(self._endpoint, self._within_s, self._say, every=False)
+
     async def after(self, error: RolloutError) -> None:
-        """After a failed attempt: if it is the policy's fault and may pass, until the endpoint answers again.
+        """After a failed attempt: if it is the policy's fault and may pass, until the endpoint, or one
+        of its replicas, answers again.
 
         Raises `PolicyError`, which ends the run with nothing given up, if that takes too long.
         """
-        if not self._within_s or error.kind != "policy" or not error.retryable:
+        if not self._within_s or self._endpoint is None or error.kind != "policy" or not error.retryable:
             return
         if self._waiting is None or self._waiting.done():
-            self._waiting = asyncio.create_task(self.at_start())
+            self._waiting = asyncio.create_task(self._back())
         try:
             await asyncio.shield(self._waiting)
         except PolicyError as late:

@@ -41,15 +41,19 @@ async def unreadiness(url: str, session: aiohttp.ClientSession) -> str | None:
 
 
 async def wait_until_ready(
-    endpoint: HTTPEndpoint, within_s: float, say: Callable[[str], None] = lambda message: None
+    endpoint: HTTPEndpoint,
+    within_s: float,
+    say: Callable[[str], None] = lambda message: None,
+    *,
+    every: bool = True,
 ) -> None:
-    """Until every replica of the endpoint answers; at the deadline, one is enough, and the others are named.
+    """Until every replica of the endpoint answers; at the deadline, or unless `every`, one is enough.
 
-    With 0 seconds each is asked once. Raises `PolicyError` if none answers.
+    Those that are missing at the deadline are named. With 0 seconds each is asked once. Raises `PolicyError` if none answers.
     """
     async with new_session() as session:
-        missing = await _missing_at_deadline(endpoint.base_urls, within_s, session, say)
-    if not missing:
+        missing = await _missing_at_deadline(endpoint.base_urls, within_s, session, say, every)
+    if not missing or (not every and len(missing) < len(endpoint.base_urls)):
         return
     named = "; ".join(f"{url}: {reason}" for url, reason in missing.items())
     if len(missing) == len(endpoint.base_urls):
@@ -63,7 +67,11 @@ async def wait_until_ready(
 
 
 async def _missing_at_deadline(
-    urls: Sequence[str], within_s: float, session: aiohttp.ClientSession, say: Callable[[str], None]
+    urls: Sequence[str],
+    within_s: float,
+    session: aiohttp.ClientSession,
+    say: Callable[[str], None],
+    every: bool,
 ) -> dict[str, str]:
     """Addresses that do not answer, and why."""
     started = last_said = time.monotonic()
@@ -73,7 +81,8 @@ async def _missing_at_deadline(
         missing = {url: reason for url, reason in zip(waiting, reasons, strict=True) if reason is not None}
         waiting = list(missing)
         now = time.monotonic()
-        if not missing or now - started >= within_s:
+        enough = not missing if every else len(missing) < len(urls)
+        if enough or now - started >= within_s:
             return missing
         if now - last_said >= REMIND_S or now - started < POLL_S:
             last_said = now
