@@ -39,7 +39,7 @@ class HTTPEngine:
         self.model = model
         self.timeout_s = timeout_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._sessions: dict[int, aiohttp.ClientSession] = {}
+        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
@@ -102,17 +102,23 @@ class HTTPEngine:
                 )
 
     def _session(self) -> aiohttp.ClientSession:
-        loop = id(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None or session.closed:
+            self._forget_closed_loops()
             connector = aiohttp.TCPConnector(limit=0)
             session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
             self._sessions[loop] = session
         return session
 
+    def _forget_closed_loops(self) -> None:
+        """A loop that ended without `close` took its connections along; they cannot be closed without it."""
+        for loop in [loop for loop in self._sessions if loop.is_closed()]:
+            self._sessions.pop(loop).detach()
+
     async def close(self) -> None:
         """Close this event loop's connections."""
-        if session := self._sessions.pop(id(asyncio.get_running_loop()), None):
+        if session := self._sessions.pop(asyncio.get_running_loop(), None):
             await session.close()
 
 
