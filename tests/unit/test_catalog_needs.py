@@ -183,7 +183,10 @@ numpy>=2,<3
 typing-extensions
 tau2[knowledge] @ git+https://github.com/x/tau2@main#egg=y
 tomli>=2 ; python_version < "3.11"
+verifiers[x] @ git+https://github.com/PrimeIntellect-ai/verifiers.git@v0.3.1
+other @ git+https://github.com/x/other.git@v0.3.1
 -e ./pocketshell[pcre]
+-e ./shell[pcre]
 ../sibling
 -r more.txt
 """
@@ -191,14 +194,18 @@ tomli>=2 ; python_version < "3.11"
 
 def test_requirements(site: Path) -> None:
     write(site / "resources_servers/e/more.txt", "scipy==1.0\n")
+    shell = write(site / "resources_servers/e/shell/pyproject.toml", "[project]\nname = 'shell'\n").parent
     found = scanned(site, {}, requirements=REQUIREMENTS)
     catalog = Catalog(site, "0.7.0")
     assert catalog.requirements(catalog.find("e"), found) == (
         "opensandbox>=0.1",
+        "other @ git+https://github.com/x/other.git@v0.3.1",
         "scipy==1.0",
+        f"shell[pcre] @ {shell.resolve().as_uri()}",
         "tau2[knowledge] @ git+https://github.com/x/tau2@main#egg=y",
         "tiktoken",
         'tomli>=2 ; python_version < "3.11"',
+        "verifiers[x]==0.3.1",
     )
     assert found.need_kinds == ("download", "package")
     assert any(need.detail.startswith("-e ./pocketshell") for need in found.needs)

@@ -10,7 +10,13 @@ import pytest
 
 from gymgate.errors import SetupError
 from gymgate.runtime import interpreters
-from gymgate.runtime.interpreters import choose, find_interpreters, is_named, named_interpreter
+from gymgate.runtime.interpreters import (
+    choose,
+    find_interpreters,
+    is_named,
+    named_interpreter,
+    numbered_commands,
+)
 
 FLOOR = (3, 13, 14)
 
@@ -127,3 +133,9 @@ def test_behind_a_virtual_environment_is_its_base() -> None:
     found = interpreters.probe(sys.executable)
     assert found.path.resolve() == Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
     assert found.version == sys.version_info[:3]
+
+
+def test_interpreters_are_known_by_their_numbered_names_without_running_them(home: Path) -> None:
+    older, first = put(home, "3.10.13"), put(home, "3.12.1")
+    put(home, "3.12.7")
+    assert numbered_commands() == {"python3.10": older, "python3.12": first}

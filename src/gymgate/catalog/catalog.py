@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gymgate.catalog import store
-from gymgate.catalog.model import PACKAGED_KINDS, EnvConfig, Environment, EnvironmentKind, near
+from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS, EnvConfig, Environment, EnvironmentKind, near
 from gymgate.catalog.scan import Scanner
 from gymgate.errors import ConfigError
 
@@ -42,15 +42,21 @@ class Catalog:
             self._all = sorted(stored, key=lambda item: (item.name, PACKAGED_KINDS.index(item.kind)))
         return list(self._all)
 
+    def agents(self) -> list[Environment]:
+        """Agents of the release that ship data, as environments, sorted by name."""
+        paths = sorted(path for path in (self.site / AGENT_KIND).glob("*") if (path / "data").is_dir())
+        found = (self._at(path, AGENT_KIND) for path in paths)
+        return [agent for agent in found if agent is not None and agent.data]
+
     def find(self, name: str) -> Environment:
         """The environment called `mcqa` or `environments/mcqa`, or the one in a user's config file or directory.
 
-        A bare name means a resources server first, then an environment, then a benchmark. Raises `ConfigError`
-        with near names.
+        A bare name means a resources server first, then an environment, then a benchmark; an agent that brings its
+        own data is `responses_api_agents/NAME`. Raises `ConfigError` with near names.
         """
         kinds = PACKAGED_KINDS
         bare = name.strip("/")
-        for kind in PACKAGED_KINDS:
+        for kind in (*PACKAGED_KINDS, AGENT_KIND):
             if bare.startswith(kind + "/"):
                 kinds, bare = (kind,), bare.removeprefix(kind + "/")
         if bare and "/" not in bare and not bare.startswith("."):
@@ -72,7 +78,7 @@ class Catalog:
         around = tuple(
             parent
             for parent in path.parents
-            if any((parent / kind).is_dir() for kind in (*PACKAGED_KINDS, "responses_api_agents"))
+            if any((parent / kind).is_dir() for kind in (*PACKAGED_KINDS, AGENT_KIND))
         )
         return Scanner((*self.roots[:-1], *around, Path.cwd(), self.site), self.site, self.version)
 

@@ -19,11 +19,14 @@ or an endpoint's URL; docker: a container or sandbox service; download, git: fet
 runs; gpu: torch or vLLM in the server; binary: a program on PATH; config: a value without a default;
 search: a web search service."""
 
-EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "config"]
+EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "responses_api_agents", "config"]
 """Directory of the release it lies in; `config`: a user's own."""
 
 PACKAGED_KINDS: tuple[EnvironmentKind, ...] = ("resources_servers", "environments", "benchmarks")
 """In the order in which a bare name is looked up."""
+
+AGENT_KIND: EnvironmentKind = "responses_api_agents"
+"""Agents that ship data or are environments of their own; found by their full name only."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from typing import Any
 
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(.*)$")
 _CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)*)$")
+_PUBLISHING = {"https://github.com/PrimeIntellect-ai/verifiers"}
+"""Repositories whose tags are the versions of the package of the same name on the index."""
 _OWN = re.compile(r"nemo[-_.]gym\s*(?:\[([^\]]*)\])?")
 
 
@@ -134,9 +136,15 @@ def _flat(lines: Iterable[str], installed: Installed, directory: Path) -> Iterat
                 if extra.strip() and extra.strip() != "dev":
                     yield from installed.gym_extra(extra.strip())
         elif not _is_local(line):
-            yield " ".join(line.split())
+            yield _released(" ".join(line.split()))
         elif own_project := _own_project(line, directory):
             yield own_project
+
+
+def _released(line: str) -> str:
+    """A tagged version of a repository that publishes its versions, as the version on the index."""
+    match = re.match(r"([\w.-]+(?:\[[\w,-]+\])?) @ git\+(\S+?)(?:\.git)?@v?(\d+(?:\.\d+)+)$", line)
+    return f"{match[1]}=={match[3]}" if match and match[2] in _PUBLISHING else line
 
 
 def _own_project(line: str, directory: Path) -> str | None:

@@ -31,7 +31,9 @@ REPLAYS = 3
 LATE_LOGS, LATE_LOG_S = 3, 0.5
 """Looks at the logs for what made a reward differ: those of Ray's workers arrive late."""
 LOG_TAIL = 12_000
-_LACKING = re.compile(r'"type":"missing","loc":\["body","([\w.]+)"')
+_LACKING = re.compile(
+    r'"type":"missing","loc":\["body","([\w.]+)"' r"|RunRequest' object has no attribute '(\w+)'"
+)
 
 
 class Rows:
@@ -194,7 +196,7 @@ class Rows:
                 "verdict": "differs",
                 "cause": "the environment said something else than recorded",
             }
-        lacking = _LACKING.findall(error.message)
+        lacking = [one or other for one, other in _LACKING.findall(error.message)]
         if error.kind == "data" or lacking:
             whose = "the packaged row" if sample.packaged else "no packaged row was recorded, and the record"
             fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"

@@ -162,6 +162,16 @@ def find_interpreters() -> list[Interpreter]:
     return sorted(found.values(), key=lambda each: each.version, reverse=True)
 
 
+def numbered_commands() -> dict[str, Path]:
+    """`python3.10` and its like where interpreters are kept, the first of each name; none is run."""
+    found: dict[str, Path] = {}
+    for directory in _directories():
+        for path in sorted(directory.glob("python3.*")):
+            if re.fullmatch(r"python3\.\d+", path.name) and os.access(path, os.X_OK):
+                found.setdefault(path.name, path)
+    return found
+
+
 def download(request: str, say: Progress | None = None) -> Interpreter | None:
     """An interpreter that uv fetches into its own directory; `None`, at once, where it cannot or may not."""
     if offline() or os.environ.get("UV_PYTHON_DOWNLOADS", "").lower() in ("never", "false", "0"):

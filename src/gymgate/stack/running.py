@@ -210,9 +210,7 @@ class RunningStack:
             if environment.state == "down":
                 await environment.generation()  # which says why
             async with environment.slots[job.agent].lease(route) as slot:
-                outcome = await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
-                slot.clean = outcome["status"] != "failed"
-                return outcome
+                return await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
         except GymgateError as error:
             return results.failed(error)
 
