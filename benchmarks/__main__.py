@@ -13,6 +13,7 @@ NAMES = {
     "gateway": "latency and calls/s of the gateway, beside a minimal proxy and LiteLLM",
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
     "growth": "routes, environments and dataset rows: what grows, and how",
+    "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",
 }
 MODULES = {"verifiers": "verifiers_ceiling"}

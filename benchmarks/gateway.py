@@ -37,7 +37,9 @@ TEXT = "It is cold in San Francisco. " * 25
 MESSAGES = [{"role": "user" if n % 2 == 0 else "assistant", "content": TEXT} for n in range(5)]
 CHAT = json.dumps({"model": "m", "messages": MESSAGES, "temperature": 1.0}).encode()
 SMALL = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 950}]}).encode()
-LARGE = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * ((1 << 20) - 200)}]}).encode()
+LARGE = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "x" * ((1 << 20) - 200)}]}
+).encode()
 STREAM = json.dumps({"model": "m", "messages": MESSAGES, "stream": True}).encode()
 RESPONSES = json.dumps({"model": "m", "input": MESSAGES, "temperature": 1.0}).encode()
 ANSWER = json.dumps(

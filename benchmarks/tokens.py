@@ -1,6 +1,6 @@
 """The token path beside plain chat: what a model call gains in time, and 512 concurrent rollouts with a 50 ms policy.
 
-    .venv-train/bin/python -m benchmarks tokens [calls] [rollouts] [--turns 12] [--concurrency 512] [--waves 4] [--rounds 3]
+    .venv-train/bin/python -m benchmarks tokens [calls | rollouts] [--turns 12] [--concurrency 512] [--waves 4] [--rounds 3]
 
 *calls*: one growing conversation against one token server (`examples/token_server`, a random model), once through
 `/v1/chat/completions`, where the server renders the history, and once through `TokenPolicy` and `/inference/v1/generate`.
@@ -285,14 +285,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", choices=["calls", "rollouts", []], default=["calls", "rollouts"])
+    parser.add_argument("part", nargs="?", choices=["calls", "rollouts", "all"], default="all")
     parser.add_argument("--turns", type=int, default=12)
     parser.add_argument("--concurrency", type=int, default=512)
     parser.add_argument("--waves", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args(argv)
     print(describe("aiohttp", "renderers", "transformers"), flush=True)
-    if "calls" in args.parts:
+    if args.part in ("calls", "all"):
         command = [sys.executable, "-m", "examples.token_server", "--port", "0", "--until-eof"]
         with subprocess.Popen(
             [*command, "--max-model-len", "16384"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> None:
             print_calls(*asyncio.run(measure_calls(url, args.rounds, args.turns)))
             assert server.stdin is not None
             server.stdin.close()
-    if "rollouts" in args.parts:
+    if args.part in ("rollouts", "all"):
         with delayed_policy() as url:
             print_rollouts(asyncio.run(measure_rollouts(args, url)), args)
 
