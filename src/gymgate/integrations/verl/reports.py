@@ -1,0 +1,61 @@
+"""Figures of rollouts on their way from verl's agent-loop workers to its trainer, through its TransferQueue.
+
+verl hands nothing that an agent loop measures to its training log, and of a failed session nothing at all. So each rollout leaves
+its figures as the tag of a key in a partition of their own, and `NeMoGymReplayBuffer` takes them out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gymgate.errors import GymgateError, from_wire
+from gymgate.integrations.trl.batch import Attempt, means, metrics
+
+PARTITION = "nemo_gym"
+SAMPLERS = ("NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync")
+"""Without one of them nobody would take the figures out."""
+
+
+async def report(config: Any, attempt: Attempt, kwargs: Mapping[str, Any]) -> None:
+    """Leave a rollout's figures, where the trainer's replay buffer takes them."""
+    if "session_id" not in kwargs or _sampler(config) not in SAMPLERS:
+        return
+    import transfer_queue as tq
+
+    error = attempt.rollout.error
+    tag = {
+        "environment": attempt.rollout.environment,
+        "figures": metrics(attempt),
+        "error": None
+        if error is None
+        else {"error": error.type, "message": f"{error.kind}: {error.message}"},
+    }
+    key = f"{kwargs['uid']}_{kwargs['session_id']}"
+    await tq.async_kv_put(key=key, partition_id=PARTITION, tag=tag)
+
+
+def _sampler(config: Any) -> str | None:
+    trainer = config.get("trainer") or {}
+    custom = (((trainer.get("v1") or {}).get("sampler") or {}).get("custom_sampler")) or {}
+    name = custom.get("name")
+    return None if name is None else str(name)
+
+
+def logged(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Means over the rollouts, as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME`."""
+    figures = [tag["figures"] for tag in reports]
+    environments = [str(tag["environment"]) for tag in reports]
+    return {f"nemo_gym/{name}": value for name, value in means(figures, environments).items()}
+
+
+def most_frequent(reports: Sequence[Mapping[str, Any]]) -> tuple[GymgateError, int] | None:
+    """The error that most rollouts failed with, and how many; `None` if none failed."""
+    errors = Counter(
+        (tag["error"]["error"], tag["error"]["message"]) for tag in reports if tag["error"] is not None
+    )
+    if not errors:
+        return None
+    (kind, message), count = errors.most_common(1)[0]
+    return from_wire({"error": kind, "message": message}), count

@@ -1,0 +1,18 @@
+"""NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs `pip install 'gymgate[nemogym,verl]'`."""
+
+try:
+    from gymgate.integrations.verl import (
+        NeMoGymAgentLoop,
+        NeMoGymDataset,
+        NeMoGymReplayBuffer,
+        NeMoGymReplayBufferAsync,
+    )
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("gymgate"):
+        raise
+    from gymgate.errors import MissingExtraError
+
+    told = f"{error.name} is not installed: pip install 'gymgate[nemogym,verl]' (verl needs Python < 3.13)"
+    raise MissingExtraError(told) from error
+
+__all__ = ["NeMoGymAgentLoop", "NeMoGymDataset", "NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync"]

@@ -1,0 +1,150 @@
+"""What the tests with verl share: its config, a tiny model on disk, and generation servers that follow recorded rollouts.
+
+Imported in Ray's workers too, so nothing here needs pytest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig
+from token_conversations import tokenizer
+from transformers import Qwen3Config
+from verl.workers.rollout.replica import TokenOutput
+
+BLEND = ("workplace_assistant", "math_with_judge", "mcqa")
+PROMPT_LENGTH, RESPONSE_LENGTH = 24_000, 8_000
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VERSION = 7
+"""Of the weights that the scripted servers say they sample with."""
+LOGPROB = -0.25
+
+
+def save_model(folder: Path) -> str:
+    """A tokenizer and the config of a two-layer Qwen3; verl's workers read both, and no weights."""
+    made = tokenizer()
+    made.chat_template = TEMPLATE
+    made.save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=len(made), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+    )
+    config.architectures = ["Qwen3ForCausalLM"]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def make_config(folder: Path, environments: Sequence[str], *overrides: str, **loop: Any) -> DictConfig:
+    """verl's own trainer config with NeMo Gym's agent loop and dataset in it, as docs/training.md says."""
+    model = folder / "model"
+    if not model.exists():
+        save_model(model)
+    entry = {
+        "name": "nemo_gym",
+        "_target_": "gymgate.verl.NeMoGymAgentLoop",
+        "environments": list(environments),
+        "renderer": "qwen3",
+        "limits": {"timeout_s": 100},
+        "stack": {"state_dir": str(folder / "state")},
+        **loop,
+    }
+    (folder / "agent.yaml").write_text(yaml.safe_dump([entry]))
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose(
+            "ppo_trainer",
+            [
+                f"actor_rollout_ref.model.path={model}",
+                "actor_rollout_ref.rollout.name=vllm",
+                "actor_rollout_ref.rollout.calculate_log_probs=true",
+                f"actor_rollout_ref.rollout.agent.agent_loop_config_path={folder / 'agent.yaml'}",
+                "actor_rollout_ref.rollout.agent.default_agent_loop=nemo_gym",
+                "actor_rollout_ref.rollout.agent.num_workers=2",
+                f"data.max_prompt_length={PROMPT_LENGTH}",
+                f"data.max_response_length={RESPONSE_LENGTH}",
+                "data.train_files={" + ",".join(f"{name}:example" for name in environments) + "}",
+                "data.val_files=${data.train_files}",
+                "data.custom_cls.path=pkg://gymgate.verl",
+                "data.custom_cls.name=NeMoGymDataset",
+                "algorithm.adv_estimator=grpo",
+                "trainer.device=cpu",
+                *overrides,
+            ],
+        )
+
+
+class Scripted:
+    """Stands in for verl's `LLMServerClient`: token ids in, token ids out, for rows whose answers are known.
+
+    A row is known by the user's text in its prompt. What its sessions do, in the order they come, goes by `plan`: `right` gives
+    the row's answer, `wrong` leaves a part of it out, `cut` ends at a length limit, `broken` fails as a dying server does.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], plan: Sequence[str] = ("right",)) -> None:
+        self.scripts = {user_text(row): script(row) for row in rows}
+        self.plan = tuple(plan)
+        self.sessions: dict[str, dict[str, int]] = {}
+        """Of each text: the answers that each of its sessions got."""
+        self.most_at_once = self.at_once = 0
+        self.asked: list[dict[str, Any]] = []
+
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]
+    ) -> TokenOutput:
+        self.asked.append(sampling_params)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(0.02)
+            return self._answer(request_id, tokenizer().decode(prompt_ids))
+        finally:
+            self.at_once -= 1
+
+    def _answer(self, request_id: str, shown: str) -> TokenOutput:
+        text = max((text for text in self.scripts if text in shown), key=len)
+        sessions = self.sessions.setdefault(text, {})
+        number = sessions[request_id] = sessions.get(request_id, -1) + 1
+        way = self.plan[[*sessions].index(request_id) % len(self.plan)]
+        if way == "broken":
+            raise RuntimeError("CUDA out of memory")
+        turns = [turn for turn in self.scripts[text] if turn != self.scripts[text][0] or way != "wrong"]
+        ids = tokenizer().encode(turns[number], add_special_tokens=False)
+        ids, reason = (ids[:3], "length") if way == "cut" else (ids, "completed")
+        steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), VERSION)
+        return TokenOutput(
+            token_ids=ids, log_probs=[LOGPROB] * len(ids), stop_reason=reason, extra_fields=steps
+        )
+
+
+def user_text(row: Mapping[str, Any]) -> str:
+    """What the user says in a row."""
+    source = row["responses_create_params"]["input"]
+    return (
+        source if isinstance(source, str) else next(i["content"] for i in source if i.get("role") == "user")
+    )
+
+
+def script(row: Mapping[str, Any]) -> list[str]:
+    """The turns of a policy that gets a row right, as Qwen3 samples them: a call a turn, or an answer; then a closing word."""
+    calls = [
+        {"name": call["name"], "arguments": json.loads(call["arguments"])}
+        for call in row.get("ground_truth", ())
+    ]
+    turns = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls] + ["Done."]
+    if not calls:
+        answer = row["expected_answer"].removeprefix("\\(").removesuffix("\\)")
+        turns = [f"\\boxed{{{answer}}}", "I do not know."]
+    return [f"{turn}<|im_end|>" for turn in turns]
+
+
+def example_rows(site: Path, environment: str) -> list[dict[str, Any]]:
+    """The rows that an installed nemo-gym ships with an environment."""
+    path = site / "resources_servers" / environment / "data/example.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
