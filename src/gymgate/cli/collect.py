@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-import orjson
 
 from gymgate.cli import collect_plan, run_plan
-from gymgate.cli.collect_progress import progress, state
+from gymgate.cli.collect_progress import close, progress
 from gymgate.cli.options import endpoint_options, environment_options
 from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
 from gymgate.collection.retries import parse_budgets
@@ -133,7 +132,7 @@ def command(as_json: bool, budget: float | None, **options: Any) -> None:
         run = _prepare(say=say, **options)
         code, error = _execute(run, show, budget)
     if run.tally.total:
-        _close(run.tally, run, as_json, say)
+        close(run, as_json, say)
     if error is not None:
         raise error
     if code := code or (FAILED if run.tally.failed or _given_up(run) or run.plan.invalid else 0):
@@ -291,26 +290,3 @@ async def _with_signals(run: Collection, show: Callable[[Tally], None], budget: 
 
 def _given_up(run: Collection) -> bool:
     return run.tally.given_up_before > 0
-
-
-def _close(tally: Tally, run: Collection, as_json: bool, say: Callable[[str], None]) -> None:
-    """The closing counts."""
-    if as_json:
-        value = {
-            "output": str(run.directory),
-            "total": tally.total,
-            "resumed": tally.resumed,
-            "finished": tally.finished,
-            "failed": tally.failed + tally.given_up_before,
-            "left": tally.left,
-            "invalid_rows": len(run.plan.invalid),
-            "mean_reward": tally.mean_reward,
-            "failed_attempts": dict(tally.failures),
-        }
-        click.echo(orjson.dumps(value))
-        return
-    left = f", {tally.left} left" if tally.left else ""
-    shown = state(tally)
-    say(f"{run.directory}: {tally.done} of {tally.total} rollouts{left}{f' ({shown})' if shown else ''}")
-    for reason, count in tally.failures.most_common(5):
-        say(f"{count} x {reason} (see {run.directory}/failures.jsonl)")

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
+import orjson
 
+from gymgate.collection.run import Collection
 from gymgate.collection.tally import Tally
 
 FIRST_LINE_S = 5.0
@@ -54,6 +56,30 @@ class Lines:
         if (now := time.monotonic()) >= self._next:
             self._next = now + NEXT_LINES_S
             _say(", ".join(filter(None, (f"{tally.done} of {tally.total} rollouts", state(tally)))))
+
+
+def close(run: Collection, as_json: bool, say: Callable[[str], None]) -> None:
+    """The closing counts, as lines or as JSON on stdout."""
+    tally = run.tally
+    if as_json:
+        value = {
+            "output": str(run.directory),
+            "total": tally.total,
+            "resumed": tally.resumed,
+            "finished": tally.finished,
+            "failed": tally.failed + tally.given_up_before,
+            "left": tally.left,
+            "invalid_rows": len(run.plan.invalid),
+            "mean_reward": tally.mean_reward,
+            "failed_attempts": dict(tally.failures),
+        }
+        click.echo(orjson.dumps(value))
+        return
+    left = f", {tally.left} left" if tally.left else ""
+    shown = state(tally)
+    say(f"{run.directory}: {tally.done} of {tally.total} rollouts{left}{f' ({shown})' if shown else ''}")
+    for reason, count in tally.failures.most_common(5):
+        say(f"{count} x {reason} (see {run.directory}/failures.jsonl)")
 
 
 def state(tally: Tally) -> str:

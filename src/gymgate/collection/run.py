@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gymgate.api import open_rows
 from gymgate.collection.limits import fitting_concurrency
-from gymgate.collection.plan import Done, Identity, Job, Plan, Shard, Source, checked_shard
+from gymgate.collection.plan import Done, Identity, Job, Plan, Shard
 from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.ray_stacks import RayStacks, ray_stacks
-from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.record import CollectedRollout
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.settings import extent_of, settings_of
-from gymgate.collection.store import ROLLOUTS, RunDirectory, open_run, run_directories
+from gymgate.collection.store import RunDirectory, open_run, run_directories
 from gymgate.collection.tally import Tally
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import Row
-from gymgate.dataset import open_rows as open_row_source
-from gymgate.dataset.row import make_row
+from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Policy, Stack, acquire
@@ -192,129 +187,6 @@ class _Settled:
 
     def __bool__(self) -> bool:
         return bool(len(self.done) or self.given_up)
-
-
-async def collect(
-    environments: str | Sequence[str | EnvironmentConfig] | StackConfig,
-    rows: str | Path | Iterable[Mapping[str, Any]] = "example",
-    *,
-    policy: Policy,
-    output: str | Path | None = None,
-    repeats: int = 1,
-    seeds: int | Sequence[int] | None = None,
-    shard: tuple[int, int] = (1, 1),
-    limit: int | None = None,
-    limits: RolloutLimits | None = None,
-    pace: Pace | None = None,
-    concurrency: int | None = None,
-    rerun_failed: bool = False,
-    record_bodies: bool = False,
-    wait_for_policy_s: float | None = None,
-    include_finished: bool = True,
-    runtime: RuntimeConfig | None = None,
-    progress: Say = lambda message: None,
-) -> AsyncGenerator[CollectedRollout, None]:
-    """Rollouts of rows x seeds x repeats, each as soon as it has finished.
-
-    With `output`, a directory, each is appended to it first; after a kill, the same call runs what is missing, and
-    yields what is there already before that (unless not `include_finished`). Failed rollouts are retried within
-    `pace.budgets` and then left in `output`'s failures.jsonl. `rows` is a packaged file's name, a path,
-    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. `wait_for_policy_s` is how long the policy's
-    endpoint may take to answer, at the start and after failures of its; 0 asks it once, `None` never. A loop that is
-    left early stops the run when the generator is closed:
-    `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
-
-    Raises `ConfigError` for an output that holds a run with other settings, `DataError` if it cannot be written.
-    """
-    stack = _stack_config(environments, runtime)
-    sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
-    pace = pace or Pace()
-    if concurrency is not None:
-        pace = Pace(**{**pace.__dict__, "concurrency": concurrency})
-    plan = await asyncio.to_thread(
-        Plan,
-        sources,
-        repeats=repeats,
-        seeds=range(seeds) if isinstance(seeds, int) else seeds,
-        shard=checked_shard(*shard),
-    )
-    run = Collection(
-        stack=stack,
-        policy=policy,
-        plan=plan,
-        names=names,
-        output=Path(output) if output is not None else None,
-        limits=limits or RolloutLimits(),
-        pace=pace,
-        rerun_failed=rerun_failed,
-        record_bodies=record_bodies,
-        wait_for_policy_s=wait_for_policy_s,
-        say=progress,
-    )
-    if include_finished and run.directory is not None:
-        wanted = Done()
-        for identity in plan.identities():
-            wanted.add(identity)
-        for _, value in read_values(run.directory / ROLLOUTS):
-            rollout = CollectedRollout.model_validate(value)
-            if rollout.identity in wanted:
-                yield rollout
-    async with contextlib.aclosing(_as_they_finish(run)) as finished:
-        async for rollout in finished:
-            yield rollout
-
-
-async def _as_they_finish(run: Collection) -> AsyncGenerator[CollectedRollout, None]:
-    """A slow consumer holds the run up: at most a batch of results waits for it."""
-    queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
-
-    async def work() -> None:
-        try:
-            await run.run(on_rollout=queue.put)
-        except asyncio.CancelledError:
-            raise
-        except BaseException:
-            await queue.put(None)
-            raise
-        await queue.put(None)
-
-    task = asyncio.create_task(work())
-    try:
-        while (rollout := await queue.get()) is not None:
-            yield rollout
-        await task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-def _stack_config(
-    environments: str | Sequence[str | EnvironmentConfig] | StackConfig, runtime: RuntimeConfig | None
-) -> StackConfig:
-    if isinstance(environments, StackConfig):
-        return environments
-    several = [environments] if isinstance(environments, str) else list(environments)
-    configs = tuple(EnvironmentConfig(name=each) if isinstance(each, str) else each for each in several)
-    return StackConfig(environments=configs, runtime=runtime or RuntimeConfig())
-
-
-def _sources(
-    stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
-) -> tuple[list[Source], list[str]]:
-    names = [environment.name for environment in stack.environments]
-    only = names[0] if len(names) == 1 else None
-    if not isinstance(rows, str | Path):
-        made = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
-        return [Source(made, only, limit)], ["rows"]
-    source = str(rows)
-    if isinstance(rows, Path) or source.startswith("hf:") or "/" in source:
-        return [Source(open_row_source(source, environment=None), only, limit)], [source]
-    opened = [open_rows(name, source, runtime=stack.runtime) for name in names]
-    return [Source(_sequence(each), name, limit) for each, name in zip(opened, names, strict=True)], [source]
-
-
-def _sequence(rows: Iterable[Row]) -> Sequence[Row]:
-    return rows if isinstance(rows, Sequence) else list(rows)
 
 
 def _refuse_other_split(output: Path, shard: Shard) -> None:
