@@ -19,3 +19,14 @@ def token_server_url() -> Iterator[str]:
     pytest.importorskip("torch", reason="the token server needs torch: see docs/training.md")
     with token_server() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The token server's tokenizer on disk, for clients that load theirs by name."""
+    pytest.importorskip("transformers", reason="needs transformers: see docs/training.md")
+    from examples.trl.tiny_policy import make_tokenizer
+
+    path = tmp_path_factory.mktemp("tiny") / "tokenizer"
+    make_tokenizer().save_pretrained(path)
+    return path

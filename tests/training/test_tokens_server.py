@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -189,6 +190,28 @@ async def test_the_renderers_client_understands_it(token_server_url: str) -> Non
             sampling_params={"max_tokens": 12},
         )
     assert len(made["completion_ids"]) == len(made["completion_logprobs"]) <= 12
+
+
+async def test_verifiers_training_client_understands_it(
+    token_server_url: str, tiny_tokenizer_directory: Path
+) -> None:
+    from renderers.configs import Qwen3RendererConfig
+    from verifiers.v1.clients.train import TrainClient
+    from verifiers.v1.configs.client import TrainClientConfig
+    from verifiers.v1.dialects import ChatDialect
+    from verifiers.v1.types import SamplingConfig
+
+    config = TrainClientConfig(
+        base_url=f"{token_server_url}/v1",
+        renderer=Qwen3RendererConfig(),
+        renderer_model_name=str(tiny_tokenizer_directory),
+    )
+    client = TrainClient(config)
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+    response = await client.get_response(ChatDialect(), body, SamplingConfig(max_tokens=12, temperature=1.0))
+    await client.close()
+    assert response.tokens is not None
+    assert 0 < len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs) <= 12
 
 
 async def test_text_and_ids_convert(client: aiohttp.ClientSession) -> None:
