@@ -29,6 +29,8 @@ Policy = Endpoint | PolicyCallable
 
 EXIT_TIMEOUT_S = 5.0
 """To wait for the daemon to have stopped everything, when the last lease is given back."""
+PING_S, MAX_MISSED = 10.0, 6
+"""How often a daemon that owes an answer is asked for a sign of life, and how many it may leave out in turn."""
 MAX_ID = 256
 """Characters of a rollout's id, which stands in logs and in place of its key."""
 _CALLABLE = CallableEndpoint(name="policy")
@@ -59,29 +61,38 @@ class Connection:
         self.peer = Peer(
             {"policy": self._answer_policy},
             {"progress": self._say},
+            on_lost=self._stop_watching,
             describe_loss=place.describe_loss,
         )
+        self._shared = False
+        self._timer: asyncio.TimerHandle | None = None
 
     async def hello(self, config: StackConfig) -> None:
         """Take the lease; returns when the stack is up and raises why it is not."""
+        self._shared = config.share == "machine"
+        self._watch(missed=0, heard=self.peer.heard)
         described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
         self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
         self.gateway_url = described["gateway_url"]
 
     async def goodbye(self) -> bool:
-        """Give the lease back; if it was the last, wait (bounded) until the daemon is gone; says whether it was."""
+        """Give the lease back; if it was the last, wait (bounded) until the daemon is gone; says whether it was.
+
+        A daemon of this process's own that does not answer counts as one that is to go.
+        """
+        last = not self._shared
         try:
             async with asyncio.timeout(EXIT_TIMEOUT_S):
-                if not (await self.peer.call("bye"))["last"]:
-                    return False
-                await self.peer.lost.wait()
+                if last := (await self.peer.call("bye"))["last"]:
+                    await self.peer.lost.wait()
         except StackLostError:
             return False
         except TimeoutError:
             pass
         finally:
+            self._stop_watching()
             self.peer.abort()
-        return True
+        return last
 
     def serve(self, name: str, policy: PolicyCallable, endpoint: CallableEndpoint) -> None:
         """Answer the daemon's calls for a callable endpoint."""
@@ -95,6 +106,35 @@ class Connection:
             known = ", ".join(sorted(self.callables)) or "none"
             raise ConfigError(f"no callable is registered as {name!r} (registered: {known})")
         return (await self.callables[name].call(message["body"])).body
+
+    def _watch(self, missed: int, heard: int) -> None:
+        """Ask for signs of life while calls wait. Counted rather than timed: this loop too may stand still."""
+        if not self.peer.waits or self.peer.heard != heard:
+            missed = 0
+        if missed > MAX_MISSED:
+            self._give_up()
+            return
+        if self.peer.waits:
+            self.peer.tell("ping")
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(
+            PING_S, self._watch, missed + 1 if self.peer.waits else 0, self.peer.heard
+        )
+
+    def _give_up(self) -> None:
+        """The daemon hangs: end it if it is ours alone."""
+        silence_s = PING_S * MAX_MISSED
+        reason = f"the stack's daemon has not answered for {silence_s:g} s"
+        if self.daemon is not None and not self._shared:
+            self.daemon.kill()
+            reason += " and was killed"
+        self.peer.describe_loss = lambda: reason
+        self.peer.abort()
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _say(self, message: dict[str, Any]) -> None:
         for progress in self.progress:

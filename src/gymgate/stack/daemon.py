@@ -1,9 +1,10 @@
 """The stack's daemon: one process per stack, outside the SDK's interpreter lock, forks and event loops.
 
-    python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY
+    python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY STARTER_PID
 
 A connection that has said hello is a lease. The first one's config is what is started; when the last lease is
-gone, and `linger_s` has passed, everything stops and the process exits.
+gone, and `linger_s` has passed, everything stops and the process exits. A stack that is one process's own does not
+outlive that process, nor does a daemon whose starter died before anybody came.
 """
 
 from __future__ import annotations
@@ -57,11 +58,22 @@ class Session:
             "route_calls": self.route_calls,
             "close_route": self.close_route,
         }
-        self.peer = Peer(handlers, on_lost=self.on_lost, describe_loss=lambda: "the SDK process is gone")
+        self.peer = Peer(
+            handlers,
+            {"ping": lambda _: self.peer.tell("pong")},
+            on_lost=self.on_lost,
+            describe_loss=lambda: "the SDK process is gone",
+        )
         self._pidfd: int | None = None
 
     async def hello(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take a lease; answers when the stack is up, or with why it is not."""
+        """Take a lease; answers when the stack is up, or with why it is not.
+
+        Who comes while the stack stops is not welcomed, and so tries again with another daemon.
+        """
+        if await self.daemon.is_retired():
+            self.peer.abort()
+            raise StackLostError("the stack is stopping")
         self.peer.tell("welcome")
         if message["protocol"] != PROTOCOL:
             raise StackLostError(
@@ -71,12 +83,12 @@ class Session:
         self.leased = True
         self._watch_process()
         running = await self.daemon.started(StackConfig.model_validate(message["config"]))
-        return running.describe()
+        return {**running.describe(), "pid": os.getpid()}
 
     async def bye(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Give the lease back; says whether everything stops now."""
+        """Give the lease back; says whether everything stops now, which nobody prevents any more."""
         self.leased, self.left = False, True
-        return {"last": self.daemon.lease_gone()}
+        return {"last": self.daemon.lease_gone() and await self.daemon.decision()}
 
     async def run(self, message: dict[str, Any]) -> dict[str, Any]:
         return await self.daemon.running.run(self._request(message))
@@ -145,19 +157,25 @@ class Session:
 class Daemon:
     """Counts leases, starts the stack for the first and stops it after the last."""
 
-    def __init__(self, listener: socket.socket, path: Path, directory: Path) -> None:
+    def __init__(self, listener: socket.socket, path: Path, directory: Path, starter: int) -> None:
         self.listener = listener
         self.path = path
         self.directory = directory
+        self.starter = starter
         self.sessions: set[Session] = set()
         self._stop_asked = asyncio.Event()
         self._doomed = False
         """Stop whoever holds a lease: the start failed, or a signal came."""
+        self._orphaned = False
+        """The process that started this one is gone."""
+        self._retiring: asyncio.Task[bool] | None = None
+        """Whether to stop is being decided; its result once it is."""
         self._stack: RunningStack | None = None
         self._start: asyncio.Task[RunningStack] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
+        self._decided: asyncio.Future[bool] = self._loop.create_future()
 
     async def serve(self) -> None:
         """Until the last lease is gone."""
@@ -165,14 +183,28 @@ class Daemon:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = await self._loop.create_unix_server(self._connected, sock=self.listener)
         self._stop_in(HELLO_TIMEOUT_S)
+        self._watch_starter()
         while True:
             await self._stop_asked.wait()
             self._stop_asked.clear()
-            if await asyncio.to_thread(self._retire):
+            self._retiring = asyncio.create_task(asyncio.to_thread(self._retire))
+            stops = await self._retiring
+            self._decided.set_result(stops)
+            if stops:
                 break
-            self._stay()
+            self._retiring, self._decided = None, self._loop.create_future()
+            if not self.leases:
+                self._stop_in(HELLO_TIMEOUT_S)
         server.close()
         await self._stop()
+
+    async def decision(self) -> bool:
+        """Whether everything stops, once that is decided."""
+        return await asyncio.shield(self._decided)
+
+    async def is_retired(self) -> bool:
+        """Whether this daemon stops; waits while that is being decided."""
+        return self._retiring is not None and await asyncio.shield(self._retiring)
 
     async def started(self, config: StackConfig) -> RunningStack:
         """The stack, started by the first who asks; everyone who waits gets the same failure."""
@@ -196,18 +228,26 @@ class Daemon:
         """Stop if that was the last lease; says whether it was and nothing lingers."""
         if self.leases:
             return False
-        linger_s = self._stack.config.linger_s if self._stack is not None and self._is_up else 0.0
-        if linger_s > 0:
+        if (linger_s := self._linger_s) > 0:
             self._stop_in(linger_s)
             return False
         self._stop_asked.set()
         return True
 
     def session_lost(self, session: Session) -> None:
+        """Its lease, if it had one, is gone; so is the reason to wait if nobody else ever came."""
         self.sessions.discard(session)
-        if session.leased:
+        if session.leased or (self._start is None and not self.sessions):
             session.leased = False
             self.lease_gone()
+
+    @property
+    def _linger_s(self) -> float:
+        """Nobody but its starter's process can come back to a stack that is a process's own."""
+        if self._stack is None or not self._is_up:
+            return 0.0
+        config = self._stack.config
+        return 0.0 if self._orphaned and config.share == "process" else config.linger_s
 
     def close_later(self, route: Route) -> None:
         """Close a route that nobody waits for."""
@@ -218,6 +258,25 @@ class Daemon:
     def _progress(self, message: str) -> None:
         """Tell everyone who waits for the stack; callable from any thread."""
         self._loop.call_soon_threadsafe(self._tell, message)
+
+    def _watch_starter(self) -> None:
+        """Learn of the end of the process that started this one."""
+        try:
+            pidfd = os.pidfd_open(self.starter)
+        except OSError:
+            pidfd = -1
+        if pidfd < 0 or os.getppid() != self.starter:  # gone already, its number perhaps another's
+            self._starter_gone()
+        else:
+            self._loop.add_reader(pidfd, self._starter_gone, pidfd)
+
+    def _starter_gone(self, pidfd: int = -1) -> None:
+        if pidfd >= 0:
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+        self._orphaned = True
+        if not self.sessions and self._linger_s == 0:
+            self.lease_gone()
 
     def _tell(self, message: str) -> None:
         logger.info("%s", message)
@@ -270,13 +329,6 @@ class Daemon:
             self.path.unlink(missing_ok=True)
             return True
 
-    def _stay(self) -> None:
-        for session in list(self.sessions):
-            if session.left:
-                session.peer.abort()  # it waits for this, as it was told that everything stops
-        if not self.leases:
-            self._stop_in(HELLO_TIMEOUT_S)
-
     async def _stop(self) -> None:
         """Bounded: rollouts first, then servers, then what is left."""
         if self._start is not None:
@@ -286,7 +338,7 @@ class Daemon:
                 await self._start
         await asyncio.sleep(0)  # whoever waited for a failed start is answered
         for session in self.sessions:
-            for task in session.peer.tasks.values():
+            for task in [] if session.left else session.peer.tasks.values():
                 task.cancel()
         if self._stack is not None:
             await self._stack.stop()
@@ -294,14 +346,14 @@ class Daemon:
 
 def main(argv: list[str]) -> None:
     """Serve on an inherited listening socket."""
-    fd, path, directory = int(argv[0]), Path(argv[1]), Path(argv[2])
+    fd, path, directory, starter = int(argv[0]), Path(argv[1]), Path(argv[2]), int(argv[3])
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     forkserver.prctl(forkserver.PR_SET_CHILD_SUBREAPER, 1)
     _without_core_files()
     listener = socket.socket(fileno=fd)
     listener.set_inheritable(False)
     try:
-        uvloop.run(_serve(listener, path, directory))
+        uvloop.run(_serve(listener, path, directory, starter))
     finally:
         remove_traces(path, directory)
 
@@ -313,8 +365,12 @@ def _without_core_files() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
-async def _serve(listener: socket.socket, path: Path, directory: Path) -> None:
-    await Daemon(listener, path, directory).serve()
+async def _serve(listener: socket.socket, path: Path, directory: Path, starter: int) -> None:
+    """Exits here: a thread that waits, for the lock of a runtime under construction perhaps, would be waited for."""
+    await Daemon(listener, path, directory, starter).serve()
+    remove_traces(path, directory)
+    logging.shutdown()
+    os._exit(0)
 
 
 if __name__ == "__main__":

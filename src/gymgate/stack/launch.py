@@ -84,7 +84,8 @@ def _start(place: Place) -> subprocess.Popen[bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, place.log.open("ab") as log:
         listener.bind(str(place.socket_path))
         listener.listen(BACKLOG)
-        arguments = [str(listener.fileno()), str(place.socket_path), str(place.directory)]
+        places = [str(place.socket_path), str(place.directory)]
+        arguments = [str(listener.fileno()), *places, str(os.getpid())]
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "gymgate.stack.daemon", *arguments],
             env=_environment(place),

@@ -24,11 +24,13 @@ from gymgate.config import StackConfig
 from gymgate.errors import StackLostError
 from gymgate.stack.client import Connection, Progress, Stack
 from gymgate.stack.launch import Place, connect_or_start, place_of
-from gymgate.stack.places import process_directory, shared_directory
+from gymgate.stack.places import make_private, process_directory, shared_directory
 
 ATTEMPTS = 3
 """To connect, when the daemon that answered was about to exit."""
 REAP_TIMEOUT_S = 5.0
+STAYS_S = 0.3
+"""After which a shared daemon that has not begun to stop will not."""
 
 
 @asynccontextmanager
@@ -151,6 +153,7 @@ class Registry:
         with self._lock:
             if self._directory is None:
                 self._directory = process_directory()
+        make_private(self._directory)  # somebody may have tidied up
         return place_of(config, self._directory)
 
     async def open(self, place: Place) -> Connection:
@@ -183,16 +186,23 @@ class Registry:
             process.returncode = 0  # not the child's to wait for
 
     def at_exit(self) -> None:
-        """The backstop: drop every connection, wait until the daemons are gone."""
+        """The backstop: drop every connection, wait until the daemons are gone that nobody else uses."""
         if self.pid != os.getpid():
             return
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
+        shared = [(path, daemon) for path, daemon in self._daemons.items() if path.parent != self._directory]
+        own = [daemon for path, daemon in self._daemons.items() if path.parent == self._directory]
+        for process in own:
+            if process.poll() is None:
+                process.terminate()  # it may linger, for nobody
         deadline = time.monotonic() + REAP_TIMEOUT_S
-        for process in [*self._daemons.values(), *self._replaced]:
+        for process in [*own, *self._replaced]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
+        for path, process in shared:
+            _leave(path, process)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
@@ -207,6 +217,17 @@ class Registry:
                     self._replaced.append(previous)
                 self._daemons[place.socket_path] = process
             return sock, self._daemons.get(place.socket_path)
+
+
+def _leave(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for a shared daemon if it stops, which takes its socket away at once; others may use it."""
+    started = time.monotonic()
+    while process.poll() is None:
+        waited_s = time.monotonic() - started
+        if waited_s > REAP_TIMEOUT_S or (waited_s > STAYS_S and path.exists()):
+            process.returncode = 0  # it is not this process's to end
+            return
+        time.sleep(0.01)
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:

@@ -23,7 +23,7 @@ import orjson
 
 from gymgate.errors import DataError, GymgateError, StackLostError, from_wire
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends must have the same; it changes with the frames' meaning."""
 _LENGTH = struct.Struct("<I")
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
@@ -51,12 +51,12 @@ class Peer(asyncio.Protocol):
         self.handlers = dict(handlers or {})
         self.listeners = dict(listeners or {})
         self.lost = asyncio.Event()
-        self.heard = False
-        """Whether anything came from the other end."""
+        self.heard = 0
+        """How often anything came from the other end."""
         self.tasks: dict[int, asyncio.Task[None]] = {}
         """The other end's calls under way."""
+        self.describe_loss = describe_loss
         self._on_lost = on_lost
-        self._describe_loss = describe_loss
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._pending: dict[int, asyncio.Future[Any]] = {}
@@ -84,6 +84,11 @@ class Peer(asyncio.Protocol):
     def tell(self, what: str, **parameters: Any) -> None:
         """Say something that needs no answer; nothing happens if nobody is there."""
         self._send({"tell": what, "with": parameters}, lost_ok=True)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call of this end has no answer yet."""
+        return bool(self._pending)
 
     def abort(self) -> None:
         """Drop the connection at once."""
@@ -118,12 +123,12 @@ class Peer(asyncio.Protocol):
             task.cancel()
         for answer in self._pending.values():
             if not answer.done():
-                answer.set_exception(StackLostError(self._describe_loss()))
+                answer.set_exception(StackLostError(self.describe_loss()))
         self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        self.heard = True
+        self.heard += 1
         buffer = self._buffer
         buffer += data
         start = 0
@@ -142,7 +147,7 @@ class Peer(asyncio.Protocol):
         if self._transport is None:
             if lost_ok:
                 return
-            raise StackLostError(self._describe_loss())
+            raise StackLostError(self.describe_loss())
         try:
             body = orjson.dumps(frame, option=_OPTIONS)
         except TypeError as error:
