@@ -225,7 +225,7 @@ class EnvironmentCheck:
         if need is not None and need.kind == "package" and self._left_out is not None:
             return self._verdict(verdict="blocked", detail=str(self._left_out), evidence=need.evidence)
         if need is not None:
-            return self._verdict(**needed(need))
+            return self._verdict(**needed(need, beside=self._containers(need)))
         if isinstance(error, StackStartError) and "was not up after" in str(error):
             kinds = ", ".join(self._facts.get("needs", ())) or "none"
             return self._verdict(
@@ -240,6 +240,11 @@ class EnvironmentCheck:
         if isinstance(error, ConfigError):
             return self._verdict(verdict="incomplete", detail=f"config: {error}")
         return self._verdict(verdict="failed", detail=f"{type(error).__name__}: {error}", log_tail=log)
+
+    def _containers(self, need: evidence.Missing) -> str:
+        """For a value that the config lacks: what else its files say it takes, if that is a container."""
+        found = [hint.detail for hint in self._hints if hint.kind == "docker"]
+        return f"; then docker: {found[0]}" if need.kind == "config" and found else ""
 
     def _since(self) -> float:
         return round(time.monotonic() - self._began, 1)

@@ -45,8 +45,9 @@ def summarised(
     if rows.placeholders and (verdict in ("differs", "failed") or not (got or probe.by_stand_in)):
         return values | _for_want_of(rows.placeholders, chosen)
     if chosen is None or verdict == "incomplete":
+        known = cause_of(environment.name, job.version) if chosen else None
         told = {
-            "detail": (chosen.cause or "") if chosen else "no recording",
+            "detail": (known or chosen.cause or "") if chosen else "no recording",
             "evidence": (chosen.error or "") if chosen else "",
         }
         return values | told | {name: value for name, value in probe_outcome(rows).items() if value}
@@ -85,7 +86,7 @@ def _for_want_of(placeholders: Sequence[Setting], chosen: RowCheck | None) -> di
     }
 
 
-def needed(need: evidence.Missing) -> dict[str, Any]:
+def needed(need: evidence.Missing, beside: str = "") -> dict[str, Any]:
     """Verdict, detail and evidence of a need: a file that the release should have makes it incomplete."""
     if need.shipped is not None:
         return {
@@ -93,7 +94,7 @@ def needed(need: evidence.Missing) -> dict[str, Any]:
             "detail": f"the release does not ship {need.shipped}",
             "evidence": need.evidence,
         }
-    return {"verdict": "blocked", "detail": str(need), "evidence": need.evidence}
+    return {"verdict": "blocked", "detail": f"{need}{beside}", "evidence": need.evidence}
 
 
 def probe_outcome(rows: Replayed) -> dict[str, Any]:
