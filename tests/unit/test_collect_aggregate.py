@@ -162,6 +162,10 @@ def test_two_policies_are_not_mixed(tmp_path: Path) -> None:
 def test_missing_shards_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "x" / "shard-2-of-4", [line(0, 0, 1.0)], extent={"shard": [2, 4]})
     assert read_runs([tmp_path / "x"]).notes == [f"{tmp_path / 'x'}: shards 1, 3, 4 of 4 are missing"]
+    for arguments, code in (((), 0), (("--complete",), 1)):
+        done = CliRunner().invoke(command, [str(tmp_path / "x"), *arguments])
+        assert done.exit_code == code, done.output
+        assert "shards 1, 3, 4 of 4 are missing" in done.output
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ from gymgate.errors import ConfigError, DataError
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the rollouts as verifiers saves its traces: traces.jsonl.",
 )
+@click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
 def command(
@@ -85,6 +86,7 @@ def command(
     gym_output: Path | None,
     dataset_output: Path | None,
     traces_output: Path | None,
+    complete: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
@@ -123,6 +125,8 @@ def command(
     else:
         for line in as_markdown(found) if markdown else as_text(found):
             click.echo(line)
+    if complete and collected.missing:
+        raise click.exceptions.Exit(1)
 
 
 def _export_traces(runs: tuple[Path, ...], output: Path) -> int:

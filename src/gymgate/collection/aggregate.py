@@ -142,7 +142,9 @@ def _note_missing(collected: Collected, directories: Sequence[Path], home: Mappi
         extent = _extent(directory)
         planned = extent.get("rollouts")
         if isinstance(planned, int) and have[place] < planned:
-            collected.notes.append(f"{directory}: {planned - have[place]} of {planned} rollouts are missing")
+            collected.missing.append(
+                f"{directory}: {planned - have[place]} of {planned} rollouts are missing"
+            )
     by_parent: dict[tuple[Path, int], set[int]] = {}
     for directory in directories:
         part, count = _extent(directory).get("shard") or (1, 1)
@@ -150,4 +152,7 @@ def _note_missing(collected: Collected, directories: Sequence[Path], home: Mappi
             by_parent.setdefault((directory.parent, count), set()).add(part)
     for (parent, count), parts in by_parent.items():
         if missing := sorted({*range(1, count + 1)} - parts):
-            collected.notes.append(f"{parent}: shards {', '.join(map(str, missing))} of {count} are missing")
+            collected.missing.append(
+                f"{parent}: shards {', '.join(map(str, missing))} of {count} are missing"
+            )
+    collected.notes += collected.missing

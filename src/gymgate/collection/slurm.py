@@ -157,8 +157,10 @@ def aggregate_script(job: SlurmJob) -> str:
         *_sbatch(options),
         "set -euo pipefail",
         *job.setup,
-        f"gymgate aggregate {shlex.join([*map(str, job.runs), *files])}",
+        "code=0",
+        f"gymgate aggregate {shlex.join([*map(str, job.runs), *files, '--complete'])} || code=$?",
         f"gymgate report {shlex.join([*map(str, job.runs), '-o', str(output / 'report.html')])}",
+        'exit "$code"',
         "",
     ]
     return "\n".join(lines)

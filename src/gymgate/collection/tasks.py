@@ -73,6 +73,8 @@ class Collected:
     """By environment, where it names an answer."""
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures should know: missing rollouts, rewards that are no numbers."""
+    missing: list[str] = field(default_factory=list)
+    """Those of the notes that name rollouts or shards which are not there."""
     not_numbers: int = 0
 
     def ordered(self) -> list[Task]:
