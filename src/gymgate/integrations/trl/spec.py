@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.errors import StackLostError
 from gymgate.integrations.trl.attempts import Attempts, FailureWatch
 from gymgate.integrations.trl.batch import Attempt, Fold, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset
@@ -20,12 +19,12 @@ from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.integrations.trl.sources import Source, blended, find_sources, in_turn, weights_of
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
+from gymgate.tokens.engines.http import HTTPEngine
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-GRACE_S = 30.0
-"""Seconds beyond the rollout deadline after which a batch is given up."""
+    from gymgate.integrations.trl.async_worker import RolloutWorker
 
 
 class NeMoGymSpec:
@@ -98,8 +97,8 @@ class NeMoGymSpec:
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One rollout per prompt, all at once (TRL repeats prompts itself); see `to_batch` for what comes back.
 
-        Returns within the rollout deadline and a grace. Raises `StackLostError` if the stack is gone, and what went wrong when
-        batch after batch fails (see `FailureWatch`).
+        Returns within the rollout deadline and a grace, once the stack is up. Raises what went wrong when batch after batch
+        fails (see `FailureWatch`).
         """
         policy = self._policy(trainer)
         attempts = self._on_loop(self._attempt_all(prompts, policy))
@@ -110,6 +109,17 @@ class NeMoGymSpec:
             fold=self.fold,
             score_truncated=self.score_truncated,
         )
+
+    def rollout_worker(
+        self, args: Any, processing_class: Any, *, lora_name: str | None = None
+    ) -> RolloutWorker:
+        """For `AsyncGRPOTrainer(rollout_worker=..., callbacks=[worker.callback])`, with the trainer's arguments and tokenizer.
+
+        `lora_name` is `"trl-policy"` where TRL trains an adapter that it publishes to a server started with `--enable-lora`.
+        """
+        from gymgate.integrations.trl.async_worker import RolloutWorker
+
+        return RolloutWorker(self, args, processing_class, lora_name=lora_name)
 
     def row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
         """Environment and row of a prompt of `train_dataset` or `eval_dataset`. `DataError` for any other."""
@@ -123,10 +133,9 @@ class NeMoGymSpec:
         """Give the stack back. Idempotent; the next batch takes it again."""
         if self._loop is None:
             return
-        loop, attempts = self._loop, self._attempts
+        loop, attempts, policies = self._loop, self._attempts, self._policies
         self._forget()
-        if attempts is not None:
-            loop.call(attempts.close())
+        loop.call(_close(attempts, policies.values()))
         loop.leave()
 
     def __enter__(self) -> NeMoGymSpec:
@@ -167,17 +176,23 @@ class NeMoGymSpec:
             self._attempts = Attempts(self.config, self.limits)
         await self._attempts.start()
         rows = [self.row(prompt) for prompt in prompts]
-        running = [asyncio.create_task(self._attempts.attempt(*row, policy)) for row in rows]
         try:
-            return list(await asyncio.wait_for(asyncio.gather(*running), self.limits.timeout_s + GRACE_S))
-        except TimeoutError as error:
-            raise StackLostError("rollouts outlived their deadline and the stack did not end them") from error
-        finally:
-            for attempt in running:
-                attempt.cancel()
+            async with asyncio.TaskGroup() as running:
+                tasks = [running.create_task(self._attempts.attempt(*row, policy)) for row in rows]
+        except BaseExceptionGroup as group:  # one is as good as the other
+            raise group.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def _sources(self, data: str | Mapping[str, str]) -> list[Source]:
         return find_sources(self.weights, data, self.config.runtime)
+
+
+async def _close(attempts: Attempts | None, policies: Iterable[TokenPolicy]) -> None:
+    for policy in policies:
+        if isinstance(policy.engine, HTTPEngine):
+            await policy.engine.close()
+    if attempts is not None:
+        await attempts.close()
 
 
 def _share() -> str:

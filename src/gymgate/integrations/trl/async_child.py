@@ -1,0 +1,188 @@
+"""The process that rolls out while the trainer trains."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+import multiprocessing
+import os
+import pickle
+import queue
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gymgate.errors import GymgateError, StackLostError
+from gymgate.integrations.trl.async_plan import Channels, Plan
+from gymgate.integrations.trl.async_samples import group_figures, to_samples
+from gymgate.integrations.trl.attempts import Attempts, FailureWatch
+from gymgate.integrations.trl.policy import made_by, served_model_len, tokenizer_renderer
+from gymgate.tokens import Engine, Sample, TokenPolicy
+from gymgate.tokens.engines import VLLMGenerateEngine
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.2
+FULL_S = 0.05
+"""Between looks at a queue that is full."""
+SPARE_GROUPS = 2
+"""Groups under way beyond those that can run at once, so that a slow rollout leaves no gap."""
+_ACCELERATORS = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def child_main(plan: bytes, channels: Channels) -> None:
+    """Entry point of the process; `plan` is a pickled `Plan`."""
+    os.environ.update(dict.fromkeys(_ACCELERATORS, ""))
+    for name in _RANKS:
+        os.environ.pop(name, None)
+    signal.signal(
+        signal.SIGINT, lambda *_: None
+    )  # the trainer's, which stops this process; children keep the default
+    try:
+        asyncio.run(_until_told(pickle.loads(plan), channels))
+    except BaseException as error:
+        traceback.print_exc()
+        _tell(error, channels)
+    finally:
+        for waiting in (channels.samples, channels.metrics):
+            waiting.cancel_join_thread()  # nobody may read them any more
+
+
+def _tell(error: BaseException, channels: Channels) -> None:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if not isinstance(error, GymgateError):
+        error = StackLostError(f"the rollouts' process failed: {type(error).__name__}: {error}")
+    channels.failure.put(error.to_wire())
+    channels.failed.set()
+
+
+async def _until_told(plan: Plan, channels: Channels) -> None:
+    """Roll out until the trainer says stop or is gone."""
+    producer = Producer(plan, channels)
+    working = asyncio.create_task(producer.run())
+    parent = multiprocessing.parent_process()
+    while not working.done() and not channels.stop.is_set() and (parent is None or parent.is_alive()):
+        channels.heartbeat.value = time.time()
+        await asyncio.wait([working], timeout=TICK_S)
+    if not working.done():
+        working.cancel()
+        await asyncio.wait([working])
+    if not working.cancelled():
+        working.result()
+
+
+class TrainersEngine:
+    """The trainer's server. Samples carry the versions that the trainer counts, whatever the server counts; where TRL publishes
+    an adapter, under a new name for each version, the last one samples."""
+
+    def __init__(self, server: VLLMGenerateEngine, version: Callable[[], int], lora_name: str | None) -> None:
+        self.server = server
+        self.version = version
+        self.lora_name = lora_name
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        before = self.version()
+        if self.lora_name is not None:
+            self.server.model = f"{self.lora_name}-v{before}"
+        sample = await self.server.generate(prompt_ids, sampling, session=session)
+        return replace(sample, policy_version=(before, self.version()))
+
+
+class Producer:
+    """Groups of rollouts, one per row, over and over the dataset."""
+
+    def __init__(self, plan: Plan, channels: Channels) -> None:
+        self.plan = plan
+        self.channels = channels
+        self.spec = plan.spec
+        self.attempts = Attempts(self.spec.config, self.spec.limits)
+        self.watch = FailureWatch()
+        self.server = VLLMGenerateEngine(plan.base_url)
+        self._slots = asyncio.Semaphore(plan.concurrency)
+        self._groups = asyncio.Semaphore(math.ceil(plan.concurrency / plan.group_size) + SPARE_GROUPS)
+        self._delivered: set[int] = set()
+
+    async def run(self) -> None:
+        """Until cancelled; raises what makes it impossible to go on."""
+        try:
+            policy = await asyncio.to_thread(self._policy)
+            await self.attempts.start()
+            async with asyncio.TaskGroup() as groups:
+                for group_id in itertools.count():
+                    await self._groups.acquire()
+                    groups.create_task(self._group(group_id, policy))
+        finally:
+            await self.server.close()
+            await asyncio.shield(self.attempts.close())
+
+    def _policy(self) -> TokenPolicy:
+        given: Engine | None = made_by(self.spec.engine, None, "generate")
+        tokenizer = self.plan.tokenizer
+        return TokenPolicy(
+            given or TrainersEngine(self.server, self._version, self.plan.lora_name),
+            made_by(self.spec.renderer, tokenizer, "render_ids") or tokenizer_renderer(tokenizer),
+            sampling=self.plan.sampling,
+            max_model_len=None if given else served_model_len(self.plan.base_url),
+            max_completion_len=self.plan.max_completion_len,
+            version=self._version,
+        )
+
+    def _version(self) -> int:
+        return int(self.channels.version.value)
+
+    async def _group(self, group_id: int, policy: TokenPolicy) -> None:
+        position = self.plan.position + group_id
+        record = self.spec.train_dataset[position % len(self.spec.train_dataset)]
+        environment, row = self.spec.row(record["prompt"])
+        version = self._version()
+        rollouts = (self._rollout(environment, row, policy) for _ in range(self.plan.group_size))
+        attempts = await asyncio.gather(*rollouts)
+        self.watch.see(attempts)
+        samples = to_samples(
+            attempts,
+            group_id=group_id,
+            version=version,
+            prompt=[{"role": message["role"], "content": message["content"]} for message in record["prompt"]],
+            decode=lambda ids: str(self.plan.tokenizer.decode(ids, skip_special_tokens=True)),
+            score_truncated=self.spec.score_truncated,
+        )
+        self._log(group_figures(attempts, environment))
+        for sample in samples:
+            await self._deliver(sample)
+        self._advance(group_id)
+        self._groups.release()
+
+    async def _rollout(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> Any:
+        async with self._slots:
+            return await self.attempts.attempt(environment, row, policy)
+
+    async def _deliver(self, sample: Any) -> None:
+        """Waits while the trainer has more samples than it wants."""
+        while True:
+            try:
+                sample.enqueued_at = time.time()
+                return self.channels.samples.put_nowait(sample)
+            except queue.Full:
+                await asyncio.sleep(FULL_S)
+
+    def _log(self, figures: dict[str, tuple[float, float]]) -> None:
+        try:
+            self.channels.metrics.put_nowait(figures)
+        except queue.Full:
+            logger.debug("the trainer reads no metrics; a group's are dropped")
+
+    def _advance(self, group_id: int) -> None:
+        self._delivered.add(group_id)
+        while (first := self.channels.position.value - self.plan.position) in self._delivered:
+            self._delivered.remove(first)
+            self.channels.position.value += 1

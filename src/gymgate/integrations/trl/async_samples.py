@@ -1,0 +1,88 @@
+"""A group of rollouts as the samples that `AsyncGRPOTrainer` trains on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from gymgate.errors import TokenDataError
+from gymgate.integrations.trl.batch import Attempt, metrics, score
+from gymgate.rollout import Segment
+
+EPSILON = 1e-8
+Figures = dict[str, tuple[float, float]]
+"""Sum and count by name: a rate to TRL."""
+
+
+def to_samples(
+    attempts: Sequence[Attempt],
+    *,
+    group_id: int,
+    version: int,
+    prompt: list[dict[str, str]],
+    decode: Callable[[list[int]], str],
+    score_truncated: bool = False,
+) -> list[Any]:
+    """One `RolloutSample` for each segment of each scored rollout; none of a group in which nothing was scored.
+
+    The advantage is that of the rollout within its group, by the mean and the deviation of the scored ones. `version` holds
+    where the engine gave none. Raises `TokenDataError` where a sampled id has no logprob.
+    """
+    scores = [score(attempt.rollout, truncated=score_truncated) for attempt in attempts]
+    known = [value for value in scores if value is not None]
+    spread = pstdev(known) if known else 0.0
+    samples = []
+    for attempt, value in zip(attempts, scores, strict=True):
+        if value is None:
+            continue
+        advantage = (value - fmean(known)) / (spread + EPSILON)
+        figures = {"reward": value, "reward_std": spread, "rewards/nemo_gym_reward": value}
+        oldest = min(
+            (segment.policy_version[0] for segment in attempt.segments if segment.policy_version),
+            default=version,
+        )
+        for segment in attempt.segments:
+            completion = [{"role": "assistant", "content": decode(segment.completion_ids)}]
+            samples.append(
+                _sample(
+                    segment,
+                    prompt=prompt,
+                    completion=completion,
+                    advantage=advantage,
+                    model_version=oldest,
+                    group_id=group_id,
+                    metrics=dict(figures),
+                )
+            )
+    return samples
+
+
+def _sample(segment: Segment, **fields: Any) -> Any:
+    import numpy
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    known, before = segment.logprobs or [None] * len(segment.mask), len(segment.prompt_ids)
+    if any(on and value is None for on, value in zip(segment.mask, known, strict=True)):
+        raise TokenDataError("the engine gave no logprob for a sampled id; AsyncGRPOTrainer needs them all")
+    values = [
+        value if on and value is not None else 0.0 for on, value in zip(segment.mask, known, strict=True)
+    ]
+    return RolloutSample(
+        input_ids=numpy.asarray([*segment.prompt_ids, *segment.completion_ids], dtype=numpy.int64),
+        completion_mask=numpy.asarray([0] * before + segment.mask, dtype=numpy.int64),
+        old_log_probs=numpy.asarray([0.0] * before + values, dtype=numpy.float32),
+        **fields,
+    )
+
+
+def group_figures(attempts: Sequence[Attempt], environment: str) -> Figures:
+    """For TRL's metrics queue, as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME`."""
+    gathered: dict[str, list[float]] = {}
+    for attempt in attempts:
+        for name, value in metrics(attempt).items():
+            if math.isfinite(value):
+                gathered.setdefault(f"nemo_gym/{name}", []).append(value)
+                gathered.setdefault(f"nemo_gym/{environment}/{name}", []).append(value)
+    return {name: (sum(values), float(len(values))) for name, values in gathered.items()}

@@ -1,0 +1,123 @@
+"""`RolloutWorker`: the trainer's side of asynchronous rollouts (contract: trl 1.16, `RolloutWorkerProtocol`)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import time
+from typing import TYPE_CHECKING, Any
+
+from gymgate.errors import ConfigError, GymgateError, StackLostError, from_wire
+from gymgate.integrations.trl.async_child import child_main
+from gymgate.integrations.trl.async_plan import Channels, Plan
+from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from gymgate.integrations.trl.spec import NeMoGymSpec
+
+STOP_TIMEOUT_S = 30.0
+"""For the process to give the stack back, before it is killed."""
+
+
+class RolloutWorker:
+    """Rollouts in a process of their own, for `AsyncGRPOTrainer(rollout_worker=...)`. Made by `NeMoGymSpec.rollout_worker`.
+
+    The process hides the accelerators, connects to the stack and samples at `args.vllm_server_base_url`. It puts one sample per
+    segment of each scored rollout on `rollout_buffer`, so that of a compacted or forked rollout nothing is lost; groups without
+    any score put none. It ends with `stop`, and with the trainer's process.
+    """
+
+    def __init__(
+        self, spec: NeMoGymSpec, args: Any, processing_class: Any, *, lora_name: str | None = None
+    ) -> None:
+        if not args.vllm_server_base_url:
+            raise ConfigError("AsyncGRPOConfig names no vllm_server_base_url")
+        context = multiprocessing.get_context("spawn")
+        self._context = context
+        self._spec = spec
+        self._args = args
+        self._tokenizer = tokenizer_of(processing_class)
+        self._lora_name = lora_name
+        self._channels = Channels(context, args.queue_maxsize)
+        self._process: BaseProcess | None = None
+        self.rollout_buffer = self._channels.samples
+        self.metrics_queue = self._channels.metrics
+        self.position = 0
+        """Row to start at; `callback` sets it where training resumes."""
+
+    @property
+    def callback(self) -> Any:
+        """Keeps the position in checkpoints: pass it to the trainer's `callbacks`."""
+        from gymgate.integrations.trl.async_resume import PositionCallback
+
+        return PositionCallback(self)
+
+    @property
+    def next_position(self) -> int:
+        """First row of which the trainer has not got the samples yet."""
+        return int(self._channels.position.value)
+
+    def start(self) -> None:
+        """Start the process; what goes wrong in it `check_health` raises. Idempotent."""
+        if self._process is not None:
+            return
+        plan = self._plan().pickled()
+        self._channels.stop.clear()
+        self._channels.position.value = self.position
+        self._channels.heartbeat.value = time.time()
+        self._process = self._context.Process(
+            target=child_main, args=(plan, self._channels), name="gymgate-rollouts", daemon=True
+        )
+        self._process.start()
+
+    def stop(self) -> None:
+        """End the process, within `STOP_TIMEOUT_S` and a little. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        self._channels.stop.set()
+        process.join(STOP_TIMEOUT_S)
+        if process.exitcode is None:
+            process.kill()
+            process.join(5)
+        process.close()
+
+    def update_model_version(self, model_version: int) -> None:
+        """The version of the weights that the server now samples with."""
+        self._channels.version.value = int(model_version)
+
+    def check_health(self, stale_after_s: float) -> None:
+        """Raise what ended the process, or `StackLostError` if it died or showed no life for `stale_after_s` seconds."""
+        if self._channels.failed.is_set():
+            raise self._failure()
+        if self._process is None:
+            return
+        if (code := self._process.exitcode) is not None:
+            raise StackLostError(f"the rollouts' process ended with exit code {code}; see its standard error")
+        age = time.time() - self._channels.heartbeat.value
+        if age > stale_after_s:
+            raise StackLostError(f"the rollouts' process shows no life for {age:.0f} s")
+
+    def _failure(self) -> GymgateError:
+        try:
+            return from_wire(self._channels.failure.get(timeout=1.0))
+        except queue.Empty:
+            return StackLostError("the rollouts' process failed; see its standard error")
+
+    def _plan(self) -> Plan:
+        args = self._args
+        concurrency = args.max_inflight_tasks if args.max_inflight_tasks > 0 else 4 * args.num_generations
+        _ = self._spec.train_dataset  # made here, read there
+        return Plan(
+            spec=self._spec,
+            tokenizer=self._tokenizer,
+            base_url=args.vllm_server_base_url,
+            sampling=trainer_sampling(args),
+            group_size=args.num_generations,
+            concurrency=concurrency,
+            max_completion_len=args.max_completion_length,
+            position=self.position,
+            lora_name=self._lora_name,
+        )

@@ -1,0 +1,188 @@
+"""AsyncGRPOTrainer trains on rollouts of another process, which samples on a server with vLLM's routes.
+
+TRL's trainer needs a GPU for two things, the flash-attention kernel that it downloads and the name of the device (to say what
+share of its speed is used); here torch computes the same attention, and no device is named.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
+pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
+
+os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
+
+from examples.token_server.weights import FileWeightTransfer  # noqa: E402
+from transformers import Qwen3ForCausalLM  # noqa: E402
+from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer  # noqa: E402
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample  # noqa: E402
+from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
+
+from gymgate.errors import ConfigError, GymgateError, PolicyError, StackLostError  # noqa: E402
+from gymgate.trl import NeMoGymSpec  # noqa: E402
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+
+
+def attention_by_torch(
+    query: Any, key: Any, value: Any, q_ends: Any, k_ends: Any, *_: Any, softmax_scale: float, **__: Any
+) -> Any:
+    """Each segment of queries against its keys, the last query seeing them all."""
+    out = []
+    for number in range(len(q_ends) - 1):
+        q = query[q_ends[number] : q_ends[number + 1]].transpose(0, 1)
+        k, v = (x[k_ends[number] : k_ends[number + 1]].transpose(0, 1) for x in (key, value))
+        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        out.append(
+            torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=softmax_scale)
+        )
+    return torch.cat(out, 1).transpose(0, 1)
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> str:
+    model, tokenizer, _ = tiny()
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def spec_of(**more: Any) -> NeMoGymSpec:
+    from examples.trl.tiny_policy import make_renderer
+
+    wanted = {"data": ONE_LETTER, "renderer": make_renderer, "score_truncated": True, **more}
+    return NeMoGymSpec(ENVIRONMENT, limits={"timeout_s": 60}, **wanted)
+
+
+def config(folder: Path, url: str, **more: Any) -> AsyncGRPOConfig:
+    wanted = {
+        "num_generations": 8,
+        "per_device_train_batch_size": 16,
+        "max_completion_length": 12,
+        "token_budget": 0,
+        **more,
+    }
+    return AsyncGRPOConfig(**arguments(folder, vllm_server_base_url=url, **wanted))
+
+
+def test_the_reward_rises(
+    model_folder: str, tmp_path: Path, token_server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "trl.experimental.async_grpo.packing._flash_attn",
+        lambda: SimpleNamespace(flash_attn_varlen_func=attention_by_torch),
+    )
+    monkeypatch.setattr(
+        "trl.experimental.async_grpo.async_grpo_trainer.get_peak_flops_per_device", lambda *_: None
+    )
+    tokenizer = tiny()[1]
+    args = config(
+        tmp_path,
+        token_server_url,
+        learning_rate=0.01,
+        max_steps=15,
+        dtype="float32",
+        save_steps=15,
+        save_strategy="steps",
+    )
+    transfer = FileWeightTransfer(token_server_url)
+    worker = spec_of().rollout_worker(args, tokenizer)
+    trainer = AsyncGRPOTrainer(
+        model=model_folder,
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=worker._spec.train_dataset,
+        rollout_worker=worker,
+        weight_transfer=transfer,
+        callbacks=[worker.callback],
+    )
+    try:
+        trainer.train()
+    finally:
+        transfer.send_weights(Qwen3ForCausalLM.from_pretrained(model_folder).named_parameters())
+    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert fmean(step["reward"] for step in steps[:3]) < 0.2
+    assert fmean(step["reward"] for step in steps[-3:]) > 0.3
+    assert steps[0]["ratio"] == pytest.approx(1.0, abs=1e-3)  # the server's logprobs are the trainer's
+    assert steps[-1]["nemo_gym/letter_share/drift"] == steps[-1]["nemo_gym/failed"] == 0
+    assert (tmp_path / "checkpoint-15/gymgate_rollouts.json").exists()
+
+
+def until(worker: Any, ready: Callable[[], bool]) -> None:
+    """Wait for what the process does; the test's timeout bounds it."""
+    while not ready():
+        worker.check_health(60)
+        time.sleep(0.02)
+
+
+def test_samples_keep_to_the_contract_and_the_process_ends(tmp_path: Path, token_server_url: str) -> None:
+    tokenizer = tiny()[1]
+    args = config(tmp_path, token_server_url, num_generations=4, queue_maxsize=8, max_inflight_tasks=8)
+    worker = spec_of(rows=3).rollout_worker(args, tokenizer)
+    worker.position = 7
+    worker.update_model_version(5)
+    worker.start()
+    process = worker._process
+    try:
+        until(worker, lambda: worker.rollout_buffer.qsize() == 8)
+        samples = [worker.rollout_buffer.get(timeout=60) for _ in range(16)]
+        until(worker, lambda: worker.next_position > 7)
+    finally:
+        worker.stop()
+    assert process._closed
+    for sample in samples:
+        assert isinstance(sample, RolloutSample)
+        assert len(sample.input_ids) == len(sample.completion_mask) == len(sample.old_log_probs)
+        assert sample.model_version == 5
+        assert sample.prompt == [{"role": "user", "content": "a"}]
+        assert all(value < 0 for value in sample.old_log_probs[sample.completion_mask == 1])
+        assert not sample.old_log_probs[sample.completion_mask == 0].any()
+    group = [sample for sample in samples if sample.group_id == samples[0].group_id]
+    assert len(group) == 4
+    assert sum(sample.advantage for sample in group) == pytest.approx(0, abs=1e-5)
+    figures = worker.metrics_queue.get(timeout=10)
+    assert figures["nemo_gym/letter_share/failed"] == (0.0, 4.0)
+
+
+def test_what_ends_the_process_reaches_the_trainer(tmp_path: Path) -> None:
+    """No server: a clear error instead of a trainer that waits."""
+    worker = spec_of().rollout_worker(config(tmp_path, "http://127.0.0.1:9"), tiny()[1])
+    worker.start()
+    try:
+        with pytest.raises(PolicyError, match=r"no list of models at http://127.0.0.1:9/v1/models"):
+            until(worker, lambda: False)
+    finally:
+        worker.stop()
+
+
+def test_a_killed_process_reaches_the_trainer(tmp_path: Path, token_server_url: str) -> None:
+    worker = spec_of().rollout_worker(config(tmp_path, token_server_url), tiny()[1])
+    worker.start()
+    try:
+        worker._process.kill()
+        with pytest.raises(StackLostError, match="ended with exit code -9"):
+            until(worker, lambda: False)
+    finally:
+        worker.stop()
+
+
+def test_what_cannot_be_pickled_is_refused_with_advice(tmp_path: Path) -> None:
+    worker = spec_of(renderer=lambda tokenizer: None).rollout_worker(
+        config(tmp_path, "http://127.0.0.1:9"), tiny()[1]
+    )
+    with pytest.raises(ConfigError, match="functions of a module, not as lambdas"):
+        worker.start()
+    with pytest.raises(queue.Empty):
+        worker.rollout_buffer.get_nowait()
+    assert issubclass(ConfigError, GymgateError)
