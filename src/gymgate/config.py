@@ -167,8 +167,7 @@ class StackConfig(Config):
     component_roots: tuple[str, ...] = ()
     """Directories searched for a user's own servers, beside the installed nemo-gym."""
     agent_slots: int = Field(default=4, ge=1)
-    """Processes of an agent that passes on nothing of its rollout, of which each serves one rollout at a time; as many are
-    started as are used at once."""
+    """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own. Others wait."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (making a runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)

@@ -52,7 +52,7 @@ async def test_a_url_of_the_agents_config_can_stand_for_the_policy(gateway: Gate
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "by a rollout that has ended"])
-async def test_a_call_without_a_rollout_is_refused_and_counted(gateway: Gateway, held: bool) -> None:
+async def test_a_call_without_a_rollout_is_refused(gateway: Gateway, held: bool) -> None:
     async with upstream() as policy:
         slot = gateway.slot()
         port = await slot.port_for("policy_model")
@@ -60,7 +60,7 @@ async def test_a_call_without_a_rollout_is_refused_and_counted(gateway: Gateway,
             slot.route = gateway.open(policy.endpoint())
             await slot.route.close()
         status, body = await post(port)
-        assert (status, slot.strays, policy.seen) == (404, 1, [])
+        assert (status, policy.seen) == (404, [])
         assert "no rollout holds this agent's slot" in body["error"]["message"]
 
 

@@ -17,8 +17,6 @@ from gateway_upstream import upstream
 
 from gymgate.errors import StackStartError
 from gymgate.gateway import Gateway, Route
-from gymgate.stack import slots as slots_module
-from gymgate.stack.forkserver import SERVER_TAG
 from gymgate.stack.slots import AgentSlot, Slots, Started
 from gymgate.stack.spawner import Child, Spawner
 
@@ -51,6 +49,10 @@ class Processes:
         process.kill()
         process.wait()
         child.exited.set_result(-9)
+
+    @property
+    def running(self) -> list[int]:
+        return [process.pid for process in self.started if process.poll() is None]
 
     def close(self) -> None:
         for process in self.started:
@@ -95,9 +97,7 @@ async def test_a_lease_sends_the_agents_calls_to_its_route_and_ends() -> None:
         async with slots.lease(one) as first, slots.lease(two) as second:
             assert [await call(first), await call(second)] == [200, 200]
             assert (len(one.calls), len(two.calls)) == (1, 1)
-            first.clean = second.clean = True
         assert await call(first) == 404
-        assert len(processes.started) == 2
 
 
 async def test_slots_are_given_in_the_order_of_asking() -> None:
@@ -105,40 +105,27 @@ async def test_slots_are_given_in_the_order_of_asking() -> None:
     order: list[int] = []
 
     async def rollout(slots: Slots, route: Route, number: int) -> None:
-        async with slots.lease(route) as slot:
+        async with slots.lease(route):
             order.append(number)
-            slot.clean = True
 
     async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
-        async with slots.lease(route) as slot:
+        async with slots.lease(route):
             waiting = []
             for number in range(6):
                 waiting.append(asyncio.create_task(rollout(slots, route, number)))
                 await asyncio.sleep(0)  # it asks
             waiting[2].cancel()
-            slot.clean = True
         results = await asyncio.gather(*waiting, return_exceptions=True)
         assert order == [0, 1, 3, 4, 5]
         assert isinstance(results[2], asyncio.CancelledError)
-        assert len(processes.started) == 1
+        assert len(processes.started) == 6
 
 
-async def test_processes_are_started_as_they_are_needed() -> None:
-    async with pool(3) as (slots, processes, gateway), route_of(gateway) as route:
-        await slots.start()
-        assert len(processes.started) == 1
-        for _ in range(3):
-            async with slots.lease(route) as slot:
-                slot.clean = True
-            await settled(slots)
-        assert len(processes.started) == 1
-        assert list(slots.describe("agent")) == ["agent slot 1"]
-
-
-@pytest.mark.parametrize("how", ["failed", "cancelled"])
-async def test_the_process_is_replaced_after_a_rollout_that_did_not_end_well(how: str) -> None:
-    """It may call on."""
+@pytest.mark.parametrize("how", ["ended", "cancelled"])
+async def test_a_rollouts_process_ends_with_it(how: str) -> None:
+    """Before the slot is another rollout's, which a late call would reach."""
     async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+        held = asyncio.Event()
 
         async def rollout() -> None:
             async with slots.lease(route):
@@ -146,50 +133,25 @@ async def test_the_process_is_replaced_after_a_rollout_that_did_not_end_well(how
                 if how == "cancelled":
                     await asyncio.Event().wait()
 
-        held = asyncio.Event()
         running = asyncio.create_task(rollout())
         await held.wait()
         if how == "cancelled":
             running.cancel()
+        async with slots.lease(route):
+            assert processes.started[0].returncode == -9
+            assert [process.poll() for process in processes.started[1:]] == [None]
         await asyncio.wait([running])
-        async with slots.lease(route) as slot:
-            slot.clean = True
-        assert len(processes.started) == 2
-        assert processes.started[0].returncode == -9
 
 
-async def test_the_process_is_replaced_if_it_calls_while_nobody_holds_it() -> None:
-    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
-        async with slots.lease(route) as slot:
-            slot.clean = True
+async def test_one_process_stands_ready_and_others_start_as_they_are_needed() -> None:
+    async with pool(3) as (slots, processes, gateway), route_of(gateway) as route:
+        await slots.start()
+        assert len(processes.running) == 1
+        async with slots.lease(route), slots.lease(route), slots.lease(route):
+            assert len(processes.running) == 3
         await settled(slots)
-        assert await call(slot) == 404
-        async with slots.lease(route) as slot:
-            slot.clean = True
-        assert len(processes.started) == 2
-
-
-@pytest.mark.parametrize("stays", [True, False])
-async def test_the_process_is_replaced_if_the_rollout_left_one_behind(
-    stays: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that ends within a moment does not count."""
-    monkeypatch.setattr(slots_module, "LEAVING_S", 0.2 if stays else 5.0)
-    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
-        async with slots.lease(route) as slot:
-            assert slot.process is not None
-            left = await asyncio.create_subprocess_exec(
-                "sleep", "60", env={**os.environ, SERVER_TAG: str(slot.process.child.pid)}
-            )
-            slot.clean = True
-        if not stays:
-            left.kill()
-        async with slots.lease(route) as slot:
-            slot.clean = True
-        if stays:
-            left.kill()
-        await left.wait()
-        assert len(processes.started) == 1 + stays
+        assert len(processes.running) == 1
+        assert len(slots.describe("agent")) == 1
 
 
 async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> None:
@@ -203,11 +165,9 @@ async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> 
             assert task.cancelled()
             assert "slot 1" in str(slot.error)
             slot.users.clear()
-        await settled(slots)
         async with slots.lease(route) as first, slots.lease(route) as second:
             assert first.alive
             assert second.alive
-            first.clean = second.clean = True
 
 
 async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_slot() -> None:
@@ -219,5 +179,4 @@ async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_slot() -
                     pass
         processes.failing = False
         async with slots.lease(route) as slot:
-            slot.clean = True
             assert slot.alive

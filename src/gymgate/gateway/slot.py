@@ -22,8 +22,6 @@ class Slot:
     def __init__(self, listen: Callable[[str, Slot], Awaitable[int]]) -> None:
         self.route: Route | None = None
         """Whose calls arrive here; set by whoever leases the slot out."""
-        self.strays = 0
-        """Calls that were refused because nobody held the slot."""
         self._listen = listen
         self._ports: dict[tuple[str, str], int] = {}
 
@@ -37,6 +35,5 @@ class Slot:
     def holder(self) -> Route:
         """The rollout's route; `Refusal` if there is none, or it is closed."""
         if self.route is None or self.route.closed:
-            self.strays += 1
             raise Refusal(404, _FREE, "not_found_error")
         return self.route

@@ -1,0 +1,109 @@
+"""An agent that passes nothing of its rollout on: a process per rollout, and no call that reaches another one's policy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents_support import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
+from stack_support import all_gone, pids_of, stack_config
+
+from gymgate.config import RolloutLimits
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack, acquire
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+
+
+async def run(stack: Stack, policies: Sequence[StampingPolicy], **fields: Any) -> list[Rollout]:
+    return await asyncio.gather(
+        *(stack.run(stamped_row(each.number, **fields), policy=each) for each in policies)
+    )
+
+
+def policies(count: int, first: int = 1) -> list[StampingPolicy]:
+    return [StampingPolicy(number, TOOLS) for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
+async def test_more_rollouts_than_slots(tmp_path: Path, version: str) -> None:
+    config = stack_config(environment_with_forgetful_agent(tmp_path), version=version, agent_slots=3)
+    async with acquire(config) as stack:
+        asked = policies(8)
+        for rollout, policy in zip(await run(stack, asked), asked, strict=True):
+            assert rollout.error is None
+            assert (rollout.reward, policy.seen, policy.calls) == (1.0, {policy.number}, 2)
+            assert len(rollout.policy_calls) == 2
+        status = await stack.status()
+    assert await all_gone(pids_of(status))
+
+
+async def test_a_late_call_reaches_nobody(tmp_path: Path) -> None:
+    """The first rollout's agent answers and goes on calling; the slot is the second one's then."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    async with acquire(config) as stack:
+        asked = policies(4)
+        for rollout, policy in zip(await run(stack, asked, fault="late"), asked, strict=True):
+            assert (rollout.error, rollout.reward, policy.seen) == (None, 1.0, {policy.number})
+
+
+async def test_a_dead_agent_is_one_rollouts_failure(tmp_path: Path) -> None:
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=2)
+    async with acquire(config) as stack:
+        dying, well = policies(1), policies(3, first=2)
+        (lost,), others = await asyncio.gather(run(stack, dying, fault="die"), run(stack, well))
+        assert lost.error is not None
+        assert (lost.error.type, lost.reward) == ("ServerDiedError", None)
+        assert "exit status 3" in lost.error.message
+        assert [rollout.reward for rollout in others] == [1.0] * 3
+        (again,) = await run(stack, policies(1, first=9))
+        assert again.reward == 1.0
+
+
+async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path: Path) -> None:
+    """Rollouts whose policy never answers: the third one gets the slot that both have given back."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    asked = asyncio.Event()
+
+    async def silent(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
+
+    async with acquire(config) as stack:
+        late = await stack.run(stamped_row(1), policy=silent, limits=RolloutLimits(timeout_s=1))
+        assert late.error is not None
+        assert late.error.kind == "timeout"
+        asked.clear()
+        cancelled = asyncio.create_task(stack.run(stamped_row(2), policy=silent))
+        await asked.wait()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        (rollout,) = await run(stack, policies(1, first=3))
+        assert rollout.reward == 1.0
+
+
+async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(tmp_path: Path) -> None:
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    asked = asyncio.Event()
+
+    async def silent(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
+
+    async with acquire(config) as stack:
+        running = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
+        await asked.wait()
+        (place,) = (await stack.status())["environments"].values()
+        os.kill(place["servers"]["stamps"]["pid"], signal.SIGKILL)
+        rollout = await asyncio.wait_for(running, 10)
+        assert rollout.error is not None
+        assert rollout.error.server == "stamps"
+        (again,) = await run(stack, policies(1, first=2))
+        assert again.reward == 1.0
