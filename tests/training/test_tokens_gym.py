@@ -17,7 +17,7 @@ from token_conversations import CONFIGS, Story, Turn, renderer, sampled_ids, tok
 from gymgate import open_rows
 from gymgate.config import StackConfig
 from gymgate.stack import acquire
-from gymgate.tokens import TokenConversation, TokenPolicy, extension_drift
+from gymgate.tokens import TokenConversation, TokenPolicy, assemble, extension_drift, recorded_turns
 from gymgate.tokens.engines import CallableEngine, Sample
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
@@ -41,13 +41,24 @@ class Policy:
     def __init__(self, family: str) -> None:
         self.said = list(lines(family))
         self.engine = CallableEngine(self.sample)
-        self.policy = TokenPolicy(
-            self.engine, renderer(family), sampling={"temperature": 1.0}, answers_with_ids=False
-        )
+        self.policy = TokenPolicy(self.engine, renderer(family), sampling={"temperature": 1.0})
 
     async def sample(self, prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
         ids = self.said[tokenizer().decode(prompt_ids).count("I think of step")]
         return Sample(list(ids), [-0.01] * len(ids), "stop", (2, 2))
+
+
+async def test_ids_reach_the_record_where_that_is_asked_for() -> None:
+    """Recorded calls give the segments that the conversation has."""
+    row = next(iter(open_rows("workplace_assistant"))).data
+    policy = TokenPolicy(Policy("qwen3").engine, renderer("qwen3"), answers_with_ids=True)
+    conversation = policy.conversation()
+    async with acquire(StackConfig(environments=("workplace_assistant",))) as stack:
+        rollout = await stack.run(row, policy=conversation)
+    recorded = assemble(recorded_turns(rollout))
+    known = [segment.model_copy(update={"policy_version": None}) for segment in conversation.segments]
+    assert recorded == known
+    assert len(known) == 1
 
 
 async def test_a_rollout_with_tools_is_one_segment() -> None:

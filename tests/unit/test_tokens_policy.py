@@ -20,20 +20,20 @@ def test_the_trainers_parameters_win_and_a_mismatch_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     guard = SamplingGuard({"temperature": 1.0, "top_p": 0.9, "max_tokens": 100, "min_p": None})
-    wanted = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 10, "seed": 3}
+    wanted = {"temperature": 0.2, "top_p": 0.9, "max_tokens": 10, "stop": ["x"]}
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             assert guard.apply(wanted)["temperature"] == 1.0
     merged = guard.apply(wanted)
-    assert (merged["max_tokens"], merged["seed"], merged["top_p"]) == (10, 3, 0.9)
+    assert (merged["max_tokens"], merged["stop"], merged["top_p"]) == (10, ["x"], 0.9)
     assert guard.overruled == {"temperature"}
     assert len(caplog.records) == 1
 
 
 def test_what_the_trainer_does_not_pin_is_neutral(caplog: pytest.LogCaptureFixture) -> None:
-    """A row's min_p would be off-policy without the trainer's knowledge."""
+    """A row's min_p would be off-policy without the trainer's knowledge; its seed, the same for a whole group."""
     guard = SamplingGuard({"temperature": 1.0, "top_k": 0})
-    merged = guard.apply({"min_p": 0.3, "presence_penalty": 0.5, "top_k": -1})
+    merged = guard.apply({"min_p": 0.3, "presence_penalty": 0.5, "top_k": -1, "seed": 3})
     assert merged == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -41,7 +41,7 @@ def test_what_the_trainer_does_not_pin_is_neutral(caplog: pytest.LogCaptureFixtu
         "min_p": 0.0,
         "repetition_penalty": 1.0,
     }
-    assert guard.overruled == {"min_p", "presence_penalty"}
+    assert guard.overruled == {"min_p", "presence_penalty", "seed"}
 
 
 def test_without_a_trainer_the_row_decides() -> None:

@@ -62,9 +62,9 @@ class TokenPolicy:
     `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
     room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the rollout's first prompt, samples
     nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated. `version` gives the
-    version of the weights in use, for an engine that does not. `answers_with_ids=False` leaves ids and logprobs out of the
-    agent's answers, and so out of the rollout's record: they grow with the square of a rollout's length, and a trainer takes
-    them from `segments`.
+    version of the weights in use, for an engine that does not. `answers_with_ids` puts ids and logprobs into the
+    agent's answers too, as vLLM's `return_token_ids` does, and so into the rollout's record; they grow with the square of a
+    rollout's length there, and `segments` has them without.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TokenPolicy:
         max_model_len: int | None = None,
         max_completion_len: int | None = None,
         version: Callable[[], int] | None = None,
-        answers_with_ids: bool = True,
+        answers_with_ids: bool = False,
     ) -> None:
         self.engine = engine
         self.renderer = renderer
@@ -195,7 +195,7 @@ class TokenConversation:
         return sum(call.earlier is None for call in self._calls[1:])
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a chat-completions request; the answer carries the ids as vLLM's `return_token_ids` does."""
+        """Answer a chat-completions request."""
         if (request.get("n") or 1) != 1:
             raise PolicyError(
                 f"n={request['n']!r}: a policy of ids gives one answer per call", retryable=False

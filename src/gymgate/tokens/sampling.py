@@ -19,11 +19,13 @@ NEUTRAL: Final[Mapping[str, Any]] = {
     "frequency_penalty": 0.0,
     "min_tokens": 0,
     "logit_bias": None,
+    "seed": None,
 }
-"""Parameters that shape the distribution an id is drawn from, with the value that leaves it as the model gives it."""
+"""Parameters that shape what is drawn, with the value that leaves it as the model gives it; one seed for all rollouts of a
+row would make them all the same."""
 
-ENDING: Final = ("max_tokens", "stop", "seed")
-"""Parameters that leave the distribution alone."""
+ENDING: Final = ("max_tokens", "stop")
+"""Parameters that only say where an answer ends."""
 
 NAMES: Final = (*NEUTRAL, *ENDING)
 """Body fields of a chat-completions request (vLLM's extras included) that decide what is sampled."""
@@ -44,7 +46,7 @@ class SamplingGuard:
     """The trainer's sampling parameters; they win, so that what is sampled is what the trainer assumes (on-policy).
 
     Where a trainer pins any, those it does not pin are neutral: a row cannot bring in a `min_p` that the trainer knows nothing
-    of. What a row still decides is where its answers end: a smaller `max_tokens`, `stop`, `seed`. Without pinned parameters
+    of. What a row still decides is where its answers end: a smaller `max_tokens`, `stop`. Without pinned parameters
     (an evaluation) the row decides. A request that asks for something else is overruled; each parameter is reported once.
     """
 
