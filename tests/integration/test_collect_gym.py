@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
 
 pytestmark = pytest.mark.gym
+VLLM = Path(__file__).parents[1] / "socket" / "collect_vllm_program.py"
 
 
 def gym_option() -> str:
@@ -204,6 +206,41 @@ def test_a_stall_says_what_is_waited_for(tmp_path: Path) -> None:
     assert "waiting for" in warning
     assert "example.jsonl:1" in warning
     assert warning.rstrip().endswith("and 2 more; 5 calls to policy_model have no answer")
+
+
+def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
+    """A program in vLLM's place, twice; one is killed in the middle of it."""
+    programs, notes = tmp_path / "bin", tmp_path / "notes"
+    for directory in (programs, notes):
+        directory.mkdir()
+    (programs / "vllm").write_text(f'#!/bin/sh\nexec {sys.executable} -S {VLLM} "$@"\n')
+    (programs / "vllm").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "VLLM_NOTES": str(notes)}
+    collect = [*command(SIMPLE, "-o", tmp_path / "run", "-r", "40", "-c", "8"), "-b", "{urls}"]
+    serve = [
+        sys.executable,
+        "-m",
+        "gymgate",
+        "serve-policy",
+        "m",
+        "--replicas",
+        "2",
+        "--run",
+        shlex.join(collect),
+    ]
+    with subprocess.Popen(
+        serve, env={**environment, "CUDA_VISIBLE_DEVICES": "0,1"}, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 60
+        while _size(tmp_path / "run" / ROLLOUTS) < 50_000 and time.monotonic() < deadline:
+            time.sleep(0.005)
+        os.kill(int(next(notes.glob("*.json")).stem), signal.SIGKILL)
+        _, said = process.communicate(timeout=90)
+    assert process.returncode == 0, said
+    assert "ended with signal SIGKILL; starting it again" in said
+    found = identities(tmp_path / "run")
+    assert len(found) == 200
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.parametrize(
