@@ -125,20 +125,20 @@ def stamp_of(number: int) -> str:
     return f"stamp-{number}-"
 
 
-def environment_with(directory: Path, agent_type: str, **settings: Any) -> str:
-    """The path of a user's own config: a server that looks for the row's stamp in the answer, and an agent."""
+def environment_with(directory: Path, agent_type: str, server: str = "stamps", **settings: Any) -> str:
+    """The path of a user's own config: an agent, and a server, by default one that looks for the row's stamp in the answer."""
     home = directory / "resources_servers" / "stamps"
     (home / "configs").mkdir(parents=True, exist_ok=True)
     (home / "app.py").write_text(SERVER)
     about = {"domain": "other", "verified": False, "description": "stamps", "value": "tests"}
     block = {
         "entrypoint": "app.py",
-        "resources_server": {"type": "resources_servers", "name": "stamps"},
+        "resources_server": {"type": "resources_servers", "name": server},
         "model_server": {"type": "responses_api_models", "name": "policy_model"},
         **settings,
     }
     config = {
-        "stamps": {"resources_servers": {"stamps": {"entrypoint": "app.py", **about}}},
+        server: {"resources_servers": {server: {"entrypoint": "app.py", **about}}},
         "agent": {
             "responses_api_agents": {agent_type: {key: v for key, v in block.items() if v is not None}}
         },
@@ -148,12 +148,65 @@ def environment_with(directory: Path, agent_type: str, **settings: Any) -> str:
     return str(path)
 
 
-def environment_with_forgetful_agent(directory: Path) -> str:
+def environment_with_forgetful_agent(directory: Path, agent_type: str = "forgetful") -> str:
     """The same with an agent of the user's own that knows the policy's URL and passes nothing on."""
     home = directory / "responses_api_agents" / "forgetful"
     home.mkdir(parents=True, exist_ok=True)
     (home / "app.py").write_text(OWN_AGENT)
-    return environment_with(directory, "forgetful", model_server=None, url="${policy_base_url}")
+    return environment_with(directory, agent_type, model_server=None, url="${policy_base_url}")
+
+
+def environment_with_turns(directory: Path, agent_type: str) -> str:
+    """The same on the release's own example of an environment with turns."""
+    return environment_with(directory, agent_type, server="example_multi_turn_gymnasium")
+
+
+AVIARY = """
+from aviary.core import DummyEnv, TaskDataset
+from resources_servers.aviary.app import AviaryResourcesServer
+
+class Stories(TaskDataset):
+    def get_new_env_by_idx(self, idx):
+        return DummyEnv(task=f"Say stamp-{idx}- by print_story.")
+
+    def __len__(self):
+        return 1000
+
+class Server(AviaryResourcesServer[DummyEnv, Stories]):
+    ray_enabled = False
+    dataset: Stories = Stories()
+
+if __name__ == "__main__":
+    Server.run_webserver()
+"""
+
+
+def environment_with_aviary(directory: Path, agent_type: str, **settings: Any) -> str:
+    """The same on Aviary's own small environment, which needs no data set."""
+    home = directory / "resources_servers" / "stories"
+    home.mkdir(parents=True)
+    (home / "app.py").write_text(AVIARY)
+    (home / "requirements.txt").write_text("fhaviary\ntenacity\n")
+    return environment_with(directory, agent_type, server="stories", **settings)
+
+
+VERIFIERS = """
+import verifiers as vf
+from datasets import Dataset
+
+def found(completion, answer, **_):
+    return float(answer in str(completion))
+
+def load_environment(**_):
+    rows = Dataset.from_list([{"question": "unused", "answer": "unused"}])
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(funcs=[found]))
+"""
+
+
+def verifiers_environment(directory: Path, agent_type: str, **settings: Any) -> str:
+    """The same on an environment of verifiers', which the agent runs by itself."""
+    (directory / "stamps_vf.py").write_text(VERIFIERS)
+    return environment_with(directory, agent_type, **settings)
 
 
 def stamped_row(number: int, **fields: Any) -> dict[str, Any]:
@@ -217,5 +270,6 @@ TOOLS: dict[str, Callable[[str], dict[str, Any]]] = {
     "exec_command": lambda stamp: {"cmd": echo_command(stamp)},
     "shell_command": lambda stamp: {"command": echo_command(stamp)},
     "shell": lambda stamp: {"command": ["echo", stamp]},
+    "print_story": lambda stamp: {"story": stamp},
 }
-"""Of the environment above, and of CLI agents: their shells."""
+"""Of the environments above, and of CLI agents: their shells."""

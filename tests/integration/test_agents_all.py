@@ -1,0 +1,191 @@
+"""Every agent that can run here, each with eight rollouts at once whose policies are told apart by content.
+
+A policy stamps all that it says, its row's prompt asks for the same stamp, and the environment looks for it in the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agents_support import (
+    ECHO,
+    TOOLS,
+    StampingPolicy,
+    environment_with,
+    environment_with_aviary,
+    environment_with_forgetful_agent,
+    environment_with_turns,
+    stamp_of,
+    stamped_row,
+    verifiers_environment,
+)
+from stack_support import stack_config
+
+from gymgate.config import RolloutLimits, RuntimeConfig
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+
+ROLLOUTS = 8
+Json = dict[str, Any]
+
+
+def plain(number: int) -> Json:
+    return stamped_row(number)
+
+
+def with_a_tool(number: int) -> Json:
+    row = stamped_row(number)
+    row["responses_create_params"]["tools"] = [ECHO]
+    return row
+
+
+def with_two_questions(number: int) -> Json:
+    row = stamped_row(number)
+    row["responses_create_params"]["input"] *= 2
+    return row
+
+
+def with_turns(number: int) -> Json:
+    return stamped_row(number, follow_ups=["Once more."], expected_answer=stamp_of(number))
+
+
+def of_verifiers(number: int) -> Json:
+    return stamped_row(number, task_idx=number, answer=stamp_of(number))
+
+
+def of_aviary(number: int) -> Json:
+    return stamped_row(number, task_idx=number)
+
+
+def a_plan(stamp: str, request: Json) -> str:
+    """What the ReWOO graph reads a step from."""
+    return f"Plan: say {stamp} #E1 = LLM[say {stamp}]"
+
+
+@dataclass(frozen=True)
+class Case:
+    """An agent, how its environment is made, and what is to be seen."""
+
+    agent: str
+    settings: Json = field(default_factory=dict)
+    row: Callable[[int], Json] = plain
+    calls: int | None = 1
+    """Policy calls of each rollout; `None`: at least one."""
+    tool: str | None = None
+    """The tool that each policy has used."""
+    dialect: str = "responses"
+    says: Callable[[str, Json], str] = lambda stamp, request: stamp
+    make: Callable[..., str] = environment_with
+    version: str = "0.7.0"
+    beside: tuple[str, ...] = ()
+    """Installed in place of requirements that only a git server has."""
+
+
+LANGGRAPH = {
+    "orchestrator": Case("langgraph_agent", {"entrypoint": "orchestrator_agent.py"}, calls=None),
+    "reflection": Case(
+        "langgraph_agent", {"entrypoint": "reflection_agent.py", "max_reflections": 2}, calls=5
+    ),
+    "rewoo": Case("langgraph_agent", {"entrypoint": "rewoo_agent.py"}, calls=3, says=a_plan),
+    "parallel_thinking": Case("langgraph_agent", {"entrypoint": "parallel_thinking_agent.py"}, calls=5),
+}
+CODEX = {"model": "gpt-5", "codex_version": "0.144.4", "sandbox_mode": "danger-full-access"}
+CLAUDE = {"model": "claude-sonnet-4", "anthropic_api_key": "none", "max_turns": 5}
+COMMON = {"concurrency": ROLLOUTS, "timeout": 400}
+LIGHT = {
+    "simple": Case("simple_agent", row=with_a_tool, calls=2, tool="echo"),
+    "simple 0.4.0": Case("simple_agent", row=with_a_tool, calls=2, tool="echo", version="0.4.0"),
+    "non_executing": Case("non_executing_simple_agent", row=with_a_tool, tool="echo"),
+    "tool_simulation": Case("tool_simulation_agent"),
+    "speed_bench": Case("speed_bench_agent", row=with_two_questions, calls=2),
+    "proof_refinement": Case("proof_refinement_agent", {"max_correction_turns": 2}, calls=2),
+    "gymnasium": Case("gymnasium_agent", row=with_turns, calls=2, make=environment_with_turns),
+    "own": Case("forgetful", calls=2, dialect="chat", make=environment_with_forgetful_agent),
+}
+HEAVY = {
+    **LANGGRAPH,
+    "langchain_deepagents": Case(
+        "langchain_deepagents_agent",
+        {
+            "entrypoint": "reasoning_search_agent.py",
+            "tavily_api_key": "none",
+            "max_search_results": 1,
+            "max_input_tokens": 9999,
+        },
+        calls=None,
+    ),
+    "haystack": Case(
+        "haystack_agent", {"pipeline_yaml": "configs/pipeline.yaml"}, with_a_tool, calls=2, tool="echo"
+    ),
+    "aviary": Case(
+        "aviary_agent", {"max_steps": 4}, of_aviary, 1, "print_story", make=environment_with_aviary
+    ),
+    "verifiers": Case(
+        "verifiers_agent",
+        {"vf_env_id": "stamps_vf", "model_name": "m", "resources_server": None},
+        of_verifiers,
+        dialect="chat",
+        make=verifiers_environment,
+        beside=("verifiers==0.3.1",),
+    ),
+    "codex": Case("codex_agent", CODEX | COMMON, calls=2, tool="exec_command"),
+    "codex by URL": Case(
+        "codex_agent",
+        CODEX
+        | COMMON
+        | {"model_server": None, "openai_base_url": "${policy_base_url}", "openai_api_key": "none"},
+        calls=2,
+        tool="exec_command",
+    ),
+    "claude_code": Case("claude_code_agent", CLAUDE | COMMON, calls=2, tool="Bash", dialect="messages"),
+    "claude_code 0.4.0": Case(
+        "claude_code_agent", CLAUDE | COMMON, calls=2, tool="Bash", dialect="messages", version="0.4.0"
+    ),
+    "opencode": Case(
+        "opencode_agent",
+        {"model": "m", "opencode_version": "1.17.11", **COMMON},
+        calls=None,
+        tool="bash",
+        dialect="chat",
+    ),
+    "pi": Case(
+        "pi_agent", {"model": "m", "pi_version": "0.74.2", **COMMON}, calls=2, tool="bash", dialect="chat"
+    ),
+}
+
+
+def cases() -> list[Any]:
+    light = [pytest.param(case, id=name, marks=pytest.mark.timeout(300)) for name, case in LIGHT.items()]
+    marks = [pytest.mark.heavy, pytest.mark.timeout(1200)]
+    return light + [pytest.param(case, id=name, marks=marks) for name, case in HEAVY.items()]
+
+
+@pytest.mark.gym
+@pytest.mark.parametrize("case", cases())
+async def test_no_call_reaches_another_rollouts_policy(case: Case, tmp_path: Path) -> None:
+    path = case.make(tmp_path, case.agent, **case.settings)
+    config = stack_config(path, version=case.version, component_roots=(str(tmp_path),))
+    if case.beside:
+        runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig(version=case.version), case.beside)
+        config = config.model_copy(update={"runtime": RuntimeConfig(interpreter=str(runtime.python))})
+    policies = [StampingPolicy(number, TOOLS, case.says) for number in range(1, ROLLOUTS + 1)]
+    async with acquire(config) as stack:
+        limits = RolloutLimits(timeout_s=500)
+        rollouts = await asyncio.gather(
+            *(stack.run(case.row(each.number), policy=each, limits=limits) for each in policies)
+        )
+    for rollout, policy in zip(rollouts, policies, strict=True):
+        assert rollout.error is None, rollout.error
+        assert policy.seen == {policy.number}, "the prompt's stamp and no other"
+        assert rollout.reward == 1.0, "its own answer was verified with its own row"
+        assert len(rollout.policy_calls) == policy.calls
+        assert case.calls in (None, policy.calls)
+        assert policy.used[:1] == ([case.tool] if case.tool else [])
+        assert {call.dialect for call in rollout.policy_calls} == {case.dialect}
+        assert f"stamp-{policy.number}-" in json.dumps(rollout.result)
