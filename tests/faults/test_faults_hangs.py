@@ -1,0 +1,220 @@
+"""Servers and policies that hang or talk nonsense: every rollout ends by its deadline, typed, and no other one is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from faults_environment import FAULTS, VERIFY_FAULTS, failing, obedient, row
+from faults_support import all_gone, idle
+from gateway_upstream import Script, Seen, drop_midway, responses_answer, upstream
+from stack_support import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
+
+from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits
+from gymgate.errors import StackLostError
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack, acquire, client
+
+pytestmark = pytest.mark.gym
+
+DEADLINE_S = 3.0
+LATE_S = 1.5
+"""What a busy machine may add to a deadline."""
+LIMITS = RolloutLimits(timeout_s=DEADLINE_S)
+SESSION_ROW = {**ROW, "initial_count": 1, "expected_count": 1}
+
+
+def scripted(stack: Stack) -> CallableEndpoint:
+    return stack.register("scripted", call_then_answer, dialect="responses")
+
+
+async def healthy(stack: Stack, until: asyncio.Event) -> list[Rollout]:
+    """Rollouts of an environment that has no part in what goes on, one after another."""
+    found: list[Rollout] = []
+    while not until.is_set() or not found:
+        found.append(await stack.run(ROW, policy=scripted(stack), environment=SIMPLE))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def none_harmed(stack: Stack) -> AsyncIterator[None]:
+    """Beside what happens in the block, rollouts of `SIMPLE` all get their reward; after it, nothing is open."""
+    done = asyncio.Event()
+    beside = asyncio.create_task(healthy(stack, done))
+    try:
+        yield
+    finally:
+        done.set()
+        rollouts = await beside
+    assert [rollout.reward for rollout in rollouts] == [1.0] * len(rollouts)
+    assert not any(rollout.error for rollout in rollouts)
+    await idle(stack)
+
+
+async def timed(stack: Stack, prompt: str) -> tuple[Rollout, float]:
+    policy = stack.register("obedient", obedient, dialect="responses")
+    started = time.monotonic()
+    rollout = await stack.run(
+        row(prompt), policy=policy, agent="failing_agent", limits=LIMITS, rollout_id=prompt
+    )
+    return rollout, time.monotonic() - started
+
+
+async def test_an_environments_server_that_fails_in_every_way(tmp_path: Path) -> None:
+    """In a tool call the agent may go on with what it got; where verification fails there is no reward, not even 0."""
+    async with acquire(stack_config(SIMPLE, failing(tmp_path))) as stack, none_harmed(stack):
+        fine, _ = await timed(stack, "fine")
+        assert (fine.reward, fine.error) == (0.5, None)
+        tools = [timed(stack, f"tool:{fault}") for fault in FAULTS]
+        verifying = [timed(stack, f"verify:{fault}") for fault in VERIFY_FAULTS]
+        found = await asyncio.gather(*tools, *verifying)
+        for rollout, took_s in found:
+            assert took_s < DEADLINE_S + LATE_S, rollout.id
+            if rollout.id.startswith("verify") or rollout.error is not None:
+                assert rollout.status == "failed", rollout.id
+                assert rollout.reward is None, rollout.id
+                assert rollout.error is not None, rollout.id
+                assert rollout.error.kind in ("environment", "timeout", "infrastructure"), rollout.error
+                assert "\n" not in rollout.error.message
+        again, _ = await timed(stack, "fine")
+        assert (again.reward, again.error) == (0.5, None)
+
+
+async def silence(seen: Seen) -> web.StreamResponse:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def garbage(seen: Seen) -> web.StreamResponse:
+    return web.Response(body=b"\x00\xff<html>" * 100, content_type="application/json")
+
+
+async def drip(seen: Seen) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(seen.request)
+    while True:
+        await response.write(b" ")
+        await asyncio.sleep(0.1)
+
+
+async def storm(seen: Seen) -> web.StreamResponse:
+    return web.Response(status=500, text="on purpose")
+
+
+async def busy(seen: Seen) -> web.StreamResponse:
+    return web.Response(status=429, headers={"Retry-After": "3600"})
+
+
+POLICIES: dict[str, Script] = {
+    "silence": silence,
+    "garbage": garbage,
+    "drip": drip,
+    "reset": drop_midway,
+    "storm": storm,
+    "busy for an hour": busy,
+}
+
+
+async def fails(stack: Stack, name: str, limited: bool) -> None:
+    """A rollout whose policy fails so, by the endpoint's own limit or by the rollout's."""
+    async with upstream(POLICIES[name]) as policy:
+        endpoint = policy.endpoint(dialect="responses", timeout_s=1.0 if limited else 60.0, max_retries=1)
+        started = time.monotonic()
+        rollout = await stack.run(SESSION_ROW, policy=endpoint, environment=SESSIONS, limits=LIMITS)
+        assert time.monotonic() - started < DEADLINE_S + LATE_S, name
+        assert (rollout.status, rollout.reward) == ("failed", None), name
+        assert rollout.error is not None
+        assert rollout.error.kind in ("policy", "timeout"), (name, rollout.error)
+
+
+async def test_a_policy_that_fails_in_every_way() -> None:
+    async with acquire(stack_config(SIMPLE, SESSIONS)) as stack, none_harmed(stack):
+        cases = [(name, limited) for name in POLICIES for limited in (True, False)]
+        await asyncio.gather(*(fails(stack, name, limited) for name, limited in cases))
+        await late_answers(stack)
+
+
+async def late_answers(stack: Stack) -> None:
+    """Policies that answer when their rollout was cancelled: nothing is recorded, nothing else gets the answer."""
+    asked, opened = asyncio.Event(), asyncio.Event()
+
+    async def late(seen: Seen) -> web.StreamResponse:
+        asked.set()
+        await opened.wait()
+        return web.json_response(responses_answer("too late"))
+
+    async with upstream(late) as policy:
+        endpoint: HTTPEndpoint = policy.endpoint(dialect="responses")
+        running = asyncio.create_task(stack.run(SESSION_ROW, policy=endpoint, environment=SESSIONS))
+        await asked.wait()
+        route = await stack.open_route(endpoint)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        opened.set()
+        assert not await route.calls()
+        await route.close()
+        assert len(policy.seen) == 1
+
+
+async def test_stopped_servers_are_waited_for_until_the_deadline() -> None:
+    """SIGSTOP: a hang, not a death. Going on, they serve again; stopped for good, they hold up no end."""
+    async with acquire(stack_config(SIMPLE, SESSIONS)) as stack:
+        status = await stack.status()
+        limits = RolloutLimits(timeout_s=1.5)
+        for server in status["environments"][SESSIONS]["servers"]:
+            pid = server_pid(status, SESSIONS, server)
+            async with none_harmed(stack):
+                os.kill(pid, signal.SIGSTOP)
+                started = time.monotonic()
+                jobs = [
+                    stack.run(SESSION_ROW, policy=scripted(stack), environment=SESSIONS, limits=limits)
+                    for _ in range(3)
+                ]
+                for rollout in await asyncio.gather(*jobs):
+                    assert rollout.error is not None
+                    assert (rollout.error.kind, rollout.reward) == ("timeout", None)
+                assert time.monotonic() - started < 1.5 + LATE_S
+                os.kill(pid, signal.SIGCONT)
+            again = await stack.run(SESSION_ROW, policy=scripted(stack), environment=SESSIONS)
+            assert again.error is None
+        for pid in pids_of(status)[1:]:
+            os.kill(pid, signal.SIGSTOP)
+        started = time.monotonic()
+    assert time.monotonic() - started < 8
+    assert await all_gone(pids_of(status))
+
+
+async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who waits for it; whoever acquires the stack next gets another."""
+    async with acquire(stack_config(SIMPLE)) as stack:
+        monkeypatch.setattr(client, "PING_S", 0.1)
+        stack._connection._watch(0, 0)
+        gate, asked = asyncio.Event(), asyncio.Event()
+
+        async def wait(body: dict[str, object]) -> dict[str, object]:
+            asked.set()
+            await gate.wait()
+            return {}
+
+        running = asyncio.create_task(stack.run(ROW, policy=wait))
+        await asked.wait()
+        await asyncio.sleep(1.0)
+        assert not running.done()  # a rollout that takes its time is no sign of anything
+        status = await stack.status()
+        os.kill(status["pid"], signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(StackLostError, match="has not answered for"):
+            await running
+        assert time.monotonic() - started < 3
+        monkeypatch.undo()
+        assert await all_gone(pids_of(status))
+        async with acquire(stack_config(SIMPLE)) as other:
+            assert (await other.run(ROW, policy=scripted(other))).reward == 1.0
