@@ -131,6 +131,14 @@ def test_a_sandbox_needs_a_url() -> None:
     [
         (("m", "--sandbox", "x"), "belong together"),
         (("--sandbox", "x", "--sandbox-url", "http://h/"), "alone has nobody to serve"),
+        (
+            ("--sandbox", "x", "--sandbox-url", "http://h/", "--run", "y", "--replicas", "2", "--port", "1"),
+            "--replicas and --port: there is no policy server for it",
+        ),
+        (
+            ("m", "--logs", "/proc/none/logs"),
+            "--logs /proc/none/logs cannot be made: No such file or directory",
+        ),
         (("m", "--slurm-nodes"), "not in a Slurm job"),
         (("m", "--dry-run", "--run", "  "), "--run needs a command"),
     ],

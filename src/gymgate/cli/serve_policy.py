@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -122,6 +122,19 @@ def command(
             servers = _with_ports(wanted, exits)
         elif program is None:
             raise ConfigError("--sandbox alone has nobody to serve; add --run, or name a MODEL")
+        else:
+            _refuse_idle(
+                {
+                    "arguments after --": arguments,
+                    "--data-parallel": data_parallel,
+                    "--replicas": replicas,
+                    "--tensor-parallel": tensor_parallel,
+                    "--slurm-nodes": slurm_nodes,
+                    "--srun": srun,
+                    "--host": host,
+                    "--port": port,
+                }
+            )
         if sandbox and sandbox_url:
             servers.append(sandbox_server(sandbox, sandbox_url))
         urls = ",".join(server.url for server in servers if server.is_policy)
@@ -131,10 +144,25 @@ def command(
             return
         if logs is None:
             logs = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="gymgate-logs-")))
-        logs.mkdir(parents=True, exist_ok=True)
+        _make(logs)
         code = asyncio.run(_serve(servers, urls, logs, wait, restarts, child))
     if code:
         raise click.exceptions.Exit(code)
+
+
+def _refuse_idle(given: Mapping[str, object]) -> None:
+    """Options of policy servers, where there are none."""
+    if idle := [name for name, value in given.items() if value]:
+        raise ConfigError(
+            f"{' and '.join(idle)}: there is no policy server for it; name a MODEL, or --command"
+        )
+
+
+def _make(logs: Path) -> None:
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--logs {logs} cannot be made: {error.strerror}") from error
 
 
 def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Server]:

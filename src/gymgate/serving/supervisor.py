@@ -59,15 +59,6 @@ class Supervised:
                 server=self.server.name,
             ) from error
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def exit_code(self) -> int | None:
-        """`None` while it runs."""
-        return self._process.returncode if self._process is not None else None
-
     async def ended(self) -> int:
         """Wait for its end; the exit code."""
         assert self._process is not None

@@ -28,7 +28,7 @@ WAIT_S = 300.0
 """For any replica to come back, when none is healthy."""
 SILENCE_S = 2.0
 """Without an answer, while calls are in flight, until a replica is asked whether it is there."""
-PROBE_S = 3.0
+PROBE_S = 2.5
 """For the answer to that."""
 PROBES = 2
 """Unanswered ones after which it counts as hanging."""
