@@ -161,19 +161,12 @@ def _print(manifest: Manifest, target: Path) -> None:
 
     rows = []
     for name, note in manifest.files.items():
-        repeats = {source.repeats for source in note.sources} - {1}
-        rows.append(
-            (
-                str(target / name),
-                str(note.rows),
-                ", ".join(note.agents),
-                note.sha256[:16],
-                f"NeMo Gym's own evaluation runs each row {max(repeats)} times: -r {max(repeats)}"
-                if repeats
-                else "",
-            )
-        )
+        repeats = max((source.repeats for source in note.sources), default=1)
+        hint = f"NeMo Gym's own evaluation runs each row {repeats} times: -r {repeats}" if repeats > 1 else ""
+        rows.append((str(target / name), str(note.rows), ", ".join(note.agents), note.sha256[:16], hint))
     print_table(("file", "rows", "agents", "sha256", ""), rows, fixed=2)
+    first = next(iter(manifest.files))
+    click.echo(f"run them: gymgate run {manifest.environment} --data {target / first} -b URL", err=True)
 
 
 @command.command("blend")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from gymgate.preparation.blending import Blended, Part, blend_files, parse_part
 from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
-from gymgate.preparation.prepare import PrepareConfig, prepare
+from gymgate.preparation.order import PrepareConfig
+from gymgate.preparation.prepare import prepare
 
 __all__ = [
     "Blended",

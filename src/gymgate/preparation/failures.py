@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate import errors
 from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
+from gymgate.runtime.environment import offline
 
 Link = Mapping[str, Any]
 """One exception of a chain: type, module, message, status, and the module that an `ImportError` lacks."""
@@ -20,20 +22,26 @@ _NO_FILE = (
     "DataFilesNotFoundError",
 )
 _OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
-_NO_NETWORK = (
+_LOW = (
     "ConnectError",
-    "ConnectTimeout",
-    "ReadTimeout",
-    "ReadError",
-    "RemoteProtocolError",
-    "URLError",
-)
-_NO_NETWORK_BASES = (
-    "ConnectionError",
     "gaierror",
     "ConnectionRefusedError",
     "ConnectionResetError",
-    "Timeout",
+    "TimeoutError",
+    "HTTPError",
+)
+"""They say what the others above them only wrap."""
+_NO_NETWORK = (
+    *_LOW,
+    *(
+        "ConnectTimeout",
+        "ReadTimeout",
+        "ReadError",
+        "RemoteProtocolError",
+        "URLError",
+        "ConnectionError",
+        "Timeout",
+    ),
 )
 
 
@@ -56,7 +64,7 @@ def failure(
 ) -> GymgateError:
     """The error for an exception that the program did not expect, by what is at its root."""
     chain: Sequence[Link] = event.get("chain") or [{"type": "?", "message": "", "status": None}]
-    what = f"{environment}: {event.get('doing')}"
+    what = f"{environment}: {str(event.get('doing')).removeprefix(f'{environment}: ')}"
     names = {str(link["type"]) for link in chain}
     statuses = {link["status"] for link in chain if link.get("status")}
     text = " ".join(str(chain[0]["message"]).split())
@@ -71,25 +79,25 @@ def failure(
         return _refused_access(what, environment, token_variable, has_token=has_token)
     if names & {*_NO_FILE} or 404 in statuses:
         return DataError(f"{what}: not there: {_short(text)}")
-    if names & {*_OFFLINE}:
-        return NeedMissingError(
-            f"{what}: it is not in the cache and cannot be fetched: {_short(text)}",
-            environment=environment,
-            need="download",
-        )
-    if names & {*_NO_NETWORK, *_NO_NETWORK_BASES} or statuses:
-        return NeedMissingError(
-            f"{what}: cannot be fetched: {_short(str(chain[-1]['message']) or text)}; check the network, HTTPS_PROXY "
-            f"and HF_ENDPOINT",
-            environment=environment,
-            need="download",
-        )
+    if names & {*_OFFLINE, *_NO_NETWORK} or statuses:
+        low = chain[-1] if {str(chain[-1]["type"])} & {*_LOW} else chain[0]
+        return _unreachable(what, environment, _short(str(low["message"]) or text))
     return SetupError(f"{what}: NeMo Gym's preparation failed: {chain[0]['type']}: {_short(text)}")
 
 
 def _wants_token(names: set[str], statuses: set[Any]) -> bool:
     """To who has no access, the hub does not tell a private repository from one that does not exist."""
     return bool(names & {*_GATED, *_UNKNOWN} or statuses & {401, 403})
+
+
+def _unreachable(what: str, environment: str, text: str) -> NeedMissingError:
+    off = offline() or os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
+    told = (
+        "it was not fetched before, and the network is off (GYMGATE_OFFLINE, UV_OFFLINE or HF_HUB_OFFLINE)"
+        if off
+        else f"cannot be fetched: {text}; check the network, HTTPS_PROXY and HF_ENDPOINT"
+    )
+    return NeedMissingError(f"{what}: {told}", environment=environment, need="download")
 
 
 def _refused_access(what: str, environment: str, variable: str, *, has_token: bool) -> NeedMissingError:

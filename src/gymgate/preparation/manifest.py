@@ -45,6 +45,7 @@ class Manifest(_Noted):
     """The content of `manifest.json`."""
 
     environment: str
+    """By which `gymgate run` and all others find it."""
     config: str
     nemo_gym: str
     gymgate: str

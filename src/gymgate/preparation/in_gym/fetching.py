@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 from pathlib import Path
 from typing import Any
 
 from .declared import Source
 from .places import Places
 from .stamps import Stamp, digest_of
-from .told import RefusedError, Told
+from .told import LacksError, RefusedError, Told
 
 Origin = dict[str, Any]
 
@@ -96,7 +98,8 @@ class Fetcher:
         """Call `prepare()` of the script that a dataset names, as `gym eval prepare` does."""
         self.told.step(f"{source.name}: running {script}")
         root = self.places.script_root(script)
-        with self.places.importing_from(root):
+        local = _local_packages(source.dataset.get("prepare_dependencies") or [], root)
+        with self.places.importing_from(root, local):
             module = importlib.import_module(".".join(Path(script).with_suffix("").parts))
             if not hasattr(module, "prepare"):
                 raise RefusedError("ConfigError", f"{script} has no function prepare()")
@@ -119,6 +122,30 @@ class Fetcher:
         if not made.is_file():
             raise RefusedError("DataError", f"{script} ended without writing {made.name}")
         return {"kind": "script", "script": script, "script_sha256": digest_of(root / script)}
+
+
+def _local_packages(declared: list[str], root: Path) -> list[Path]:
+    """Directories of a script's own packages (`-e PATH`). Raises `LacksError` for other packages that are not here."""
+    words = iter(declared)
+    local, missing = [], []
+    for word in words:
+        if word in ("-e", "--editable"):
+            path = root / next(words, "")
+            local += [path / "src", path]
+        elif not _is_installed(word):
+            missing.append(word)
+    if missing:
+        raise LacksError(missing)
+    return local
+
+
+def _is_installed(requirement: str) -> bool:
+    name = re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def commit(repository: str) -> str | None:

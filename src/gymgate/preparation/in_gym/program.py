@@ -19,7 +19,7 @@ from .places import Places
 from .rows import RowWriter
 from .scripts import scripted
 from .stamps import digest_of
-from .told import RefusedError, Told, chain
+from .told import LacksError, RefusedError, Told, chain
 
 PR_SET_PDEATHSIG = 1
 
@@ -32,6 +32,9 @@ def main() -> int:
     os.chdir(order["workspace"])
     try:
         prepare(order, told)
+    except LacksError as error:
+        told.tell("lacks", requirements=error.requirements)
+        return 1
     except RefusedError as error:
         told.tell("refused", error=error.error, message=str(error))
         return 1

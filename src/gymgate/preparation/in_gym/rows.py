@@ -105,10 +105,10 @@ def ready(line: bytes, prompt: Any) -> dict[str, Any]:
     row: dict[str, Any] = value
     if prompt is not None:
         row = _prompted(row, prompt)
-    elif not isinstance(row.get("responses_create_params"), dict):
+    elif "input" not in (row.get("responses_create_params") or {}):
         keys = ", ".join(repr(key) for key in list(row)[:5])
         raise ValueError(
-            f"has no responses_create_params and no prompt to put to it ({keys}); --prompt FILE gives one"
+            f"has no responses_create_params.input and no prompt to put to it ({keys}); --prompt FILE gives one"
         )
     request: Any = importlib.import_module("nemo_gym.base_resources_server").BaseRunRequest
     try:

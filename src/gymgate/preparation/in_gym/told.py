@@ -3,6 +3,7 @@
 step     what is being done now, for people
 bad      a row that cannot run: source, line, reason
 file     a source is written: type, source, rows, bad, origin, agent, repeats, prompt, warning
+lacks    packages are declared that this environment does not have: requirements
 refused  it cannot be done: error (a class of `gymgate.errors`) and message
 failed   something raised: doing, chain (type, message, status and name of each exception, outermost first)
 done     everything is written
@@ -22,6 +23,14 @@ class RefusedError(Exception):
     def __init__(self, error: str, message: str) -> None:
         super().__init__(message)
         self.error = error
+
+
+class LacksError(Exception):
+    """A script declares packages that are not installed."""
+
+    def __init__(self, requirements: list[str]) -> None:
+        super().__init__(", ".join(requirements))
+        self.requirements = requirements
 
 
 class Told:
