@@ -178,7 +178,11 @@ def test_data_that_is_declared_elsewhere_belongs_to_the_environment(catalog: Cat
     ("environment", "name", "reason"),
     [
         ("math", "nope", "choose one of: example, example_rollouts"),
-        ("math", "train", r"'train' of environment 'math' is not in the wheel \(resources_servers/math"),
+        (
+            "math",
+            "train",
+            r"'train' of environment 'math' is not in the wheel \(resources_servers/math.*data prepare resources_servers/math",
+        ),
         ("aime", "example", "the wheel has no rows for it"),
     ],
 )
