@@ -156,3 +156,9 @@ def test_its_own_preparation_is_run_beside_it(mine: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     rows = list(open_rows(str(out / "train.jsonl"), environment=None))
     assert [row.agent for row in rows] == ["mine_agent"] * 4
+
+
+def test_the_example_is_checked_by_its_recordings() -> None:
+    example = Path(__file__).parents[2] / "examples" / "own_environment" / "resources_servers" / "letter_share"
+    done = gymgate("check", example / "configs" / "letter_share.yaml")
+    assert (done.returncode, "letter_share: match 5/5" in done.stdout) == (0, True), done.stdout + done.stderr
