@@ -63,6 +63,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
             component_roots=(),
             directory=Path(name),
             cache_dir=Path(name),
+            programs=Path(name),
             start_timeout_s=60,
             max_restarts=0,
             agent_slots=1,
