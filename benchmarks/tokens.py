@@ -28,7 +28,7 @@ import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, bare_agent, bare_run
 from benchmarks.delayed_policy import delayed_policy, row_with
-from benchmarks.machine import describe, print_table, pss_mb
+from benchmarks.machine import cpu_s, describe, print_table, pss_mb
 from benchmarks.realistic import in_turn
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig, StackConfig
@@ -141,6 +141,9 @@ class Wave:
 
     name: str
     wall_s: list[float] = field(default_factory=list)
+    caller_ms: list[float] = field(default_factory=list)
+    """CPU per rollout of the process that asks for rollouts, where the token path is."""
+    daemon_ms: list[float] = field(default_factory=list)
     kb_each: float | None = None
     """Of memory per live rollout, in the caller and the daemon."""
     servers_kb_each: float | None = None
@@ -183,8 +186,11 @@ async def through_stack(
 
     daemon = (await stack.status())["pid"]
     before = memory_mb(daemon)
+    used = [cpu_s(os.getpid()), cpu_s(daemon)]
     peak = asyncio.ensure_future(peak_mb(daemon))
     wave.wall_s.append(await in_turn(rows, concurrency, run))
+    wave.caller_ms.append((cpu_s(os.getpid()) - used[0]) * 1000 / len(rows))
+    wave.daemon_ms.append((cpu_s(daemon) - used[1]) * 1000 / len(rows))
     peak.cancel()
     highest = await peak
     if wave.kb_each is None:  # later rounds reuse what the first one took
@@ -264,6 +270,8 @@ def print_rollouts(waves: list[Wave], args: argparse.Namespace) -> None:
                 f"{args.waves * args.concurrency / wall:.0f}",
                 f"{wall / ideal:.1f}",
                 f"{wall / statistics.median(waves[0].wall_s):.2f}",
+                _median(wave.caller_ms),
+                _median(wave.daemon_ms),
                 "-" if wave.kb_each is None else f"{wave.kb_each:.0f}",
                 "-" if wave.servers_kb_each is None else f"{wave.servers_kb_each:.0f}",
             ]
@@ -274,11 +282,17 @@ def print_rollouts(waves: list[Wave], args: argparse.Namespace) -> None:
             "rollouts/s",
             "wall / ideal",
             "wall / bare",
+            "CPU ms per rollout, caller",
+            "daemon",
             "KB per live rollout, caller and daemon",
             "KB, NeMo Gym's servers",
         ],
         rows,
     )
+
+
+def _median(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f}" if values else "-"
 
 
 def main(argv: list[str] | None = None) -> None:
