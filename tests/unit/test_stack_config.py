@@ -155,6 +155,9 @@ def test_missing_keys_are_a_need() -> None:
         gym_config.checked_config({"missing": ["tavily_api_key"]}, "search")
     with pytest.raises(ConfigError, match="Error: two lines"):
         gym_config.checked_config({"error": "Error: two\n lines"}, "search")
+    unset = "InterpolationResolutionError: \"Environment variable 'MY_KEY' not found\""
+    with pytest.raises(ConfigError, match="set MY_KEY and name it with --env-var MY_KEY"):
+        gym_config.checked_config({"error": unset}, "search")
 
 
 def test_unset_keys_of_models_get_placeholders() -> None:

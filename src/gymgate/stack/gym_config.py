@@ -23,6 +23,7 @@ KINDS = (AGENTS, RESOURCES, MODELS, RELAYS)
 _USES_RAY = re.compile(
     r"^\s*(?:import ray|from ray\b)|\bray\.(?:remote|get|init|wait)\(|@ray\.remote", re.MULTILINE
 )
+_NO_VARIABLE = re.compile(r"Environment variable '(?P<name>\w+)' not found")
 _NO_RAY = re.compile(r"^\s+ray_enabled(?:\s*:.*)?\s*=\s*False", re.MULTILINE)
 
 URL_BY_CAPTURE = (0, 7)
@@ -86,10 +87,20 @@ def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any
         )
     if error := answer.get("error"):
         raise ConfigError(
-            f"NeMo Gym cannot read the config of {environment!r}: {' '.join(str(error).split())}"
+            f"NeMo Gym cannot read the config of {environment!r}: {' '.join(str(error).split())}{_hint(str(error))}"
         )
     config: dict[str, Any] = answer["config"]
     return config
+
+
+def _hint(error: str) -> str:
+    """What to do about a variable that the config reads: servers see only those that are named."""
+    if (found := _NO_VARIABLE.search(error)) is None:
+        return ""
+    name = found["name"]
+    return (
+        f"; set {name} and name it with --env-var {name}, or in Python as StackConfig(env_vars=({name!r},))"
+    )
 
 
 def instances(config: Mapping[str, Any]) -> Iterator[Instance]:
