@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gymgate.config import EnvironmentConfig
-from gymgate.errors import ConfigError, GymgateError, ServerDiedError, StackLostError, StackStartError
-from gymgate.gateway import POLICY, Gateway
-from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.runtime import npm
+from gymgate.errors import GymgateError, ServerDiedError, StackLostError, StackStartError
+from gymgate.gateway import POLICY
 from gymgate.stack import gym_config, servers
-from gymgate.stack.gym_config import AGENTS, Instance
+from gymgate.stack.gym_config import Instance
+from gymgate.stack.plan import Host, Plan, configured, link_programs, make_plan, serve, url_warnings
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.routing import Strategy
 from gymgate.stack.slots import AgentSlot, Slots, Started
@@ -40,43 +37,6 @@ class Generation:
     error: ServerDiedError | None = None
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What an environment consists of."""
-
-    config: dict[str, Any]
-    servers: list[Instance]
-    directories: dict[str, Path]
-    ray: frozenset[str]
-    """Instances that need Ray."""
-    urls: tuple[str, ...]
-    """Keys of models that servers call by themselves; the gateway stands in for each by that name."""
-
-
-@dataclass(frozen=True)
-class Host:
-    """What an environment gets from its stack."""
-
-    spawner: Callable[[], Awaitable[Spawner]]
-    """The fork server, a new one if the last has died."""
-    ray_address: Callable[[Spawner], Awaitable[str]]
-    gateway: Gateway
-    version: str
-    site: Path
-    component_roots: tuple[str, ...]
-    directory: Path
-    """For logs."""
-    cache_dir: Path
-    programs: Path
-    """A directory on the servers' PATH."""
-    start_timeout_s: float
-    max_restarts: int
-    agent_slots: int
-    progress: Callable[[str], None]
-    endpoints: frozenset[str] = frozenset()
-    """Model servers that have an endpoint; `"*"`: all."""
-
-
 class Environment:
     """Started once, then up until stopped, or down for good after too many restarts."""
 
@@ -86,13 +46,8 @@ class Environment:
         self.version = host.version
         self.state: State = "starting"
         self.restarts = 0
-        self.agents: dict[str, str] = {}
-        """Agent instance -> implementation."""
-        self.strategies: dict[str, Strategy] = {}
-        """Agent instance -> how its rollouts' keys reach their model calls."""
         self.slots: dict[str, Slots] = {}
         """Of the agents whose strategy is `slot`."""
-        self.default_agent: str | None = None
         self._config_path = config_path
         self._host = host
         self._plan: Plan | None = None
@@ -115,9 +70,10 @@ class Environment:
         try:
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._host.progress(f"{self.name}: reading its config")
-                self._plan = await self._make_plan()
-            self._warn_of_urls(self._plan)
-            await asyncio.to_thread(self._link_programs, self._plan)
+                self._plan = await make_plan(self.spec, self._config_path, self._host, self._logs)
+            for warning in url_warnings(self._plan, self._host.endpoints):
+                self._host.progress(f"{self.name}: warning: {warning}")
+            await asyncio.to_thread(link_programs, self._plan, self._host)
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._hold_places(self._plan)
                 await self._launch()
@@ -131,6 +87,20 @@ class Environment:
             raise self._failure from None
         self._set("up")
         self._watcher = asyncio.create_task(self._watch())
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """Agent instance -> implementation; empty until the config is read."""
+        return self._plan.agents if self._plan else {}
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """Agent instance -> how its rollouts' keys reach their model calls."""
+        return self._plan.strategies if self._plan else {}
+
+    @property
+    def default_agent(self) -> str | None:
+        return self._plan.default_agent if self._plan else None
 
     def port(self, server: str) -> int:
         return self._ports[server].number
@@ -176,53 +146,10 @@ class Environment:
             "logs": str(self._logs),
         }
 
-    async def _make_plan(self) -> Plan:
-        host = self._host
-        spawner = await host.spawner()
-        answer = await spawner.parse(
-            self.name,
-            self._logs / "config.log",
-            directory=str(working_directory(host.directory)),
-            config_paths=[str(self._config_path)],
-            initial=gym_config.initial_config(host.version, host.directory / "results", host.cache_dir),
-            overrides=[list(pair) for pair in self.spec.overrides],
-        )
-        config = gym_config.checked_config(answer, self.name)
-        wanted = gym_config.servers_to_start(config, self.spec.agent)
-        agents = [item for item in wanted if item.kind == AGENTS]
-        if not agents:
-            raise ConfigError(f"environment {self.name!r} has no agent in {self._config_path}")
-        urls = tuple(answer.get("urls", ()))
-        self.agents = {item.name: item.type for item in agents}
-        self.strategies = {item.name: gym_config.strategy_of(item, urls, host.version) for item in agents}
-        self.default_agent = gym_config.default_agent(config, self.spec.agent)
-        roots = gym_config.component_roots(self._config_path, host.component_roots, host.site)
-        directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
-        ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
-        return Plan(config, wanted, directories, frozenset(ray), urls)
-
-    def _warn_of_urls(self, plan: Plan) -> None:
-        """Some servers swallow the failure of a model that they call by themselves, and score 0."""
-        for key in plan.urls:
-            if not self._host.endpoints & {key, "*"}:
-                self._host.progress(
-                    f"{self.name}: warning: a server calls a model by its {key}, which no endpoint stands for; "
-                    f'if its scores need it, map it with models={{"{key}": ...}}'
-                )
-
-    def _link_programs(self, plan: Plan) -> None:
-        """Put the commands that agents run where their servers find them; blocking, some 15 s where npm installs one."""
-        for instance in plan.servers:
-            if instance.name in self.agents:
-                command = npm.ensure_program(instance.type, instance.block, self._host.progress)
-                if command is not None:
-                    with contextlib.suppress(FileExistsError):
-                        (self._host.programs / command.name).symlink_to(command)
-
     def _hold_places(self, plan: Plan) -> None:
         """Ports for the servers, and slots for the agents that need them."""
         for instance in plan.servers:
-            if self.strategies.get(instance.name) == "slot":
+            if plan.strategies.get(instance.name) == "slot":
                 start = partial(self._launch_slot, instance)
                 host = self._host
                 self.slots[instance.name] = Slots(self.name, host.agent_slots, host.gateway.slot, start)
@@ -235,13 +162,15 @@ class Environment:
         assert plan is not None
         self._awaited.clear()
         spawner = await host.spawner()
-        config = await self._config_for(spawner, {}, host.gateway.port_for)
+        config = await configured(plan, host, spawner, self._all_ports(), host.gateway.port_for)
         generation = self._generation = Generation(self._generation.number + 1, spawner)
         try:
             for instance in plan.servers:
                 if instance.name not in self.slots:
                     host.progress(f"{self.name}: starting {instance.name}")
-                    generation.servers.append(await self._serve(spawner, instance, instance.name, config))
+                    generation.servers.append(
+                        await serve(plan, spawner, self._logs, instance, instance.name, config)
+                    )
             async with asyncio.TaskGroup() as group:
                 for child in generation.servers:
                     group.create_task(self._listens(child, self.port(child.name)))
@@ -259,58 +188,32 @@ class Environment:
 
     async def _launch_slot(self, instance: Instance, slot: AgentSlot) -> Started:
         """Start an agent's process in a slot, at the gateway ports that the slot has; return when it listens."""
+        plan, host, spawner = self._plan, self._host, await self._host.spawner()
+        assert plan is not None
+        own = gym_config.policy_urls(instance, plan.urls)
+
+        async def port_for(name: str) -> int:
+            return await slot.gateway.port_for(name, POLICY if name in own else name)
+
         child: Child | None = None
-        spawner = await self._host.spawner()
         try:
-            async with asyncio.timeout(self._host.start_timeout_s):
-                config = await self._config_for_slot(spawner, instance, slot)
+            async with asyncio.timeout(host.start_timeout_s):
+                ports = self._all_ports() | {instance.name: slot.port}
+                config = await configured(plan, host, spawner, ports, port_for)
                 name = f"{instance.name} slot {slot.number}"
-                child = await self._serve(spawner, instance, name, config)
+                child = await serve(plan, spawner, self._logs, instance, name, config)
                 await self._listens(child, slot.port)
                 return Started(child, spawner)
         except BaseException as error:
             await asyncio.shield(servers.end(spawner, [child] if child else []))
             if isinstance(error, TimeoutError):
-                raise servers.too_slow(self.name, self._host.start_timeout_s, child) from None
+                raise servers.too_slow(self.name, host.start_timeout_s, child) from None
             raise
 
-    async def _config_for_slot(self, spawner: Spawner, instance: Instance, slot: AgentSlot) -> dict[str, Any]:
-        assert self._plan is not None
-        own = gym_config.policy_urls(instance, self._plan.urls)
-
-        async def port_for(name: str) -> int:
-            return await slot.gateway.port_for(name, POLICY if name in own else name)
-
-        return await self._config_for(spawner, {instance.name: slot.port}, port_for)
-
-    async def _config_for(
-        self, spawner: Spawner, own_ports: dict[str, int], port_for: Callable[[str], Awaitable[int]]
-    ) -> dict[str, Any]:
-        """The config for the environment's servers, or for a slot's process, with its models on the gateway."""
-        plan, host = self._plan, self._host
-        assert plan is not None
-        names = [*gym_config.model_servers(plan.config), *plan.urls]
-        if gym_config.is_own_judge(plan.config):
-            names.append(POLICY_AS_JUDGE)
-        models = {name: await port_for(name) for name in names}
-        ray = await host.ray_address(spawner) if plan.ray else None
-        # Another server that names an agent in slots finds its first process.
+    def _all_ports(self) -> dict[str, int]:
+        """By server; of an agent in slots, those who call it find its first process."""
         ports = {agent: slots.all[0].port for agent, slots in self.slots.items()}
-        ports |= {name: port.number for name, port in self._ports.items()}
-        return gym_config.placed(plan.config, ports | own_ports, models, ray)
-
-    async def _serve(self, spawner: Spawner, instance: Instance, name: str, config: dict[str, Any]) -> Child:
-        plan = self._plan
-        assert plan is not None
-        return await spawner.serve(
-            name,
-            self._logs / f"{gym_config.file_name(name)}.log",
-            directory=str(plan.directories[instance.name]),
-            entrypoint=instance.entrypoint,
-            instance=instance.name,
-            config=config,
-            ray=instance.name in plan.ray,
-        )
+        return ports | {name: port.number for name, port in self._ports.items()}
 
     async def _listens(self, child: Child, port: int) -> None:
         self._awaited.add(child)
@@ -319,7 +222,7 @@ class Environment:
 
     async def _watch(self) -> None:
         """Replace the servers whenever one of them dies, as often as that is allowed."""
-        while self.state == "up":
+        while self.state == "up" and self._generation.servers:
             generation = self._generation
             await asyncio.wait(
                 [child.exited for child in generation.servers], return_when=asyncio.FIRST_COMPLETED
@@ -377,14 +280,6 @@ class Environment:
 
     def _too_slow(self) -> StackStartError:
         return servers.too_slow(self.name, self._host.start_timeout_s, next(iter(self._awaited), None))
-
-
-def working_directory(fallback: Path) -> Path:
-    """The daemon's, which was that of the SDK process; it may have been removed."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return fallback
 
 
 def _first(error: BaseException) -> GymgateError | None:

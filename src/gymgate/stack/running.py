@@ -33,7 +33,8 @@ from gymgate.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
 from gymgate.stack import forkserver, routing
-from gymgate.stack.environment import Environment, Generation, Host
+from gymgate.stack.environment import Environment, Generation
+from gymgate.stack.plan import Host
 from gymgate.stack.slots import AgentSlot
 from gymgate.stack.spawner import Spawner
 

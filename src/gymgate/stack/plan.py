@@ -1,0 +1,154 @@
+"""What an environment consists of, as its resolved config says, and what its servers are started with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gymgate.config import EnvironmentConfig
+from gymgate.errors import ConfigError
+from gymgate.gateway import Gateway
+from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.runtime import npm
+from gymgate.stack import gym_config
+from gymgate.stack.gym_config import AGENTS, Instance
+from gymgate.stack.routing import Strategy
+from gymgate.stack.spawner import Child, Spawner
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an environment consists of."""
+
+    config: dict[str, Any]
+    servers: list[Instance]
+    directories: dict[str, Path]
+    ray: frozenset[str]
+    """Instances that need Ray."""
+    urls: tuple[str, ...]
+    """Keys of models that servers call by themselves; the gateway stands in for each by that name."""
+    agents: dict[str, str]
+    """Agent instance -> implementation."""
+    strategies: dict[str, Strategy]
+    """Agent instance -> how its rollouts' keys reach their model calls."""
+    default_agent: str | None
+
+
+@dataclass(frozen=True)
+class Host:
+    """What an environment gets from its stack."""
+
+    spawner: Callable[[], Awaitable[Spawner]]
+    """The fork server, a new one if the last has died."""
+    ray_address: Callable[[Spawner], Awaitable[str]]
+    gateway: Gateway
+    version: str
+    site: Path
+    component_roots: tuple[str, ...]
+    directory: Path
+    """For logs."""
+    cache_dir: Path
+    programs: Path
+    """A directory on the servers' PATH."""
+    start_timeout_s: float
+    max_restarts: int
+    agent_slots: int
+    progress: Callable[[str], None]
+    endpoints: frozenset[str] = frozenset()
+    """Model servers that have an endpoint; `"*"`: all."""
+
+
+async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs: Path) -> Plan:
+    """Read an environment's config. Raises `ConfigError` and `NeedMissingError` for what it lacks."""
+    spawner = await host.spawner()
+    answer = await spawner.parse(
+        spec.name,
+        logs / "config.log",
+        directory=str(_working_directory(host.directory)),
+        config_paths=[str(config_path)],
+        initial=gym_config.initial_config(host.version, host.directory / "results", host.cache_dir),
+        overrides=[list(pair) for pair in spec.overrides],
+    )
+    config = gym_config.checked_config(answer, spec.name)
+    wanted = gym_config.servers_to_start(config, spec.agent)
+    agents = [item for item in wanted if item.kind == AGENTS]
+    if not agents:
+        raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
+    urls = tuple(answer.get("urls", ()))
+    roots = gym_config.component_roots(config_path, host.component_roots, host.site)
+    directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
+    ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
+    return Plan(
+        config,
+        wanted,
+        directories,
+        frozenset(ray),
+        urls,
+        agents={item.name: item.type for item in agents},
+        strategies={item.name: gym_config.strategy_of(item, urls, host.version) for item in agents},
+        default_agent=gym_config.default_agent(config, spec.agent),
+    )
+
+
+def url_warnings(plan: Plan, endpoints: Collection[str]) -> Iterator[str]:
+    """Models that are called by a URL and have no endpoint: some servers swallow that failure, and score 0."""
+    agents = [item for item in plan.servers if plan.strategies.get(item.name) == "slot"]
+    policys = {key for agent in agents for key in gym_config.policy_urls(agent, plan.urls)}
+    for key in plan.urls:
+        if key not in policys and not {key, "*"} & {*endpoints}:
+            yield (
+                f"a server calls a model by its {key}, which no endpoint stands for; "
+                f'if its scores need it, map it with models={{"{key}": ...}}'
+            )
+
+
+def link_programs(plan: Plan, host: Host) -> None:
+    """Put the commands that agents run where their servers find them; blocking, some 15 s where npm installs one."""
+    for instance in plan.servers:
+        if instance.name in plan.agents:
+            command = npm.ensure_program(instance.type, instance.block, host.progress)
+            if command is not None:
+                with contextlib.suppress(FileExistsError):
+                    (host.programs / command.name).symlink_to(command)
+
+
+async def configured(
+    plan: Plan,
+    host: Host,
+    spawner: Spawner,
+    ports: Mapping[str, int],
+    port_for: Callable[[str], Awaitable[int]],
+) -> dict[str, Any]:
+    """The config for servers at these ports, whose model servers are at the gateway's ports that `port_for` gives."""
+    names = [*gym_config.model_servers(plan.config), *plan.urls]
+    if gym_config.is_own_judge(plan.config):
+        names.append(POLICY_AS_JUDGE)
+    models = {name: await port_for(name) for name in names}
+    ray = await host.ray_address(spawner) if plan.ray else None
+    return gym_config.placed(plan.config, ports, models, ray)
+
+
+async def serve(
+    plan: Plan, spawner: Spawner, logs: Path, instance: Instance, name: str, config: dict[str, Any]
+) -> Child:
+    """Start a server under a name, which its log has too; it does not listen yet."""
+    return await spawner.serve(
+        name,
+        logs / f"{gym_config.file_name(name)}.log",
+        directory=str(plan.directories[instance.name]),
+        entrypoint=instance.entrypoint,
+        instance=instance.name,
+        config=config,
+        ray=instance.name in plan.ray,
+    )
+
+
+def _working_directory(fallback: Path) -> Path:
+    """The daemon's, which was that of the SDK process; it may have been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return fallback
