@@ -84,3 +84,9 @@ def test_the_command_blends_and_warns_of_rows_without_an_agent(
     report = json.loads(said.out)
     assert report["rows"] == 8 == len(RowFile(out))
     assert f"{report['taken'][str(b)]} rows have no agent_ref" in said.err
+
+
+def test_a_directory_of_prepared_files_is_not_rows(tmp_path: Path) -> None:
+    rows(tmp_path / "train.jsonl", "a", 1)
+    with pytest.raises(ConfigError, match=r"is a directory; name one of its files: .*/train\.jsonl"):
+        open_rows(str(tmp_path), environment=None)

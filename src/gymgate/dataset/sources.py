@@ -110,9 +110,12 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
 
 
 def _by_path(source: str, path: Path) -> Rows:
-    if path.is_dir():
-        return _hugging_face(f"hf:{source}")
-    return FileRows(path)
+    if not path.is_dir():
+        return FileRows(path)
+    files = sorted(path.glob("*.jsonl"))
+    if files and not _was_saved(path):
+        raise ConfigError(f"{source!r} is a directory; name one of its files: {', '.join(map(str, files))}")
+    return _hugging_face(f"hf:{source}")
 
 
 def _hugging_face(source: str) -> Rows:
