@@ -63,10 +63,14 @@ class Ledger:
         found |= {"files": files, "traces": traces(self.runtime_directory)}
         return {name: what for name, what in found.items() if what}
 
-    def settle(self, seconds: float = GONE_S) -> dict[str, object]:
-        """What is left after so many seconds."""
+    def settle(
+        self, seconds: float = GONE_S, kinds: tuple[str, ...] = ("processes", "files", "traces")
+    ) -> dict[str, object]:
+        """What is left, of these kinds, after so many seconds."""
         deadline = time.monotonic() + seconds
-        while (left := self.left()) and time.monotonic() < deadline:
+        while (
+            left := {kind: what for kind, what in self.left().items() if kind in kinds}
+        ) and time.monotonic() < deadline:
             time.sleep(0.02)
         bury_zombies()
         return left

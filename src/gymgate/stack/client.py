@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import secrets
+import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, StackLostError
@@ -31,6 +33,7 @@ EXIT_TIMEOUT_S = 5.0
 """To wait for the daemon to have stopped everything, when the last lease is given back."""
 PING_S, MAX_MISSED = 10.0, 6
 """How often a daemon that owes an answer is asked for a sign of life, and how many it may leave out in turn."""
+NOT_PICKLED = "a stack belongs to the process that acquired it; send its config, and acquire it there"
 MAX_ID = 256
 """Characters of a rollout's id, which stands in logs and in place of its key."""
 _CALLABLE = CallableEndpoint(name="policy")
@@ -94,6 +97,13 @@ class Connection:
             self.peer.abort()
         return last
 
+    def drop(self) -> None:
+        """End the connection without its event loop, which is closed: the daemon sees the end, and counts the lease no more."""
+        self._stop_watching()
+        if (sock := self.peer.sock) is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
     def serve(self, name: str, policy: PolicyCallable, endpoint: CallableEndpoint) -> None:
         """Answer the daemon's calls for a callable endpoint."""
         from gymgate.gateway.backends.callable import CallableBackend
@@ -144,7 +154,8 @@ class Connection:
 class OpenRoute:
     """A route that is not one rollout's: for clients that call the gateway themselves. Close it."""
 
-    def __init__(self, connection: Connection, described: Mapping[str, str]) -> None:
+    def __init__(self, connection: Connection, name: str, described: Mapping[str, str]) -> None:
+        self._name = name
         self.key = described["key"]
         self.base_url = described["base_url"]
         self.rollout_id = described["rollout_id"]
@@ -157,7 +168,10 @@ class OpenRoute:
 
     async def close(self) -> None:
         """Retire the key; idempotent."""
-        await self._connection.peer.call("close_route", key=self.key)
+        try:
+            await self._connection.peer.call("close_route", key=self.key)
+        finally:
+            self._connection.peer.tell("forget_route", name=self._name)  # the call may have been cancelled
 
     async def __aenter__(self) -> OpenRoute:
         return self
@@ -229,7 +243,13 @@ class Stack:
     ) -> OpenRoute:
         """A route to `policy` for a client of one's own: `base_url` takes any dialect and any API key."""
         message = self._message(policy, limits, rollout_id, record_bodies)
-        return OpenRoute(self._connection, await self._peer.call("open_route", **message))
+        name = secrets.token_hex(8)
+        try:
+            described = await self._peer.call("open_route", name=name, **message)
+        except asyncio.CancelledError:
+            self._connection.peer.tell("forget_route", name=name)
+            raise
+        return OpenRoute(self._connection, name, described)
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
@@ -249,6 +269,9 @@ class Stack:
         if not self._closed:
             self._closed = True
             await self._release()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_PICKLED)
 
     @property
     def _peer(self) -> Peer:

@@ -49,6 +49,8 @@ class Session:
         self.left = False
         """It said bye."""
         self.routes: dict[str, Route] = {}
+        self._keys: dict[str, str] = {}
+        """What the SDK process calls a route, which it may give up before it knows the key, to that key."""
         handlers = {
             "hello": self.hello,
             "bye": self.bye,
@@ -60,7 +62,7 @@ class Session:
         }
         self.peer = Peer(
             handlers,
-            {"ping": lambda _: self.peer.tell("pong")},
+            {"ping": lambda _: self.peer.tell("pong"), "forget_route": self.forget_route},
             on_lost=self.on_lost,
             describe_loss=lambda: "the SDK process is gone",
         )
@@ -100,6 +102,7 @@ class Session:
         """A route that lives until it is closed or the connection is."""
         route = self.daemon.running.open(self._request(message), metadata_routing=True)
         self.routes[route.key] = route
+        self._keys[message["name"]] = route.key
         return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
 
     async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -110,6 +113,11 @@ class Session:
     async def close_route(self, message: dict[str, Any]) -> None:
         if (route := self.routes.pop(message["key"], None)) is not None:
             await route.close()
+
+    def forget_route(self, message: dict[str, Any]) -> None:
+        """Close a route that the caller gave up on, whether it ever heard of it or not."""
+        if (route := self.routes.pop(self._keys.pop(message["name"], ""), None)) is not None:
+            self.daemon.close_later(route)
 
     def on_lost(self) -> None:
         if self._pidfd is not None:

@@ -91,6 +91,11 @@ class Lease:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._registry.close(await self.ready)
 
+    def abandon(self) -> None:
+        """Drop it although its event loop is closed."""
+        if self.ready.done() and self.usable:
+            self.ready.result().drop()
+
     async def _connect(self) -> Connection:
         place = await asyncio.to_thread(self._registry.place, self.config)
         for attempt in range(1, ATTEMPTS + 1):
@@ -124,7 +129,8 @@ class Registry:
         """This loop's lease on the config's stack; a new one if there is none or it was lost."""
         with self._lock:
             for loop in [loop for loop in self._leases if loop.is_closed()]:
-                del self._leases[loop]
+                for left in self._leases.pop(loop).values():
+                    left.abandon()
             leases = self._leases.setdefault(asyncio.get_running_loop(), {})
         lease = leases.get(config)
         if lease is None or not lease.usable:

@@ -96,16 +96,14 @@ class Peer(asyncio.Protocol):
             self._transport.abort()
 
     @property
-    def fd(self) -> int | None:
-        """The connection's file descriptor, if it is open."""
-        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        return sock.fileno() if sock is not None else None
+    def sock(self) -> socket.socket | None:
+        """The connection's socket, if it is open."""
+        return self._transport.get_extra_info("socket") if self._transport is not None else None
 
     @property
     def peer_pid(self) -> int | None:
         """Process that made the connection, as the kernel knows it; `None` if it cannot tell."""
-        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
-        if sock is None:
+        if (sock := self.sock) is None:
             return None
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", credentials)[0]

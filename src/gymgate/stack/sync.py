@@ -8,11 +8,11 @@ import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.rollout import Rollout
-from gymgate.stack.client import AgentInfo, Policy, Progress, Stack
+from gymgate.stack.client import NOT_PICKLED, AgentInfo, Policy, Progress, Stack
 from gymgate.stack.leases import connect
 
 T = TypeVar("T")
@@ -80,6 +80,9 @@ class SyncStack:
     def __init__(self, stack: Stack, loop: LoopThread) -> None:
         self._stack = stack
         self._loop = loop
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(NOT_PICKLED)
 
     @property
     def config(self) -> StackConfig:
