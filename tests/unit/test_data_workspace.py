@@ -1,0 +1,41 @@
+"""One preparation at a time in a workspace; each user's config has its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gymgate.errors import SetupError
+from gymgate.preparation.workspace import workspace
+
+
+def quiet(_: str) -> None: ...
+
+
+def test_a_second_preparation_waits_and_gives_up_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
+    told: list[str] = []
+    with workspace("0.7.0", None, quiet, 1.0) as place:
+        (place / "kept").touch()
+        (place / ".stage" / "half.jsonl").touch()
+        with pytest.raises(SetupError, match=r"another preparation has held .* for 0\.3 s"):
+            workspace("0.7.0", None, told.append, 0.3).__enter__()
+        with workspace("0.7.0", Path("mine.yaml"), quiet, 1.0) as own:
+            assert own != place
+    assert told == [f"waiting for another preparation in {place}"]
+    with workspace("0.7.0", None, told.append, 1.0) as again:
+        assert (again == place, (place / "kept").exists(), [*(place / ".stage").iterdir()]) == (
+            True,
+            True,
+            [],
+        )
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "file"))
+    with pytest.raises(SetupError, match="set GYMGATE_CACHE"):
+        workspace("0.7.0", None, quiet, 1.0).__enter__()
