@@ -19,7 +19,7 @@ ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_
         ("langgraph_agent", "0.7.0", "metadata"),
         ("mini_swe_agent", "0.7.0", "body"),
         ("harbor_agent", "0.7.0", "slot"),
-        ("remote_agent", "0.7.0", "metadata"),
+        ("remote_agent", "0.7.0", "remote"),
         ("haystack_agent", "0.7.0", "metadata"),
         ("simple_agent", "0.4.0", "metadata"),
         ("claude_code_agent", "0.4.0", "slot"),
@@ -47,6 +47,11 @@ def test_metadata_is_merged() -> None:
     body = routed_row(ROW, "metadata", key="k", base_url="u", metadata={"gymgate_route": "k"})
     assert body["responses_create_params"]["metadata"] == {"a": "b", "gymgate_route": "k"}
     assert ROW["responses_create_params"] == {"input": "hi", "metadata": {"a": "b"}}
+
+
+def test_a_remote_service_is_told_where_its_policy_is() -> None:
+    body = routed_row(ROW, "remote", key="k", base_url="http://h/v1", metadata={"gymgate_route": "k"})
+    assert body["responses_create_params"]["metadata"] == {"a": "b", "gymgate_route": "http://h/v1"}
 
 
 def test_metadata_that_is_full_is_the_rows_fault() -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gymgate.config import Dialect
 
 METADATA_KEY = "gymgate_route"
-"""Entry of a request's `metadata` that carries the key of its rollout where the URL cannot."""
+"""Entry of a request's `metadata` that carries the key of its rollout, or a base URL with it, where the URL cannot."""
 
 DIALECTS: Mapping[str, Dialect] = {
     "responses": "responses",
@@ -86,7 +86,7 @@ def without_attempt(key: str) -> str:
 
 
 def take_routing_entry(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], str | None]:
-    """The body without our entry in its metadata, and that entry.
+    """The body without our entry in its metadata, and the key in that entry.
 
     A metadata left empty goes as well. The same `body` object comes back if there is no entry.
     """
@@ -100,4 +100,4 @@ def take_routing_entry(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any]
     stripped = {**body, "metadata": rest}
     if not rest:
         del stripped["metadata"]
-    return stripped, key if isinstance(key, str) else None
+    return stripped, key.partition(_PREFIX)[2].partition("/")[0] or key if isinstance(key, str) else None

@@ -3,6 +3,7 @@
 url       `_ng_rollout_id` in the body of `/run` puts `/ng-rollout/<key>` before the path of every model call
           (nemo-gym 0.5 and later)
 metadata  an entry in `responses_create_params.metadata`, which the agent sends to the model unchanged
+remote    the same entry, in place of the key the base URL of the rollout's policy: the row goes to a service of the user's
 body      `policy_base_url` and `policy_api_key` in the body of `/run`
 slot      the agent passes nothing on: each process of it serves one rollout at a time and has gateway ports of its own
 none      its model calls go elsewhere than to the gateway, whatever is done: it is refused
@@ -15,7 +16,7 @@ from typing import Any, Literal
 
 from gymgate.errors import ConfigError, DataError
 
-Strategy = Literal["url", "metadata", "body", "slot", "none"]
+Strategy = Literal["url", "metadata", "remote", "body", "slot", "none"]
 
 ROLLOUT_ID = "_ng_rollout_id"
 ATTEMPT_INDEX = "_ng_attempt_index"
@@ -23,6 +24,7 @@ MAX_METADATA = 16
 """Entries that the Responses API allows."""
 
 BEFORE_URLS = (0, 5)
+BY_METADATA: frozenset[Strategy] = frozenset({"metadata", "remote"})
 _URL_LOST: Mapping[str, Strategy] = {
     "finance_agent": "metadata",
     "langgraph_agent": "metadata",
@@ -32,7 +34,7 @@ _URL_LOST: Mapping[str, Strategy] = {
     "haystack_agent": "metadata",
     "harbor_agent": "slot",
     "harbor_agent_general": "slot",
-    "remote_agent": "metadata",
+    "remote_agent": "remote",
 }
 """0.5 and later: agents whose model calls do not carry the URL's key."""
 _METADATA_KEPT = frozenset(
@@ -86,8 +88,9 @@ def routed_row(
     """The body for `/run`: the row, which stays as it is, with what routes it."""
     body = dict(row)
     body.pop(ATTEMPT_INDEX, None)  # Gym would append it to the key
-    if strategy == "metadata":
-        body["responses_create_params"] = _with_metadata(row["responses_create_params"], metadata)
+    if strategy in BY_METADATA:
+        entries = dict.fromkeys(metadata, base_url) if strategy == "remote" else metadata
+        body["responses_create_params"] = _with_metadata(row["responses_create_params"], entries)
         return body
     body[ROLLOUT_ID] = key
     if strategy == "body":

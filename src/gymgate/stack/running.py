@@ -139,7 +139,7 @@ class RunningStack:
         strategy = environment.strategies[agent]
         if strategy == "none":
             raise routing.refuse_unroutable(agent, environment.agents[agent], environment.version)
-        route = self.open(request, metadata_routing=strategy == "metadata")
+        route = self.open(request, metadata_routing=strategy in routing.BY_METADATA)
         try:
             body = routing.routed_row(
                 request.row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
