@@ -29,6 +29,7 @@ ROOMS = {
     "preparation": 7,
     "serving": 7,
     "collection": 8,
+    "doctor": 8,
     "integrations": 8,
     "cli": 9,
 }

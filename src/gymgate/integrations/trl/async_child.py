@@ -21,7 +21,7 @@ from gymgate.errors import GymgateError, StackLostError
 from gymgate.integrations.trl.async_plan import Channels, Plan
 from gymgate.integrations.trl.async_samples import group_figures, to_samples
 from gymgate.integrations.trl.attempts import Attempts, FailureWatch
-from gymgate.integrations.trl.policy import made_by, served_model_len, tokenizer_renderer
+from gymgate.integrations.trl.policy import made_by, renderer_for, served_model_len
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.engines import VLLMGenerateEngine
 
@@ -130,7 +130,7 @@ class Producer:
         tokenizer = self.plan.tokenizer
         return TokenPolicy(
             given or TrainersEngine(self.server, self._version, self.plan.lora_name),
-            made_by(self.spec.renderer, tokenizer, "render_ids") or tokenizer_renderer(tokenizer),
+            renderer_for(tokenizer, self.spec.renderer, self.plan.chat_template_kwargs),
             sampling=self.plan.sampling,
             max_model_len=None if given else served_model_len(self.plan.base_url),
             max_completion_len=self.plan.max_completion_len,

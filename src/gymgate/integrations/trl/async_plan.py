@@ -27,6 +27,7 @@ class Plan:
     base_url: str
     """Of the vLLM server."""
     sampling: Mapping[str, Any]
+    chat_template_kwargs: Mapping[str, Any] | None
     group_size: int
     concurrency: int
     """Rollouts at once."""

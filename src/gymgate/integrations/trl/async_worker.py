@@ -115,6 +115,7 @@ class RolloutWorker:
             tokenizer=self._tokenizer,
             base_url=args.vllm_server_base_url,
             sampling=trainer_sampling(args),
+            chat_template_kwargs=args.chat_template_kwargs,
             group_size=args.num_generations,
             concurrency=concurrency,
             max_completion_len=args.max_completion_length,

@@ -9,18 +9,19 @@ from typing import Any
 
 import orjson
 
-from gymgate.errors import ConfigError, MissingExtraError, PolicyError
+from gymgate.errors import ConfigError, PolicyError
 from gymgate.tokens import Engine, TokenPolicy
 from gymgate.tokens.conversation import Renderer
 from gymgate.tokens.engines import VLLMGenerateEngine
+from gymgate.tokens.rendering import make_renderer
 from gymgate.tokens.sampling import NAMES
 
 logger = logging.getLogger(__name__)
 
 EngineSource = Engine | Callable[[Any], Engine]
 """An engine, or a function that makes it of the trainer."""
-RendererSource = Renderer | Callable[[Any], Renderer]
-"""A renderer, or a function that makes it of the tokenizer."""
+RendererSource = Renderer | str | Callable[[Any], Renderer]
+"""A renderer, its name in the `renderers` package, or a function that makes it of the tokenizer."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 ANSWER_TIMEOUT_S = 10.0
@@ -34,7 +35,7 @@ def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSou
     made = made_by(engine, trainer, "generate")
     return TokenPolicy(
         made or trainer_engine(trainer),
-        made_by(renderer, tokenizer, "render_ids") or tokenizer_renderer(tokenizer),
+        renderer_for(tokenizer, renderer, getattr(trainer.args, "chat_template_kwargs", None)),
         sampling=trainer_sampling(trainer.args),
         max_model_len=None if made else trainer_model_len(trainer),
         max_completion_len=trainer.args.max_completion_length,
@@ -126,11 +127,11 @@ def served_model_len(base_url: str) -> int | None:
     return limit if isinstance(limit, int) else None
 
 
-def tokenizer_renderer(tokenizer: Any) -> Renderer:
-    """The renderer that the `renderers` package knows for a tokenizer."""
-    try:
-        from renderers import create_renderer
-    except ImportError as error:
-        raise MissingExtraError("renderers is not installed: pip install 'gymgate[trl]'") from error
-    made: Renderer = create_renderer(tokenizer)
+def renderer_for(
+    tokenizer: Any, given: RendererSource | None, chat_template_kwargs: Mapping[str, Any] | None
+) -> Renderer:
+    """The renderer itself, the one of that name, what a function makes of the tokenizer, or the tokenizer's own."""
+    if given is None or isinstance(given, str):
+        return make_renderer(tokenizer, given, chat_template_kwargs)
+    made: Renderer = made_by(given, tokenizer, "render_ids")
     return made

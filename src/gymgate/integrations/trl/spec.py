@@ -39,7 +39,8 @@ class NeMoGymSpec:
     `environments` are names (or paths to configs of your own), with weights where they are a mapping. `data` and `eval_data` name
     the rows (see `gymgate.open_rows`), for all environments or by environment; `rows` bounds how many the training blend holds.
     `engine` samples the tokens: by default the trainer's vLLM server where `use_vllm` is set with `vllm_mode="server"`, else the
-    trainer's own model in this process. Truncated rollouts teach nothing unless `score_truncated`.
+    trainer's own model in this process. `renderer` is by default what the `renderers` package has for the model, or a name
+    there. Truncated rollouts teach nothing unless `score_truncated`.
 
     The stack starts with the first batch and lives until `close`; the ranks of one machine share it. A spec can be pickled.
     """

@@ -1,0 +1,96 @@
+"""What the doctor says of servers that sample: real ones on loopback, set up well and badly."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from aiohttp import web
+from click.testing import CliRunner
+
+from gymgate.cli.doctor import command
+from gymgate.doctor.servers import Served, look_at_servers
+
+MODELS = {"data": [{"id": "m", "max_model_len": 512}]}
+GOOD = {
+    "vllm_config": {
+        "model_config": {"logprobs_mode": "processed_logprobs"},
+        "weight_transfer_config": {"backend": "nccl"},
+    }
+}
+
+
+@contextlib.asynccontextmanager
+async def server(answers: dict[str, Any]) -> AsyncIterator[str]:
+    """Answers GET requests with JSON by path, others with 404."""
+
+    async def answer(request: web.Request) -> web.Response:
+        if request.path not in answers:
+            raise web.HTTPNotFound
+        return web.json_response(answers[request.path])
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_server_as_trl_wants_it() -> None:
+    answers = {"/v1/models": MODELS, "/version": {"version": "0.29.0"}, "/server_info": GOOD}
+    async with server(answers) as url:
+        checks, served = await look_at_servers([f"{url}/v1"], "trl")
+    assert served == Served("m", 512)
+    assert [check.ok for check in checks] == [True] * 4
+
+
+async def test_each_fault_has_its_fix() -> None:
+    bad = {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}, "weight_transfer_config": None}}
+    answers = {"/v1/models": MODELS, "/version": {"version": "0.17.0"}, "/server_info": bad}
+    async with server(answers) as url, server({"/v1/models": MODELS}) as plain:
+        checks, _ = await look_at_servers([url], "trl")
+        without, _ = await look_at_servers([plain], "trl")
+    told = " ".join(check.detail for check in checks if check.ok is False)
+    for fix in (
+        "pip install 'vllm>=0.22,<0.32'",
+        "--logprobs-mode processed_logprobs",
+        "--weight-transfer-config",
+    ):
+        assert fix in told
+    assert "VLLM_SERVER_DEV_MODE=1" in without[-1].detail
+    assert without[-1].ok is False
+
+
+async def test_replicas_must_be_there_and_alike() -> None:
+    other = {"data": [{"id": "other", "max_model_len": 512}]}
+    async with (
+        server({"/v1/models": MODELS}) as one,
+        server({"/v1/models": other}) as two,
+        server({}) as none,
+    ):
+        alike, served = await look_at_servers([one, one], "tokens")
+        assert served == Served("m", 512)
+        assert not any(check.ok is False for check in alike)
+        differ, served = await look_at_servers([one, two], "tokens")
+        assert served is None
+        assert f"{two}: other (512)" in differ[-1].detail
+        gone, served = await look_at_servers([one, "http://127.0.0.1:9", none, "nonsense"], "tokens")
+    assert served is None
+    failed = [check.detail for check in gone if check.ok is False]
+    assert len(failed) == 3
+    assert failed[0].startswith("http://127.0.0.1:9 cannot be reached (")
+    assert failed[0].endswith("start it, or correct the address")
+    assert "is this a vLLM server?" in failed[1]
+    assert "nonsense cannot be reached" in failed[2]
+
+
+def test_the_command_ends_with_one_line_for_a_server_that_is_not_there() -> None:
+    done = CliRunner().invoke(command, ["--vllm", "http://127.0.0.1:9", "mcqa"])
+    assert done.exit_code == 1
+    assert done.output.count("cannot be reached") == 1
+    assert "Traceback" not in done.output
