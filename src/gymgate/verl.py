@@ -1,12 +1,9 @@
 """NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs `pip install 'gymgate[nemogym,verl]'`."""
 
 try:
-    from gymgate.integrations.verl import (
-        NeMoGymAgentLoop,
-        NeMoGymDataset,
-        NeMoGymReplayBuffer,
-        NeMoGymReplayBufferAsync,
-    )
+    from gymgate.integrations.verl.dataset import NeMoGymDataset
+    from gymgate.integrations.verl.loop import NeMoGymAgentLoop
+    from gymgate.integrations.verl.sampler import NeMoGymReplayBuffer, NeMoGymReplayBufferAsync
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise

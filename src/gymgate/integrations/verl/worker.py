@@ -27,8 +27,8 @@ Key = tuple[int, str]
 class LoopConfig(Config):
     """An entry of the file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names, beside `name` and `_target_`."""
 
-    environments: tuple[str, ...] = Field(min_length=1)
-    """Environments of the stack: packaged names, or paths to configs of your own. Rows name theirs."""
+    environments: tuple[str | EnvironmentConfig, ...] = Field(min_length=1)
+    """Environments of the stack: packaged names, paths to configs of your own, or `EnvironmentConfig`s. Rows name theirs."""
     renderer: dict[str, Any] | None = None
     """Config of the `renderers` package (`{name: qwen3}`), or only its name; `None`: by the tokenizer's name or path."""
     limits: RolloutLimits = RolloutLimits(timeout_s=1800)
@@ -58,7 +58,7 @@ class LoopConfig(Config):
     def stack_config(self) -> StackConfig:
         """One stack for all agent-loop workers of a machine, unless `stack` says otherwise."""
         return StackConfig(
-            environments=tuple(EnvironmentConfig(name=name) for name in self.environments),
+            environments=self.environments,
             runtime=self.runtime,
             **{"share": "machine", **self.stack},
         )
@@ -159,6 +159,11 @@ def worker_of(config: LoopConfig, server_manager: Any, *making: Any) -> Worker:
     if key not in workers:
         workers[key] = Worker(config, server_manager, *making)
     return workers[key]
+
+
+def workers_here() -> list[Worker]:
+    """Those of the running event loop."""
+    return [*_workers.get(asyncio.get_running_loop(), {}).values()]
 
 
 def make_renderer(

@@ -1,0 +1,160 @@
+"""verl's own AgentLoopWorker drives real NeMo Gym environments; the rollouts come back as verl's DataProto."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
+pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
+pytest.importorskip("verl_quiet")
+
+from omegaconf import DictConfig, OmegaConf
+from token_conversations import tokenizer
+from verl.experimental.agent_loop import AgentLoopWorker
+from verl.protocol import DataProto
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.utils.dataset.rl_dataset import collate_fn
+from verl_support import (
+    BLEND,
+    LOGPROB,
+    PROMPT_LENGTH,
+    RESPONSE_LENGTH,
+    VERSION,
+    Scripted,
+    example_rows,
+    make_config,
+    script,
+)
+
+from gymgate.config import RuntimeConfig
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.integrations.verl.worker import workers_here
+from gymgate.runtime import ensure_runtime
+
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
+    """verl's config for a blend of three environments; one stack for the module."""
+    return make_config(tmp_path_factory.mktemp("verl"), BLEND)
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, list[dict[str, Any]]]:
+    site = ensure_runtime(RuntimeConfig()).site
+    return {name: example_rows(site, name) for name in BLEND}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", autouse=True)
+async def stacks_go() -> AsyncIterator[None]:
+    """In a trainer they go with the worker's process."""
+    yield
+    await asyncio.gather(*(worker.close() for worker in workers_here()))
+
+
+def batch_of(config: DictConfig, *names: str) -> DataProto:
+    """Rows of some of the environments, as verl's data loader gives them."""
+    dataset = create_rl_dataset(config.data.train_files, config.data, None, None)
+    items = [item for item in (dataset[i] for i in range(len(dataset))) if item["environment"] in names]
+    return DataProto.from_single_dict(collate_fn(items), meta_info={"global_steps": 1})
+
+
+def worker_of(config: DictConfig, server: Scripted) -> AgentLoopWorker:
+    return AgentLoopWorker(config, server, None, None)
+
+
+@pytest.mark.parametrize(
+    "environments", [("workplace_assistant",), ("math_with_judge",), BLEND], ids="+".join
+)
+async def test_rollouts_come_back_as_a_batch(
+    config: DictConfig, rows: dict[str, list[dict[str, Any]]], environments: tuple[str, ...]
+) -> None:
+    """Shapes, masks, logprobs, rewards, policy versions; what is masked 1 is what the policy said, word for word."""
+    wanted = [row for name in environments for row in rows[name]]
+    server = Scripted(wanted)
+    made = await worker_of(config, server).generate_sequences(batch_of(config, *environments))
+    count = len(wanted)
+    mask, ids = made.batch["response_mask"], made.batch["responses"]
+    assert made.batch["prompts"].shape == (count, PROMPT_LENGTH)
+    assert ids.shape == mask.shape == made.batch["rollout_log_probs"].shape == (count, RESPONSE_LENGTH)
+    assert made.batch["rm_scores"].sum(1).tolist() == [1.0] * count
+    for number, row in enumerate(wanted):
+        said = tokenizer().decode(ids[number][mask[number] == 1].tolist())
+        turns = script(row) if "ground_truth" in row else script(row)[:1]
+        assert said == "".join(turns)
+        assert made.non_tensor_batch["__num_turns__"][number] == len(turns)
+    assert (made.batch["rollout_log_probs"] == LOGPROB * mask).all()
+    assert made.batch["rm_scores"].nonzero()[:, 1].tolist() == [
+        int(row.sum()) - 1 for row in made.batch["attention_mask"][:, PROMPT_LENGTH:]
+    ]
+    assert set(made.non_tensor_batch["min_global_steps"]) == {VERSION}
+    assert set(made.non_tensor_batch["max_global_steps"]) == {VERSION}
+    assert made.non_tensor_batch["data_source"].tolist() == [
+        name for name in environments for _ in rows[name]
+    ]
+    assert all(figure["generate_sequences"] > 0 for figure in made.meta_info["metrics"])
+
+
+async def test_64_sessions_run_at_once(config: DictConfig, rows: dict[str, list[dict[str, Any]]]) -> None:
+    """No session is answered before 64 of them have asked."""
+    server = Scripted([row for name in BLEND for row in rows[name]], together=64)
+    batch = batch_of(config, *BLEND).repeat(5)[:64]
+    made = await worker_of(config, server).generate_sequences(batch)
+    scores = made.batch["rm_scores"].sum(1).tolist()
+    names = made.non_tensor_batch["environment"]
+    assert {name for name, score in zip(names, scores, strict=True) if score != 1.0} == set()
+
+
+async def test_what_a_policy_gets_wrong_scores_zero(
+    config: DictConfig, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    server = Scripted(rows["workplace_assistant"], ("right", "wrong"))
+    made = await worker_of(config, server).generate_sequences(
+        batch_of(config, "workplace_assistant").repeat(2)
+    )
+    assert made.batch["rm_scores"].sum(1).view(-1, 2).sum(1).tolist() == [1.0] * 5
+
+
+async def test_the_trainers_sampling_wins_and_a_difference_is_said_once(
+    config: DictConfig, rows: dict[str, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of workplace_assistant ask for temperature 1.0."""
+    colder = OmegaConf.merge(config, {"actor_rollout_ref": {"rollout": {"temperature": 0.7, "top_p": 0.9}}})
+    server = Scripted(rows["workplace_assistant"])
+    with caplog.at_level(logging.WARNING, logger="gymgate.tokens.sampling"):
+        await worker_of(colder, server).generate_sequences(batch_of(config, "workplace_assistant"))
+    for sampling in server.asked:
+        assert (sampling["temperature"], sampling["top_p"], sampling["top_k"]) == (0.7, 0.9, -1)
+        assert sampling["logprobs"] is True
+        assert 0 < sampling["max_tokens"] <= RESPONSE_LENGTH
+    told = [record.message for record in caplog.records]
+    assert len([line for line in told if "temperature=1.0" in line and "0.7" in line]) == 1
+
+
+async def test_verls_v0_worker_has_no_place_for_a_failure(
+    config: DictConfig, rows: dict[str, list[dict[str, Any]]]
+) -> None:
+    """Never a made-up row with a reward of 0: the error says what failed, and what to set."""
+    server = Scripted(rows["mcqa"], ("broken",))
+    with pytest.raises(ConfigError, match=r"policy: .*out of memory.*trainer.use_v1=true") as caught:
+        await worker_of(config, server).generate_sequences(batch_of(config, "mcqa"))
+    assert isinstance(caught.value.__cause__, PolicyError)
+
+
+async def test_another_dataset_is_refused(config: DictConfig, rows: dict[str, list[dict[str, Any]]]) -> None:
+    batch = batch_of(config, "mcqa")
+    del batch.non_tensor_batch["nemo_gym_row"]
+    with pytest.raises(ConfigError, match="NeMoGymDataset"):
+        await worker_of(config, Scripted(rows["mcqa"])).generate_sequences(batch)

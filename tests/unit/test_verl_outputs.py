@@ -1,0 +1,125 @@
+"""Rollouts as verl's agent-loop outputs, and figures on their way to its log: plain values, without verl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gymgate.errors import DataError, PolicyError
+from gymgate.integrations.trl.batch import Attempt, metrics
+from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
+from gymgate.integrations.verl.reports import logged, most_frequent
+from gymgate.integrations.verl.worker import LoopConfig, environment_of
+from gymgate.rollout import Rollout, RolloutError, Segment
+from gymgate.stack import AgentInfo
+from gymgate.tokens import TokenTurn, assemble
+
+
+def attempt(*turns: TokenTurn, environment: str = "a", **fields: Any) -> Attempt:
+    rollout = Rollout(
+        id="r", environment=environment, agent="agent", **{"status": "completed", "reward": 0.5, **fields}
+    )
+    return Attempt(rollout, assemble(turns), list(turns), [1])
+
+
+def test_each_segment_is_an_output_with_the_rollouts_reward() -> None:
+    """turn 1  p p S S      turn 2  p p S S t S      turn 3 (compacted)  q S"""
+    made = to_outputs(
+        attempt(
+            TokenTurn([1, 2], [3, 4], [-0.1, -0.2], (5, 5)),
+            TokenTurn([1, 2, 3, 4, 5], [6], [-0.3], (5, 6)),
+            TokenTurn([9], [7], [-0.4], (6, 6)),
+        ),
+        0.5,
+    )
+    assert [output["prompt_ids"] for output in made] == [[1, 2], [9]]
+    assert [output["response_ids"] for output in made] == [[3, 4, 5, 6], [7]]
+    assert [output["response_mask"] for output in made] == [[1, 1, 0, 1], [1]]
+    assert [output["response_logprobs"] for output in made] == [[-0.1, -0.2, 0.0, -0.3], [-0.4]]
+    assert [output["reward_score"] for output in made] == [0.5, 0.5]
+    steps = [[output["extra_fields"][f"{end}_global_steps"] for end in ("min", "max")] for output in made]
+    assert steps == [[5, 6], [6, 6]]
+    for output in made:
+        assert output["extra_fields"]["reward_extra_info"]["segments"] == 2
+        assert output["num_turns"] == 3
+
+
+def test_what_a_server_does_not_say_stays_missing() -> None:
+    (made,) = to_outputs(attempt(TokenTurn([1], [2])), 1.0)
+    assert made["response_logprobs"] is None
+    assert "min_global_steps" not in made["extra_fields"]
+
+
+def test_extra_info_has_the_same_names_for_every_rollout() -> None:
+    """verl's v0 batch takes the names of the first rollout for all."""
+    one = attempt(TokenTurn([1], [2]))
+    other = attempt(TokenTurn([1], [2]), reward=None, status="truncated", environment="b")
+    assert reward_extra_info(one).keys() == reward_extra_info(other).keys()
+
+
+def test_the_longest_segment_that_fits_stands_for_a_rollout() -> None:
+    segments = [
+        Segment(prompt_ids=[1] * 9, completion_ids=[1] * 5, mask=[1] * 5),
+        Segment(prompt_ids=[1] * 2, completion_ids=[1] * 3, mask=[1, 0, 1]),
+        Segment(prompt_ids=[1] * 2, completion_ids=[1] * 2, mask=[1, 0]),
+    ]
+    assert fitting(segments, 4, 4) is segments[1]
+    assert fitting(segments, 9, 5) is segments[0]
+    assert fitting(segments, 1, 1) is None
+
+
+def test_figures_are_means_over_all_and_by_environment() -> None:
+    failed = RolloutError(kind="policy", message="out of memory", type="PolicyError")
+    reports = [
+        {"environment": "a", "figures": metrics(attempt(TokenTurn([1], [2]))), "error": None},
+        {
+            "environment": "b",
+            "figures": metrics(attempt(environment="b", status="failed", reward=None, error=failed)),
+            "error": {"error": "PolicyError", "message": "policy: out of memory"},
+        },
+    ]
+    made = logged(reports)
+    assert made["nemo_gym/failed"] == 0.5
+    assert (made["nemo_gym/a/failed"], made["nemo_gym/b/failed_policy"]) == (0.0, 1.0)
+    assert made["nemo_gym/reward"] == made["nemo_gym/a/reward"] == 0.5
+    assert "nemo_gym/b/reward" not in made
+    found = most_frequent(reports)
+    assert found is not None
+    assert isinstance(found[0], PolicyError)
+    assert (str(found[0]), found[1]) == ("policy: out of memory", 1)
+    assert most_frequent(reports[:1]) is None
+
+
+def test_an_entry_describes_one_stack_per_machine() -> None:
+    entry = LoopConfig.model_validate({"environments": "mcqa", "renderer": "qwen3"})
+    assert entry.renderer == {"name": "qwen3"}
+    stack = entry.stack_config()
+    assert stack.share == "machine"
+    assert [environment.name for environment in stack.environments] == ["mcqa"]
+    more = LoopConfig.model_validate(
+        {
+            "environments": ["mcqa", {"name": "math_with_judge", "overrides": [["a.b", 1]]}],
+            "stack": {"share": "process", "linger_s": 5, "models": {"judge": "policy"}},
+        }
+    ).stack_config()
+    assert (more.share, more.linger_s, more.models) == ("process", 5, (("judge", "policy"),))
+    assert more.environments[1].overrides == (("a.b", 1),)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"stack": {"lingers": 1}}, {"environment": ["mcqa"]}, {"environments": []}]
+)
+def test_a_wrong_entry_is_refused_when_it_is_read(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"lingers|environment"):
+        LoopConfig.model_validate({"environments": ["mcqa"], **wrong})
+
+
+def test_a_row_without_environment_goes_where_its_agent_is() -> None:
+    agents = {name: AgentInfo(name[0], name, "simple_agent") for name in ("a_agent", "b_agent")}
+    assert environment_of({"agent_ref": {"name": "b_agent"}}, agents) == "b"
+    assert environment_of({}, {"a_agent": agents["a_agent"]}) == "a"
+    with pytest.raises(DataError, match=r"names 'c', not an agent of the stack: a_agent, b_agent"):
+        environment_of({"agent_ref": {"name": "c"}}, agents)
+    with pytest.raises(DataError, match="names None"):
+        environment_of({}, agents)
