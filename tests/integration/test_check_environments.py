@@ -42,6 +42,8 @@ class Server(SimpleResourcesServer):
         if fault == "memory":
             self.__dict__["hoard"] = bytearray(b"x") * (3 << 30)
             time.sleep(600)
+        if fault == "writes":
+            open(os.path.join(os.path.dirname(__file__), "made_at_start.txt"), "w").close()
         if fault == "host":
             urllib.request.urlopen("https://data.invalid/file.zip", timeout=5)
         if fault == "binary":
@@ -96,6 +98,10 @@ def recorded(question: str, answer: str, reward: float, **fields: Any) -> str:
     return json.dumps({"responses_create_params": params, "response": response, "reward": reward, **fields})
 
 
+def config_of(directory: Path, *lines: str) -> Path:
+    return Path(home_with(directory, *lines))
+
+
 def home_with(directory: Path, *lines: str) -> str:
     """A directory with the server above and these recorded lines; the path to its config."""
     home = directory / "resources_servers" / "own"
@@ -110,6 +116,11 @@ def home_with(directory: Path, *lines: str) -> str:
     (home / "data" / "example.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "data" / "example_rollouts.jsonl").write_text("\n".join(lines))
     return str(home / "configs" / "own.yaml")
+
+
+def made_in(directory: Path) -> list[Path]:
+    """What a server wrote into its own directory."""
+    return list(directory.rglob("made_at_start.txt"))
 
 
 @pytest.fixture(autouse=True)
@@ -173,6 +184,45 @@ async def test_a_field_that_neither_row_nor_record_has(tmp_path: Path) -> None:
     check = await checked(home_with(tmp_path, recorded("of Spain?", "Madrid", 1.0)))
     assert (check.verdict, check.rewarded) == ("incomplete", True)
     assert check.detail == "no packaged row was recorded, and the record lacks wanted"
+
+
+async def test_an_agent_that_is_gone_is_named_and_its_recording_played_by_the_one_there_is(
+    tmp_path: Path,
+) -> None:
+    line = recorded("of Italy?", "Rome", 1.0, agent_ref={"type": "responses_api_agents", "name": "retired"})
+    check = await checked(home_with(tmp_path, line), "writes")
+    assert (check.verdict, check.matched) == ("match", 1)
+    assert check.notes == ("recorded agent 'retired' no longer exists",)
+    assert made_in(tmp_path)
+
+
+async def test_requirements_that_conflict_and_values_that_are_missing_are_named(tmp_path: Path) -> None:
+    config = config_of(tmp_path, PARIS)
+    (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
+    config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
+    check = await checked(str(config))
+    assert check.verdict == "match", check
+    conflict, made_up = check.notes
+    assert conflict.startswith("without openai==1.3.0: conflict: ")
+    assert conflict.count("openai") >= 3, "the requirement, and nemo-gym's own"
+    assert made_up == "with a placeholder for service_api_key"
+
+
+async def test_rows_without_a_prompt_are_said_to_be_so(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    (config.parents[1] / "data" / "example.jsonl").write_text(
+        '{"question": "of France?", "wanted": "Paris"}\n'
+    )
+    check = await checked(str(config))
+    assert (check.verdict, check.rewarded) == ("incomplete", False)
+    assert check.detail.startswith(
+        "no data: the rows of example are raw and need a prompt config; `gymgate data"
+    )
+
+
+async def test_rows_without_recordings_still_get_a_reward(tmp_path: Path) -> None:
+    check = await checked(home_with(tmp_path))
+    assert (check.verdict, check.detail, check.rewarded) == ("incomplete", "no recording", True)
 
 
 async def test_an_unknown_environment_is_an_error() -> None:

@@ -142,6 +142,17 @@ def test_a_package_that_is_on_no_index_is_no_conflict() -> None:
     assert (need.kind, need.name) == ("package", "acereason-math, which the package index does not have")
 
 
+def test_two_versions_of_one_package_conflict() -> None:
+    message = (
+        "No solution found when resolving dependencies: Because you require openai==1.3.0 and openai==2.44.0, we can "
+        "conclude that your requirements are unsatisfiable."
+    )
+    need = setup_need(message)
+    assert need is not None
+    assert need.name == "required: openai==1.3.0; required: openai==2.44.0"
+    assert unobtainable(["openai==1.3.0", "numpy"], need, message) == ["openai==1.3.0"]
+
+
 def test_what_cannot_be_had_is_left_out_and_nothing_else() -> None:
     wanted = [
         "acereason-math",

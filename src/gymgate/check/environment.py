@@ -113,6 +113,9 @@ class EnvironmentCheck:
         if not any(config.agents for config in environment.configs):
             return "no agent in any config"
         if not samples.samples and not packaged_rows(environment):
+            if raw := [file.name for file in environment.data if file.kind == "raw"]:
+                ready = f"`gymgate data prepare {environment.name}` makes those that can be run"
+                return f"no data: the rows of {', '.join(raw)} are raw and need a prompt config; {ready}"
             if samples.broken:
                 return f"no data: every recorded line is broken ({samples.broken[0]})"
             return "no data"
@@ -135,9 +138,7 @@ class EnvironmentCheck:
                     raise
                 left += more
                 self._left_out = self._left_out or need
-                self._facts["notes"] += tuple(
-                    f"without {line}, which cannot be had ({need.kind})" for line in more
-                )
+                self._facts["notes"] += tuple(f"without {line}: {_why(need)}" for line in more)
                 continue
             return (
                 RuntimeConfig(version=self.job.version, interpreter=str(installed.python))
@@ -268,6 +269,11 @@ class EnvironmentCheck:
                 **values,
             }
         )
+
+
+def _why(need: evidence.Missing) -> str:
+    """Why a requirement was left out: requirements in conflict are named."""
+    return str(need) if need.kind in ("conflict", "package") else f"it cannot be fetched ({need.kind})"
 
 
 def _with_reward_of(check: Check, other: Check, seconds: float) -> Check:

@@ -151,8 +151,9 @@ def _conflicting(message: str) -> Iterator[str]:
     for match in re.finditer(rf"({_DEMAND}) depends on (one of:\s+)?([A-Za-z][\w.-]*{_CLAUSES})", message):
         rest = " or the like" if match[2] else ""
         found[f"{match[1]} needs {match[3]}{rest}"] = None
-    for match in re.finditer(rf"(?:you require|because) ([A-Za-z][\w.-]*{_CLAUSES})", message):
-        found[f"required: {match[1]}"] = None
+    required = rf"(?:you require|because) ([A-Za-z][\w.-]*{_CLAUSES})(?: and ([A-Za-z][\w.-]*{_CLAUSES}))?"
+    for match in re.finditer(required, message):
+        found |= {f"required: {demand}": None for demand in match.groups() if demand}
     yield from found
 
 
@@ -165,6 +166,7 @@ def unobtainable(requirements: Sequence[str], need: Missing, message: str) -> li
     blamed = re.findall(
         r"(?:Because|and) ([A-Za-z][\w.-]*)[\[=<>!~\w.*,\]-]* (?:depends on|was not found)", message
     )
+    blamed += re.findall(r"you require ([A-Za-z][\w.-]*)", message)
     return [line for line in requirements if _name(line) in {_name(found) for found in blamed}]
 
 

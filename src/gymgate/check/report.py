@@ -55,7 +55,8 @@ def status_page(checks: Sequence[Check], command: str) -> str:
         "| incomplete | the release ships no agent, data or recording to compare with |",
         "| failed | anything else |",
         "",
-        "`reward`: whether a row got a reward at all; `stand-in`: only with a fixed text as the judge's answer.",
+        "`reward`: whether a row got a reward at all, where the policy was asked; `stand-in`: only with a fixed text as the",
+        "judge's answer. Where no recording can be played, packaged rows are tried with a policy that says one fixed sentence.",
         "",
     ]
     for version in sorted({check.version for check in checks}, reverse=True):
@@ -69,19 +70,26 @@ def status_page(checks: Sequence[Check], command: str) -> str:
 def _section(version: str, kind: str, checks: Sequence[Check]) -> list[str]:
     counts = Counter(check.verdict for check in checks)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
-    rewarded = sum(check.rewarded for check in checks)
     dates = sorted({check.date for check in checks})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     return [
         f"## nemo-gym {version}: {kind}",
         "",
-        f"{len(checks)} checked, {when}: {told}; {rewarded} returned a reward.",
+        f"{len(checks)} checked, {when}: {told}; {told_rewards(checks)}.",
         "",
         "| environment | agents | needs (from its files) | verdict | rewards | reward | what was seen |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(_line(check) for check in sorted(checks, key=lambda item: item.environment)),
         "",
     ]
+
+
+def told_rewards(checks: Sequence[Check]) -> str:
+    """How many returned a reward, and how many of them only because the judge's answer was made up."""
+    rewarded = sum(check.rewarded for check in checks)
+    stood_in = sum(check.rewarded_by_stand_in and not check.rewarded for check in checks)
+    by = f", {stood_in} of them with a stand-in for the judge" if stood_in else ""
+    return f"{rewarded + stood_in} returned a reward{by}"
 
 
 def _line(check: Check) -> str:

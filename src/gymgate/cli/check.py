@@ -183,7 +183,8 @@ def _print(check: Check) -> None:
 
 def _summarise(checks: Sequence[Check]) -> None:
     if len(checks) > 1:
+        from gymgate.check.report import told_rewards
+
         counts = Counter(check.verdict for check in checks)
         told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-        rewarded = sum(check.rewarded for check in checks)
-        click.echo(f"{len(checks)} environments: {told}; {rewarded} returned a reward")
+        click.echo(f"{len(checks)} environments: {told}; {told_rewards(checks)}")

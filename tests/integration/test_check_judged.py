@@ -1,0 +1,75 @@
+"""Two environments that score with more than Python: a model as the judge, and untrusted code run through Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gymgate.catalog import Catalog
+from gymgate.check import Check, Job, check_all
+from gymgate.check.judges import RecordedJudge, serving
+from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
+from gymgate.dataset import open_rows
+from gymgate.gateway.replay.answer import response_object
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
+
+MATH = "resources_servers/math_with_judge"
+USE_JUDGE = (("math_with_judge.resources_servers.math_with_judge.should_use_judge", True),)
+
+
+class Judge(RecordedJudge):
+    """Holds every answer for right but "wrong"."""
+
+    asked: list[str]
+
+    async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(str(request["input"]))
+        said = "[[A!=B]]" if "wrong" in self.asked[-1] else "[[A=B]]"
+        return response_object([{"role": "assistant", "content": said}], request, response_id="resp_1")
+
+
+def answering(text: str) -> Any:
+    async def policy(request: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": rf"It is \boxed{{\text{{{text}}}}}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+
+    return policy
+
+
+async def test_a_model_judges_what_the_library_does_not_see() -> None:
+    runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig())
+    row = open_rows("example", environment=Catalog(runtime.site, runtime.version).find(MATH))[0].data
+    judge = Judge(MATH)
+    judge.asked = []
+    async with serving(judge) as endpoint:
+        config = StackConfig(
+            environments=(EnvironmentConfig(name=MATH, overrides=USE_JUDGE),),
+            models=(("policy_model_as_judge", endpoint),),
+        )
+        async with acquire(config) as stack:
+            right = await stack.run(row, policy=answering("the same in other words"))
+            wrong = await stack.run(row, policy=answering("wrong"))
+    assert (right.error, right.reward) == (None, 1.0)
+    assert (wrong.error, wrong.reward) == (None, 0.0)
+    assert len(right.policy_calls) == len(wrong.policy_calls) == 1
+    assert len(judge.asked) >= 3  # both orders, and the first of them alone where it says no
+
+
+async def test_code_is_run_and_scored_through_ray() -> None:
+    (outcome,) = await check_all([Job(environment="code_gen", version="0.7.0")])
+    assert isinstance(outcome, Check), outcome
+    assert (outcome.verdict, outcome.matched) == ("match", 5), outcome.detail
+    assert {row.reward for row in outcome.rows} == {0.0, 1.0}
+
+
+async def test_rollouts_that_are_scored_against_each_other_are_run_together() -> None:
+    (outcome,) = await check_all([Job(environment="genrm_compare", version="0.7.0")])
+    assert isinstance(outcome, Check), outcome
+    assert (outcome.verdict, outcome.rewarded_by_stand_in) == ("blocked", True), outcome.evidence
+    assert outcome.detail.startswith("judge: ")
