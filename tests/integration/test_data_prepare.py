@@ -235,6 +235,9 @@ def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
     note = first.files["train.jsonl"]
     assert (note.rows, note.agents) == (7, {"reasoning_gym_simple_agent": 7})
     assert note.sources[0].origin["arguments"] == [*generator]
+    prepared("reasoning_gym", tmp_path / "one", script_arguments=generator, splits=("validation",))
+    manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
+    assert [*manifest["files"]] == ["train.jsonl", "validation.jsonl"]
     with pytest.raises(DataError, match=r"create_dataset\.py ended with exit status 2"):
         prepared("reasoning_gym", tmp_path / "three", script_arguments=("--no-such-option",))
 

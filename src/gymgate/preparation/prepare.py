@@ -206,4 +206,16 @@ def _publish(stage: Path, output: Path, manifest: Manifest) -> None:
             while chunk := staged.read(1 << 20):
                 file.write(chunk)
     with replacing(output / MANIFEST) as file:
-        file.write(manifest.model_dump_json(indent=2).encode() + b"\n")
+        file.write(_with_earlier(output, manifest).model_dump_json(indent=2).encode() + b"\n")
+
+
+def _with_earlier(output: Path, manifest: Manifest) -> Manifest:
+    """Together with what the manifest that is there says of other files of the same environment and release."""
+    try:
+        earlier = Manifest.model_validate_json((output / MANIFEST).read_bytes())
+    except (OSError, ValueError):
+        return manifest
+    if (earlier.environment, earlier.nemo_gym) != (manifest.environment, manifest.nemo_gym):
+        return manifest
+    kept = {name: note for name, note in earlier.files.items() if (output / name).is_file()}
+    return manifest.model_copy(update={"files": dict(sorted({**kept, **manifest.files}.items()))})

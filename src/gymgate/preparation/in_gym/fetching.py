@@ -10,6 +10,7 @@ from typing import Any
 
 from .declared import Source
 from .places import Places
+from .scripts import candidates
 from .stamps import Stamp, digest_of
 from .told import LacksError, RefusedError, Told
 
@@ -67,10 +68,17 @@ class Fetcher:
                 f"dataset {source.name!r} is only in NVIDIA's own registry (as {name}), which gymgate does not reach; "
                 f"with the file at hand: --input FILE",
             )
+        names = [path.name for path in candidates(self.order)]
+        made = (
+            f"a script of it may make them: --script {names[0]} -- ARGUMENTS"
+            if names
+            else "no script makes them"
+        )
+        others = f" (others: {', '.join(names[1:])})" if names[1:] else ""
         raise RefusedError(
             "ConfigError",
-            f"dataset {source.name!r} ({source.dataset['jsonl_fpath']}) has no source and no script that makes it; "
-            f"with the file at hand: --input FILE",
+            f"its config does not say where the rows of {source.name!r} come from; {made}{others}; with a file of them "
+            f"at hand: --input FILE",
         )
 
     def _from_hub(self, source: Source, target: Path) -> tuple[Path, Origin]:
@@ -99,7 +107,7 @@ class Fetcher:
         self.told.step(f"{source.name}: running {script}")
         root = self.places.script_root(script)
         local = _local_packages(source.dataset.get("prepare_dependencies") or [], root)
-        with self.places.importing_from(root, local):
+        with self.places.importing_from(root, [*local, (root / script).parent]):
             module = importlib.import_module(".".join(Path(script).with_suffix("").parts))
             if not hasattr(module, "prepare"):
                 raise RefusedError("ConfigError", f"{script} has no function prepare()")

@@ -43,6 +43,13 @@ def scripted(order: dict[str, Any], places: Places) -> Iterator[Source]:
         yield Source(script.name, order["type"] if len(made) == 1 else path.stem, dataset, made=origin)
 
 
+def candidates(order: dict[str, Any]) -> list[Path]:
+    """Scripts of the environment that look as if they make data."""
+    directory = Path(order["directory"])
+    where = (directory, directory / "scripts")
+    return sorted({path for place in where for pattern in PATTERNS for path in place.glob(pattern)})
+
+
 def _rows_below(directory: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in sorted(directory.rglob("*.jsonl"))}
 
@@ -51,11 +58,9 @@ def _script(order: dict[str, Any], places: Places) -> Path:
     """The script that was named, else the only one that the environment has; where it may write beside itself."""
     directory, named = Path(order["directory"]), order["script"]
     where = (directory, directory / "scripts")
-    found: list[Path]
-    if named:
-        found = [place / named for place in where if (place / named).is_file()][:1]
-    else:
-        found = sorted({path for place in where for pattern in PATTERNS for path in place.glob(pattern)})
+    found: list[Path] = [place / named for place in where if (place / named).is_file()][:1] if named else []
+    if not named:
+        found = candidates(order)
     if len(found) != 1:
         every = sorted({path for place in where for path in place.glob("*.py")} - {directory / "app.py"})
         names = ", ".join(path.name for path in found or every if not path.name.startswith("_"))
