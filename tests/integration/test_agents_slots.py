@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_support import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
+from agents_support import (
+    TOOLS,
+    StampingPolicy,
+    environment_with,
+    environment_with_forgetful_agent,
+    stamped_row,
+)
 from stack_support import all_gone, pids_of, stack_config
 
 from gymgate.config import RolloutLimits
@@ -107,3 +113,20 @@ async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(t
         assert rollout.error.server == "stamps"
         (again,) = await run(stack, policies(1, first=2))
         assert again.reward == 1.0
+
+
+async def test_a_harness_that_fails_is_no_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent of a command that ends at once scores 0; nobody has asked the policy."""
+    broken = tmp_path / "programs" / "codex"
+    broken.parent.mkdir()
+    broken.write_text("#!/bin/sh\n[ $1 = --version ] && echo codex-cli 1.2.3 && exit\nexit 7\n")
+    broken.chmod(0o755)
+    settings = {"model": "m", "codex_version": "1.2.3", "timeout": 60, "concurrency": 1}
+    config = stack_config(environment_with(tmp_path, "codex_agent", **settings))
+    monkeypatch.setenv("PATH", f"{broken.parent}{os.pathsep}{os.environ['PATH']}")
+    async with acquire(config) as stack:
+        (rollout,) = await run(stack, policies(1))
+    assert rollout.error is not None
+    assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
+    assert "without having asked the policy" in rollout.error.message
+    assert "7" in rollout.error.message

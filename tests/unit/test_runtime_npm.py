@@ -54,12 +54,18 @@ def test_a_command_is_installed_once_in_the_version_of_the_config(npm: Path) -> 
     assert "@openai/codex@latest" in npm.read_text()
 
 
-def test_a_command_on_path_is_left_alone(npm: Path, tmp_path: Path) -> None:
-    (tmp_path / "programs" / "codex").write_text("#!/bin/sh\n")
+@pytest.mark.parametrize(
+    ("wanted", "installed"), [(None, False), ("1.2.3", False), ("1.2.4", True), ("2.3", True)]
+)
+def test_a_command_on_path_is_used_unless_another_version_is_asked_for(
+    npm: Path, tmp_path: Path, wanted: str | None, installed: bool
+) -> None:
+    (tmp_path / "programs" / "codex").write_text("#!/bin/sh\necho codex-cli 1.2.3\n")
     (tmp_path / "programs" / "codex").chmod(0o755)
-    assert ensure_program("codex_agent", {}, lambda line: None) is None
+    found = ensure_program("codex_agent", {"codex_version": wanted}, lambda line: None)
+    assert (found is not None) == installed
     assert ensure_program("simple_agent", {}, lambda line: None) is None
-    assert not npm.exists()
+    assert npm.exists() == installed
 
 
 def test_without_npm_the_need_is_named(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

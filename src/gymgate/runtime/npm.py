@@ -1,7 +1,7 @@
 """Command-line agents from npm: each in a directory of its own under the cache, made once.
 
 NeMo Gym would install them by itself when the agent starts: globally, in every process at once, and without npm by
-downloading Node.js. What is found on `PATH` is used as it is, as by NeMo Gym.
+downloading Node.js; and it would use whatever version is on `PATH`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any
 
 from gymgate.config import cache_dir
 from gymgate.errors import NeedMissingError, SetupError
-from gymgate.runtime.environment import installer_env
+from gymgate.runtime.environment import clean_env, installer_env
 from gymgate.runtime.installer import Progress
 from gymgate.runtime.venv import locked, writing
 
 TIMEOUT_S = 900.0
+_VERSION_TIMEOUT_S = 20.0
+_LATEST = "latest"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Program:
     """Setting of the agent that says which version; unset: the latest."""
 
     def version(self, settings: Mapping[str, Any]) -> str:
-        return str(settings.get(self.version_key) or "latest")
+        return str(settings.get(self.version_key) or _LATEST)
 
 
 PROGRAMS: Mapping[str, Program] = {
@@ -50,20 +52,27 @@ PROGRAMS: Mapping[str, Program] = {
 
 
 def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progress) -> Path | None:
-    """The agent's command, installed if need be; `None` if it needs none or has it on `PATH`. Blocks.
+    """The agent's command, installed if need be; `None` if it needs none, or has it on `PATH` in the version that its
+    config names, or without npm in any version. Blocks.
 
     Raises `NeedMissingError` without npm, `SetupError` if npm fails.
     """
     program = PROGRAMS.get(agent_type)
-    if program is None or shutil.which(program.command):
+    if program is None:
         return None
     version = program.version(settings)
+    found = shutil.which(program.command)
+    if found and (version == _LATEST or _is_version(found, version)):
+        return None
     root = cache_dir() / "npm"
     place = root / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{program.package}-{version}").strip("_")
     command = place / "bin" / program.command
     if command.exists():
         return command
     npm = shutil.which("npm")
+    if npm is None and found:
+        progress(f"warning: {found} is not {program.command} {version}; it is used, since there is no npm")
+        return None
     if npm is None:
         raise NeedMissingError(
             f"{agent_type} runs the command {program.command!r}, which is not on PATH, and there is no npm to install "
@@ -75,6 +84,22 @@ def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progr
             progress(f"installing {program.package} {version} with npm")
             _install(npm, f"{program.package}@{version}", program.command, place)
     return command
+
+
+def _is_version(command: str, version: str) -> bool:
+    try:
+        done = subprocess.run(
+            [command, "--version"],
+            env=clean_env(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0 and version in done.stdout.split()
 
 
 def _install(npm: str, package: str, command: str, place: Path) -> None:

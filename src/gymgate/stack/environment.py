@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gymgate.config import EnvironmentConfig
-from gymgate.errors import GymgateError, ServerDiedError, StackLostError, StackStartError
+from gymgate.errors import (
+    EnvironmentServerError,
+    GymgateError,
+    ServerDiedError,
+    StackLostError,
+    StackStartError,
+)
 from gymgate.gateway import POLICY
 from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import Instance
@@ -18,7 +25,9 @@ from gymgate.stack.plan import Host, Plan, configured, link_programs, make_plan,
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.routing import Strategy
 from gymgate.stack.slots import AgentSlot, Slots, Started
-from gymgate.stack.spawner import Child, Spawner
+from gymgate.stack.spawner import Child, Spawner, tail
+
+_COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 
 State = Literal["starting", "up", "restarting", "down", "stopped"]
 
@@ -118,6 +127,16 @@ class Environment:
             self._changed.clear()
             await self._changed.wait()
         return self._generation
+
+    def harness_failed(self, agent: str) -> EnvironmentServerError:
+        """For an agent that scored a rollout without having asked the policy once; with what its log says of it."""
+        logs = self._logs.glob(f"{gym_config.file_name(agent)}*.log")
+        newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
+        lines = tail(newest).splitlines() if newest else []
+        said = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log says no more")
+        return EnvironmentServerError(
+            f"agent {agent!r} ended without having asked the policy: {said.strip()[:400]}", server=agent
+        )
 
     async def stop(self) -> None:
         """Stop the servers: asked first, killed after `GRACE_S`. Idempotent."""

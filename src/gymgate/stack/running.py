@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,9 +29,11 @@ from gymgate.errors import ConfigError, DataError, GymgateError, RolloutTimeoutE
 from gymgate.gateway import Backend, Gateway, Route
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
+from gymgate.rollout.record import ModelCall
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
+from gymgate.runtime.npm import PROGRAMS
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation
 from gymgate.stack.plan import Host
@@ -156,6 +158,8 @@ class RunningStack:
             outcome = await place(environment, job, route)
         finally:
             await route.close()
+        if is_harness_failure(outcome, environment.agents[agent], route.calls):
+            outcome = results.failed(environment.harness_failed(agent))
         return rollouts.finished(job, outcome, route.calls, started)
 
     def open(self, request: Request, *, metadata_routing: bool = False) -> Route:
@@ -268,7 +272,7 @@ class RunningStack:
             component_roots=self.config.component_roots,
             directory=self.directory,
             cache_dir=cache_dir() / "gym",
-            programs=self._own_programs(),
+            programs=self._agents_commands(),
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
             agent_slots=self.config.agent_slots,
@@ -287,12 +291,19 @@ class RunningStack:
     async def _start_spawner(self, python: Path) -> Spawner:
         environment = {**clean_env(self.config.env_vars), "PYTHONUNBUFFERED": "1"}
         # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
-        places = [str(python.parent), environment.get("PATH", os.defpath), str(self._own_programs())]
+        commands, path = str(self._agents_commands()), environment.get("PATH", os.defpath)
+        places = [str(python.parent), commands, path, str(self._own_programs())]
         environment["PATH"] = os.pathsep.join(places)
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self.config.component_roots:
             environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self.config.component_roots)
         return await Spawner.start(python, environment, self.directory)
+
+    def _agents_commands(self) -> Path:
+        """A directory for the commands that agents run, in the versions of their configs: before all others."""
+        directory = self.directory / "commands"
+        directory.mkdir(exist_ok=True)
+        return directory
 
     def _own_programs(self) -> Path:
         """A directory with the uv that gymgate has and the interpreters of this machine, which uv finds on PATH
@@ -365,6 +376,11 @@ def _for_keyless(config: StackConfig) -> dict[str, Endpoint | Backend]:
 
 def _succeeded(task: asyncio.Task[Any]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
+
+
+def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[ModelCall]) -> bool:
+    """Whether a score is that of a command which failed before it asked the policy: agents score that 0."""
+    return agent_type in PROGRAMS and not calls and outcome["status"] != "failed"
 
 
 def check_row(row: Mapping[str, Any]) -> None:
