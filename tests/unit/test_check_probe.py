@@ -1,0 +1,130 @@
+"""Rewards without a recording: what counts as one, stand-ins for judges, cohorts, answers given in their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.catalog import EnvConfig
+from gymgate.check import Check, status_page
+from gymgate.check.judges import STAND_IN, RecordedJudge
+from gymgate.check.ordered import PLAYED_IN_ORDER, PLAYED_LAST, OrderedPolicy
+from gymgate.check.probe import Probe
+from gymgate.check.report import told_rewards
+from gymgate.errors import UnknownConversationError
+from gymgate.gateway.replay import recorded_rollouts
+from gymgate.rollout import ModelCall, Rollout
+from gymgate.stack import Policy
+
+ROW = {"responses_create_params": {"input": "?"}}
+
+
+def rollout(reward: float | None, *models: str) -> Rollout:
+    calls = [ModelCall(index=n, model_server=model, dialect="responses") for n, model in enumerate(models)]
+    return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
+
+
+def probe(
+    tmp_path: Path, told: Callable[[dict[str, Any]], Rollout], judge: RecordedJudge, cohort: int = 1
+) -> Probe:
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps({"s": {"resources_servers": {"e": {"num_rollouts_per_prompt": cohort}}}}))
+
+    async def run(row: dict[str, Any], policy: Policy) -> Rollout:
+        if "ask" in row:
+            try:
+                await judge({"input": row["ask"]})
+            except UnknownConversationError:
+                return rollout(0.0, "policy_model")
+        return told(row)
+
+    return Probe(run, judge, EnvConfig("c", path))
+
+
+async def test_a_reward_counts_only_if_the_policy_was_asked(tmp_path: Path) -> None:
+    silent = probe(tmp_path, lambda row: rollout(0.0), RecordedJudge("e"))
+    await silent.run([ROW])
+    assert not silent.rewarded
+    asked = probe(tmp_path, lambda row: rollout(0.0, "policy_model"), RecordedJudge("e"))
+    await asked.run([ROW])
+    assert (asked.rewarded, asked.by_stand_in, asked.judge_missing) == (True, False, False)
+
+
+async def test_a_judge_is_stood_in_for_only_after_it_was_missed(tmp_path: Path) -> None:
+    judge = RecordedJudge("e")
+    tried = probe(tmp_path, lambda row: rollout(1.0, "policy_model"), judge)
+    await tried.run([{**ROW, "ask": "right?"}])
+    assert (tried.rewarded, tried.by_stand_in, tried.judge_missing) == (True, True, True)
+    assert judge.judged_by == "stand-in"
+    answer = await judge({"input": "right?"})
+    assert answer["output"][0]["content"][0]["text"] == STAND_IN
+
+
+async def test_a_cohort_is_run_at_once_with_a_place_for_each(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def told(row: dict[str, Any]) -> Rollout:
+        seen.append((row["_ng_group_id"], row["_ng_rollout_index"]))
+        return rollout(3.0, "policy_model")
+
+    tried = probe(tmp_path, told, RecordedJudge("e"), cohort=4)
+    await tried.run([ROW])
+    assert tried.rewarded
+    assert [place for _, place in seen] == [0, 1, 2, 3]
+    assert len({group for group, _ in seen}) == 1
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "assistant", "content": text}
+
+
+def call(name: str) -> list[dict[str, Any]]:
+    output = {"type": "function_call_output", "call_id": name, "output": "42"}
+    return [{"type": "function_call", "name": name, "arguments": "{}", "call_id": name}, output]
+
+
+@pytest.mark.parametrize(
+    ("output", "answers", "how"),
+    [
+        ([message("a"), message("b")], ["a", "b", "b"], PLAYED_IN_ORDER),
+        ([message("a"), *call("Bash"), message("b")], ["b", "b", "b"], PLAYED_LAST),
+        ([*call("mcp__weather"), message("b")], ["mcp__weather", "b", "b"], PLAYED_IN_ORDER),
+    ],
+)
+async def test_answers_are_given_in_their_order(
+    tmp_path: Path, output: list[dict[str, Any]], answers: list[str], how: str
+) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    record = {"responses_create_params": {"input": [{"role": "user", "content": "?"}]}, "reward": 1.0}
+    path.write_text(json.dumps({**record, "response": {"output": output}}))
+    policy = OrderedPolicy()
+    assert policy.begin(recorded_rollouts([path])[0])
+    assert policy.how == how
+    told = []
+    for question in ("x", "y", "z"):
+        (item,) = (await policy({"input": question}))["output"]
+        told.append(item.get("name") or item["content"][0]["text"])
+    assert told == answers
+
+
+def test_rewards_by_stand_in_are_counted_and_told_apart() -> None:
+    def check(name: str, **rewards: bool) -> Check:
+        return Check(
+            environment=name,
+            kind="resources_servers",
+            version="0.7.0",
+            verdict="blocked",
+            date="d",
+            **rewards,
+        )
+
+    checks = [check("a", rewarded=True), check("b", rewarded_by_stand_in=True), check("c")]
+    assert told_rewards(checks[:1]) == "1 returned a reward"
+    assert told_rewards(checks) == "2 returned a reward, 1 of them with a stand-in for the judge"
+    page = status_page(checks, "gymgate check --all")
+    assert "2 returned a reward, 1 of them with a stand-in for the judge." in page
+    assert "| b | - | - | blocked | - | stand-in | - |" in page
