@@ -41,11 +41,14 @@ def link(
         ([link("HTTPError", "Bad Gateway", status=502)], NeedMissingError, "cannot be fetched: Bad Gateway"),
         ([link("ModuleNotFoundError", name="tiktoken.core")], NeedMissingError, "--with PACKAGE"),
         ([link("KeyError", "'problem'")], SetupError, "preparation failed: KeyError: 'problem'"),
-        ([], SetupError, "preparation failed"),
+        ([link("CalledProcessError", "['git', 'clone', 'x']")], NeedMissingError, "git cannot fetch"),
+        ([], SetupError, "what it wrote is in log.txt"),
     ],
 )
 def test_each_failure_is_one_line(chain: list[dict[str, Any]], cls: type[GymgateError], said: str) -> None:
-    error = failure({"doing": "train: downloading", "chain": chain}, "mcqa", "MINE", has_token=False)
+    error = failure(
+        {"doing": "train: downloading", "chain": chain}, "mcqa", "MINE", Path("log.txt"), has_token=False
+    )
     assert type(error) is cls
     assert str(error).startswith("mcqa: train: downloading: ")
     assert said in str(error)
@@ -54,14 +57,22 @@ def test_each_failure_is_one_line(chain: list[dict[str, Any]], cls: type[Gymgate
 
 def test_a_network_that_is_off_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYMGATE_OFFLINE", "1")
-    error = failure({"doing": "x", "chain": [link("OfflineModeIsEnabled")]}, "mcqa", "MINE", has_token=True)
+    error = failure(
+        {"doing": "x", "chain": [link("OfflineModeIsEnabled")]},
+        "mcqa",
+        "MINE",
+        Path("log.txt"),
+        has_token=True,
+    )
     assert str(error).startswith(
         "mcqa: x: it was not fetched before, and the network is off (GYMGATE_OFFLINE"
     )
 
 
 def test_a_token_without_access_is_told_apart() -> None:
-    error = failure({"doing": "x", "chain": [link("GatedRepoError")]}, "mcqa", "MINE", has_token=True)
+    error = failure(
+        {"doing": "x", "chain": [link("GatedRepoError")]}, "mcqa", "MINE", Path("log.txt"), has_token=True
+    )
     assert "the token in MINE has no access" in str(error)
 
 

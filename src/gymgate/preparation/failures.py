@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gymgate import errors
@@ -60,7 +62,7 @@ def missing_package(event: Mapping[str, Any]) -> str | None:
 
 
 def failure(
-    event: Mapping[str, Any], environment: str, token_variable: str, *, has_token: bool
+    event: Mapping[str, Any], environment: str, token_variable: str, log: Path, *, has_token: bool
 ) -> GymgateError:
     """The error for an exception that the program did not expect, by what is at its root."""
     chain: Sequence[Link] = event.get("chain") or [{"type": "?", "message": "", "status": None}]
@@ -82,7 +84,10 @@ def failure(
     if names & {*_OFFLINE, *_NO_NETWORK} or statuses:
         low = chain[-1] if {str(chain[-1]["type"])} & {*_LOW} else chain[0]
         return _unreachable(what, environment, _short(str(low["message"]) or text))
-    return SetupError(f"{what}: NeMo Gym's preparation failed: {chain[0]['type']}: {_short(text)}")
+    said = f"{chain[0]['type']}: {_short(text)}; what it wrote is in {log}"
+    if "CalledProcessError" in names and re.search(r"\bgit\b.*\b(clone|fetch|pull)\b", text):
+        return NeedMissingError(f"{what}: git cannot fetch: {said}", environment=environment, need="download")
+    return SetupError(f"{what}: NeMo Gym's preparation failed: {said}")
 
 
 def _wants_token(names: set[str], statuses: set[Any]) -> bool:

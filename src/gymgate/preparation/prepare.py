@@ -139,7 +139,8 @@ def _run(
     """Run the program; `_LackingError` where `more` requirements, or those that a script declares, may help."""
     environment = program_env(config)
     name, told = config.environment.name, _Told()
-    for event in run_program(runtime.python, order, environment, place / "log.txt", config.timeout_s):
+    log = place / "log.txt"
+    for event in run_program(runtime.python, order, environment, log, config.timeout_s):
         kind = event["event"]
         if kind == "step":
             progress(f"{name}: {event['text'].removeprefix(f'{name}: ')}")
@@ -154,7 +155,7 @@ def _run(
         elif kind == "failed":
             if more and failures.missing_package(event):
                 raise _LackingError
-            raise failures.failure(event, name, config.token_env, has_token="HF_TOKEN" in environment)
+            raise failures.failure(event, name, config.token_env, log, has_token="HF_TOKEN" in environment)
     return told
 
 
