@@ -1,10 +1,12 @@
-"""Train on NeMo Gym environments with TRL's GRPOTrainer.
+"""Train on NeMo Gym environments with TRL's GRPOTrainer, or its AsyncGRPOTrainer.
 
     python examples/trl/train.py --config examples/trl/tiny.yaml            # a minute on a CPU, no download
     python examples/trl/train.py --config examples/trl/workplace.yaml       # a real model; vLLM server at vllm_server_base_url
-    python examples/trl/train.py --config ... --resume_from_checkpoint DIR
+    python examples/trl/train.py --config examples/trl/async.yaml           # rollouts while the trainer trains
+    python examples/trl/train.py --config ... --vllm_server_base_url URL --resume_from_checkpoint DIR
 
-The YAML has three parts: `model` (a hub name, or `tiny`), `nemo_gym` (arguments of `NeMoGymSpec`) and `grpo` (of `GRPOConfig`).
+The YAML has three parts: `model` (a hub name or directory, or `tiny`), `nemo_gym` (arguments of `NeMoGymSpec`) and `grpo` (of
+`GRPOConfig`) or `async_grpo` (of `AsyncGRPOConfig`).
 """
 
 from __future__ import annotations
@@ -14,17 +16,23 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import set_seed
+from transformers import AutoTokenizer, set_seed
 from trl import GRPOConfig, GRPOTrainer
 
 from gymgate.trl import NeMoGymSpec
 
 
-def main(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:
+def main(config: dict[str, Any], resume_from_checkpoint: str | None) -> Any:
+    train = train_async if "async_grpo" in config else train_in_turns
+    return train(config, resume_from_checkpoint)
+
+
+def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrainer:
+    """Rollouts, then a step, and so on."""
     grpo = GRPOConfig(**config["grpo"])
     set_seed(grpo.seed)
-    model, tokenizer, renderer = policy(config["model"])
-    with NeMoGymSpec(**config["nemo_gym"], renderer=renderer) as spec:
+    model, tokenizer = policy(config["model"])
+    with NeMoGymSpec(**config["nemo_gym"]) as spec:
         trainer = GRPOTrainer(
             model=model,
             args=grpo,
@@ -38,14 +46,44 @@ def main(config: dict[str, Any], resume_from_checkpoint: str | None) -> GRPOTrai
     return trainer
 
 
-def policy(name: str) -> tuple[Any, Any, Any]:
-    """Model, tokenizer and renderer; the trainer and the spec load and choose their own for a hub name."""
+def train_async(config: dict[str, Any], resume_from_checkpoint: str | None) -> Any:
+    """Rollouts in a process of their own; `model` is a name, for TRL loads it."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    args = AsyncGRPOConfig(**config["async_grpo"])
+    tokenizer = AutoTokenizer.from_pretrained(config["model"])
+    spec = NeMoGymSpec(**config["nemo_gym"])
+    worker = spec.rollout_worker(args, tokenizer)
+    trainer = AsyncGRPOTrainer(
+        model=config["model"],
+        args=args,
+        processing_class=tokenizer,
+        train_dataset=spec.train_dataset,
+        rollout_worker=worker,
+        callbacks=[worker.callback],
+    )
+    trainer.train(resume_from_checkpoint=resume_from_checkpoint)
+    return trainer
+
+
+def policy(name: str) -> tuple[Any, Any]:
+    """Model and tokenizer; the trainer loads its own for a name."""
     if name != "tiny":
-        return name, None, None
-    from tiny_policy import make_model, make_renderer, make_tokenizer
+        return name, None
+    from tiny_policy import make_model, make_tokenizer
 
     tokenizer = make_tokenizer()
-    return make_model(tokenizer), tokenizer, make_renderer(tokenizer)
+    return make_model(tokenizer), tokenizer
+
+
+def read(path: Path, vllm_server_base_url: str | None) -> dict[str, Any]:
+    """The file's config, with the server's address in it where one is given."""
+    config: dict[str, Any] = yaml.safe_load(path.read_text())
+    if vllm_server_base_url:
+        config["async_grpo" if "async_grpo" in config else "grpo"]["vllm_server_base_url"] = (
+            vllm_server_base_url
+        )
+    return config
 
 
 if __name__ == "__main__":
@@ -53,6 +91,7 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--vllm_server_base_url", help="in place of the config's")
     parser.add_argument("--resume_from_checkpoint")
     args = parser.parse_args()
-    main(yaml.safe_load(args.config.read_text()), args.resume_from_checkpoint)
+    main(read(args.config, args.vllm_server_base_url), args.resume_from_checkpoint)

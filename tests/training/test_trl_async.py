@@ -11,7 +11,6 @@ import queue
 import time
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +75,7 @@ def config(folder: Path, url: str, **more: Any) -> AsyncGRPOConfig:
     return AsyncGRPOConfig(**arguments(folder, vllm_server_base_url=url, **wanted))
 
 
-def test_the_reward_rises(
+def test_the_trainer_trains_on_what_the_server_samples(
     model_folder: str, tmp_path: Path, token_server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -91,10 +90,10 @@ def test_the_reward_rises(
     args = config(
         tmp_path,
         token_server_url,
-        learning_rate=0.01,
-        max_steps=15,
+        learning_rate=0.001,
+        max_steps=5,
         dtype="float32",
-        save_steps=15,
+        save_steps=5,
         save_strategy="steps",
     )
     transfer = FileWeightTransfer(token_server_url)
@@ -113,11 +112,14 @@ def test_the_reward_rises(
     finally:
         transfer.send_weights(Qwen3ForCausalLM.from_pretrained(model_folder).named_parameters())
     steps = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert fmean(step["reward"] for step in steps[:3]) < 0.2
-    assert fmean(step["reward"] for step in steps[-3:]) > 0.3
+    assert transfer.updates == 7  # at the start, after each step, and above
     assert steps[0]["ratio"] == pytest.approx(1.0, abs=1e-3)  # the server's logprobs are the trainer's
-    assert steps[-1]["nemo_gym/letter_share/drift"] == steps[-1]["nemo_gym/failed"] == 0
-    assert (tmp_path / "checkpoint-15/gymgate_rollouts.json").exists()
+    assert abs(steps[0]["kl"]) < 1e-3
+    assert steps[-1]["sample/staleness_max"] <= args.max_staleness
+    logged = {name: value for step in steps for name, value in step.items()}
+    assert logged["nemo_gym/letter_share/drift"] == logged["nemo_gym/failed"] == 0
+    assert 0 <= logged["nemo_gym/letter_share/reward"] < 1
+    assert (tmp_path / "checkpoint-5/gymgate_rollouts.json").exists()
 
 
 def until(worker: Any, ready: Callable[[], bool]) -> None:

@@ -29,7 +29,7 @@ def rollout_checks(
     tokenizer: Any,
 ) -> Iterator[Check]:
     """Its outcome, lengths, drift, extension and sampling, a line each."""
-    yield _outcome(agent, rollout, conversation)
+    yield _outcome(agent, rollout, conversation, policy)
     if not conversation.turns:
         return
     yield _lengths(agent, conversation, policy)
@@ -39,11 +39,18 @@ def rollout_checks(
     yield _sampling(agent, policy, engine)
 
 
-def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation) -> Check:
+def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, policy: TokenPolicy) -> Check:
     if rollout.error is not None:
         error = rollout.error
         return Check(agent, False, f"rollout failed ({error.kind}): {error.message}; {_FIXES[error.kind]}")
     told = f"{rollout.status}, reward {rollout.reward}, {rollout.timing.total_s:.1f} s"
+    if not conversation.turns and rollout.status == "truncated":
+        limit = policy.max_model_len
+        return Check(
+            agent,
+            False,
+            f"{told}: its first prompt leaves no room within {limit} ids; serve the model with more (--max-model-len)",
+        )
     if not conversation.turns:
         return Check(
             agent,

@@ -19,7 +19,7 @@ from typing import Any
 
 from gymgate.errors import GymgateError, StackLostError
 from gymgate.integrations.trl.async_plan import Channels, Plan
-from gymgate.integrations.trl.async_samples import group_figures, to_samples
+from gymgate.integrations.trl.async_samples import group_figures, sample_class, to_samples
 from gymgate.integrations.trl.attempts import Attempts, FailureWatch
 from gymgate.integrations.trl.policy import made_by, renderer_for, served_model_len
 from gymgate.tokens import Engine, Sample, TokenPolicy
@@ -116,7 +116,7 @@ class Producer:
         """Until cancelled; raises what makes it impossible to go on."""
         try:
             policy = await asyncio.to_thread(self._policy)
-            await self.attempts.start()
+            await asyncio.gather(self.attempts.start(), asyncio.to_thread(sample_class))
             async with asyncio.TaskGroup() as groups:
                 for group_id in itertools.count():
                     await self._groups.acquire()

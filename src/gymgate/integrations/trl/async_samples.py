@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from statistics import fmean, pstdev
 from typing import Any
@@ -59,9 +60,16 @@ def to_samples(
     return samples
 
 
+def sample_class() -> Any:
+    """TRL's `RolloutSample`; importing it takes seconds."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # said in the trainer's process
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    return RolloutSample
+
+
 def _sample(segment: Segment, **fields: Any) -> Any:
     import numpy
-    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     known, before = segment.logprobs or [None] * len(segment.mask), len(segment.prompt_ids)
     if any(on and value is None for on, value in zip(segment.mask, known, strict=True)):
@@ -69,7 +77,7 @@ def _sample(segment: Segment, **fields: Any) -> Any:
     values = [
         value if on and value is not None else 0.0 for on, value in zip(segment.mask, known, strict=True)
     ]
-    return RolloutSample(
+    return sample_class()(
         input_ids=numpy.asarray([*segment.prompt_ids, *segment.completion_ids], dtype=numpy.int64),
         completion_mask=numpy.asarray([0] * before + segment.mask, dtype=numpy.int64),
         old_log_probs=numpy.asarray([0.0] * before + values, dtype=numpy.float32),
