@@ -52,6 +52,8 @@ class Probe:
                 rollout = await self._once(row)
                 if self._judge.refused:
                     self.judge_missing = True
+                    if self._cohort > 1:  # what it scores by itself after that says nothing
+                        break
                     continue
                 self.rollouts.append(rollout)
                 if _counts(rollout):
