@@ -14,6 +14,7 @@ NAMES = {
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
     "growth": "routes, environments and dataset rows: what grows, and how",
     "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
+    "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",
 }
 MODULES = {"verifiers": "verifiers_ceiling"}

@@ -179,7 +179,8 @@ async def program(
     code: str, *arguments: object, quiet: bool = True, wrap: Iterable[str] = (), **environment: str
 ) -> AsyncIterator[Program]:
     """Run a program, `PRELUDE` in front; it is killed at the end of the block if it still runs."""
-    paths = [str(HERE), str(HERE.parent / "integration"), os.environ.get("PYTHONPATH", "")]
+    first = environment.pop("PYTHONPATH_FIRST", "")
+    paths = [first, str(HERE), str(HERE.parent / "integration"), os.environ.get("PYTHONPATH", "")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
     process = await asyncio.create_subprocess_exec(
         *[*wrap, sys.executable, "-c", PRELUDE + code, *map(str, arguments)],

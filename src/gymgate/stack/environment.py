@@ -179,6 +179,7 @@ class Environment:
         """Start the servers of a new generation and wait until each listens."""
         plan, host = self._plan, self._host
         assert plan is not None
+        self._logs.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
         self._awaited.clear()
         spawner = await host.spawner()
         config = await configured(plan, host, spawner, self._all_ports(), host.gateway.port_for)
@@ -268,6 +269,9 @@ class Environment:
                 self._failure = self._too_slow()
             except GymgateError as error:
                 self._failure = error
+            except Exception as error:  # whatever it is, nobody must wait for servers that nobody starts
+                logger.exception("%s", self.name)
+                self._failure = StackStartError(f"{type(error).__name__}: {error}", environment=self.name)
             else:
                 self._set("up")
                 return

@@ -308,6 +308,7 @@ class RunningStack:
     def _own_programs(self) -> Path:
         """A directory with the uv that gymgate has and the interpreters of this machine, which uv finds on PATH
         only: for servers that make environments of their own."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have tidied up
         directory = self.directory / "bin"
         directory.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError, GymgateError):

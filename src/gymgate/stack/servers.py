@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from gymgate.errors import ServerDiedError, StackStartError
 from gymgate.stack.ports import listening_inodes, owns_socket
-from gymgate.stack.spawner import Child, Spawner
+from gymgate.stack.spawner import Child, Spawner, no_room
 
 POLL_S, MAX_POLL_S = 0.02, 0.2
 GRACE_S = 0.8
@@ -56,7 +56,7 @@ def died(child: Child, environment: str) -> ServerDiedError:
 
 def died_starting(child: Child, environment: str) -> StackStartError:
     text = child.log_tail()
-    reason = f": {reason_in(text)}" if text else ""
+    reason = f": {reason_in(text)}" if text else no_room(child.log)
     return StackStartError(
         f"server {child.name!r} of {environment!r} died while starting ({how(child)}){reason}",
         environment=environment,

@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ from gymgate.errors import StackStartError
 from gymgate.stack import forkserver
 
 KILL_TIMEOUT_S = 1.5
+LITTLE_ROOM = 1 << 16
+"""Bytes free, below which a process may have failed for lack of them."""
 _LINE_LIMIT = 1 << 20
 
 logger = logging.getLogger(__name__)
@@ -53,6 +56,14 @@ def tail(path: Path, lines: int = 20, size: int = 16384) -> str:
     except OSError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def no_room(log: Path) -> str:
+    """For an error message, where a log may be empty because its disk is full."""
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(log.parent).free < LITTLE_ROOM:
+            return f": No space left on device for {str(log.parent)!r}"
+    return ""
 
 
 class Spawner:
@@ -106,7 +117,8 @@ class Spawner:
             status = await asyncio.shield(child.exited)
             if status != 0:
                 raise StackStartError(
-                    f"the parser of {name!r} exited with status {status}", log_tail=child.log_tail()
+                    f"the parser of {name!r} exited with status {status}{no_room(log)}",
+                    log_tail=child.log_tail(),
                 )
             answer: dict[str, Any] = json.loads(out.read_text())
             return answer
@@ -148,7 +160,7 @@ class Spawner:
         if not line:
             await asyncio.to_thread(self.process.wait)
             text = tail(self.log)
-            last = text.splitlines()[-1] if text else "no output"
+            last = (text.splitlines()[-1] if text else "no output") + no_room(self.log)
             raise StackStartError(
                 f"NeMo Gym could not be imported by {self.process.args[0]!s}: {last}",  # type: ignore[index]
                 server="fork server",

@@ -1,0 +1,186 @@
+"""A machine that lacks things: descriptors, disk, a cache to write to, shared memory, a steady clock, quiet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from faults_support import Program, program
+from stack_support import ROW, SIMPLE, call_then_answer, runtime, server_pid, stack_config
+
+from gymgate.config import cache_dir
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+
+pytestmark = pytest.mark.gym
+
+NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+ROLLOUTS = """
+options = dict(word.split("=", 1) for word in sys.argv[1:])
+config = stack_config(state_dir=options.get("state") or None, start_timeout_s=60)
+
+async def main():
+    async with acquire(config) as stack:
+        policy = stack.register("scripted", call_then_answer, dialect="responses")
+        say("up")
+        if options.get("pause"):
+            await asyncio.to_thread(sys.stdin.readline)
+        count = int(options.get("count", "8"))
+        limits = RolloutLimits(timeout_s=20)
+        rollouts = await asyncio.gather(*(stack.run(ROW, policy=policy, limits=limits) for _ in range(count)))
+        bad = [rollout for rollout in rollouts if rollout.reward != 1.0]
+        assert all(rollout.error is not None for rollout in bad), bad
+        say("failed", len(bad), {rollout.error.type for rollout in bad} or "")
+        after = await stack.run(ROW, policy=policy, limits=limits)
+        say("after", after.reward, after.error or "")
+        assert (await stack.status())["rollouts"] == 0
+
+try:
+    asyncio.run(main())
+except GymgateError as error:
+    say("error", type(error).__name__, error.message)
+"""
+
+
+def mounting(script: str) -> list[str]:
+    """A command's prefix: in a mount namespace of its own, after this script; skips where that is not allowed."""
+    if shutil.which("unshare") is None:
+        pytest.skip("there is no unshare here")
+    command = [*NAMESPACE, "sh", "-euc", script + '\nexec "$@"', "sh"]
+    tried = subprocess.run([*command, "true"], capture_output=True, text=True, timeout=20, check=False)
+    if tried.returncode:
+        pytest.skip(f"no mounts may be made here: {tried.stderr.strip()}")
+    return command
+
+
+async def all_well(sdk: Program) -> None:
+    """The program's rollouts, and the one after them, get their reward."""
+    assert await sdk.until_line("failed") == "failed 0"
+    assert (await sdk.line()).startswith("after 1.0")
+    assert await sdk.ended(15) == 0
+
+
+async def test_256_descriptors() -> None:
+    """More rollouts at once than there are descriptors: those that find none fail, typed; the stack lives on."""
+    few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
+    async with program(ROLLOUTS, "count=200", wrap=few) as sdk:
+        words = (await sdk.until_line("failed", 60)).split()
+        assert int(words[1]) < 200
+        assert (await sdk.line()).startswith("after 1.0")
+        assert await sdk.ended(15) == 0
+
+
+async def test_logs_on_a_full_disk(tmp_path: Path) -> None:
+    """Nothing is logged any more, and nothing else is lost."""
+    mount = mounting(f"mount -t tmpfs -o size=2m none {tmp_path}")
+    async with program(ROLLOUTS, f"state={tmp_path}", "pause=1", wrap=mount) as sdk:
+        await sdk.until_line("up")
+        full = Path(f"/proc/{sdk.pid}/root{tmp_path}/full")
+        with pytest.raises(OSError, match="No space left"):
+            full.write_bytes(bytes(4 << 20))  # noqa: ASYNC240
+        assert sdk.process.stdin is not None
+        sdk.process.stdin.write(b"\n")
+        await all_well(sdk)
+
+
+async def test_a_start_on_a_full_disk_says_so(tmp_path: Path) -> None:
+    fill = f"mount -t tmpfs -o size=64k none {tmp_path}; dd if=/dev/zero of={tmp_path}/full bs=4k 2>/dev/null || true"
+    async with program(ROLLOUTS, f"state={tmp_path}", wrap=mounting(fill)) as sdk:
+        line = await sdk.until_line("error")
+        assert "No space left on device" in line, line
+        assert await sdk.ended(15) == 0
+
+
+async def test_directories_that_are_tidied_away(tmp_path: Path) -> None:
+    """As temporary and runtime directories are: what is restarted makes its own again."""
+    async with acquire(stack_config(state_dir=str(tmp_path))) as stack:
+        policy = stack.register("scripted", call_then_answer, dialect="responses")
+        for victim in (SIMPLE, "fork server", "blocked"):
+            status = await stack.status()
+            shutil.rmtree(status["directory"])
+            if victim == "blocked":
+                Path(status["directory"]).write_text("no directory any more")  # noqa: ASYNC240
+            pid = server_pid(status, SIMPLE, SIMPLE) if victim == SIMPLE else status["fork_servers"][0]
+            os.kill(pid, signal.SIGKILL)
+            while (await stack.status())["environments"][SIMPLE]["state"] == "up":  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            rollout = await asyncio.wait_for(stack.run(ROW, policy=policy), 30)
+            if victim == "blocked":
+                assert rollout.error is not None
+                assert rollout.error.type == "ServerDiedError"
+                assert "File exists" in rollout.error.message or "Not a directory" in rollout.error.message
+            else:
+                assert rollout.reward == 1.0, rollout.error
+
+
+async def test_a_read_only_cache() -> None:
+    """With the runtime in it, nothing needs to be written there."""
+    ensure_runtime(runtime())
+    mount = mounting(f"mount --bind {cache_dir()} {cache_dir()}; mount -o remount,ro,bind {cache_dir()}")
+    async with program(ROLLOUTS, wrap=mount) as sdk:
+        await all_well(sdk)
+
+
+async def test_no_shared_memory() -> None:
+    async with program(ROLLOUTS, wrap=mounting("mount -t tmpfs -o ro,size=4k none /dev/shm")) as sdk:
+        await all_well(sdk)
+
+
+JUMPING = """
+import itertools, time
+real, jumps = time.time, itertools.cycle((0.0, 86400.0 * 400, -86400.0 * 4000))
+time.time = lambda: real() + next(jumps)
+"""
+
+
+async def test_a_clock_that_jumps(tmp_path: Path) -> None:
+    """Deadlines are counted on the monotonic clock: in the SDK process, the daemon, and NeMo Gym's servers' too."""
+    (tmp_path / "sitecustomize.py").write_text(JUMPING)
+    code = "assert abs(time.time() - time.time()) > 86400\n"
+    async with program(code + ROLLOUTS, quiet=False, PYTHONPATH_FIRST=str(tmp_path)) as sdk:
+        await all_well(sdk)
+
+
+COLD = """
+config = stack_config(share="machine", state_dir=sys.argv[1])
+
+async def main():
+    sys.stdin.readline()
+    async with acquire(config) as stack:
+        policy = stack.register("scripted", call_then_answer, dialect="responses")
+        rollout = await stack.run(ROW, policy=policy)
+        say("reward", rollout.reward, (await stack.status())["pid"])
+        await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+async def test_twenty_processes_at_once_with_a_cold_cache(tmp_path: Path) -> None:
+    """One makes the runtime and the stack, and all run on it."""
+    async with AsyncExitStack() as exits:
+        programs = [
+            await exits.enter_async_context(
+                program(COLD, tmp_path, GYMGATE_CACHE=str(tmp_path / "cache"), quiet=False)
+            )
+            for _ in range(20)
+        ]
+        for sdk in programs:
+            assert sdk.process.stdin is not None
+            sdk.process.stdin.write(b"\n")
+        lines = await asyncio.gather(*(sdk.until_line("reward", 800) for sdk in programs))
+        assert len(set(lines)) == 1
+        assert lines[0].startswith("reward 1.0"), lines[0]
+        for sdk in programs:
+            assert sdk.process.stdin is not None
+            sdk.process.stdin.write(b"\n")
+            assert await sdk.ended(30) == 0
+    assert len(list((tmp_path / "cache" / "runtimes").glob("*/bin"))) == 1
