@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,10 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "examples/trl/train.py", "--config", str(tmp_path / "tiny.yaml")],
         cwd=ROOT,
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+        },  # threads that wait for each other are slow on a busy machine
         capture_output=True,
         text=True,
         timeout=380,

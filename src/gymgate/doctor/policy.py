@@ -9,10 +9,11 @@ from typing import Any
 import aiohttp
 
 from gymgate.doctor.compare import first_difference
+from gymgate.doctor.servers import Served
 from gymgate.errors import ConfigError, GymgateError, MissingExtraError, PolicyError
 from gymgate.runtime.checks import Check
 from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.engines import HuggingFaceEngine, VLLMGenerateEngine
+from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine
 from gymgate.tokens.rendering import make_renderer
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
@@ -39,7 +40,7 @@ class RecordingEngine:
 
     async def close(self) -> None:
         """The connections of an engine that has any."""
-        if isinstance(self.engine, VLLMGenerateEngine):
+        if isinstance(self.engine, VLLMCompletionsEngine):
             await self.engine.close()
 
 
@@ -61,15 +62,17 @@ def load_tokenizer(model: str) -> Any:
 
 
 def make_policy(
-    tokenizer: Any, model: str, url: str | None, renderer: str | None, max_model_len: int | None
+    tokenizer: Any, model: str, url: str | None, renderer: str | None, served: Served
 ) -> tuple[TokenPolicy, RecordingEngine]:
     """One that samples at `url`, or else with the model loaded here."""
-    engine = RecordingEngine(VLLMGenerateEngine(url) if url else _in_process(model, tokenizer))
+    engine = RecordingEngine(
+        VLLMCompletionsEngine(url, model=served.model) if url else _in_process(model, tokenizer)
+    )
     policy = TokenPolicy(
         engine,
         make_renderer(tokenizer, renderer),
         sampling=SAMPLING,
-        max_model_len=max_model_len,
+        max_model_len=served.max_model_len,
         max_completion_len=MAX_COMPLETION,
     )
     return policy, engine
@@ -99,12 +102,16 @@ async def template_check(policy: TokenPolicy) -> Check:
             "two turns", True, f"the second prompt is the first call's {len(seen)} ids and {added} more"
         )
     at = first_difference(seen, second.prompt_ids)
-    told = f"the second prompt leaves the first call's ids at {at} of {len(seen)}: every turn becomes a training row of its own"
-    return Check(
-        "two turns",
-        False,
-        f"{told}; name the model's renderer with --renderer, or a template that keeps reasoning",
-    )
+    told = f"the second prompt leaves the first call's ids at {at} of {len(seen)}"
+    if said.get("reasoning_content"):
+        fix = "a renderer with thinking_retention='all' keeps it"
+        return Check(
+            "two turns",
+            None,
+            f"{told}, where reasoning is dropped when a user speaks: a training row more; {fix}",
+        )
+    fix = "name the model's renderer with --renderer"
+    return Check("two turns", False, f"{told}: every turn becomes a training row of its own; {fix}")
 
 
 async def chat_template_check(policy: TokenPolicy, url: str, model: str | None) -> Check:

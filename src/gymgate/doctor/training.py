@@ -77,9 +77,7 @@ async def _with_policy(
     url = target.urls[0] if target.urls else None
     try:
         tokenizer = await asyncio.to_thread(load_tokenizer, model)
-        policy, engine = await asyncio.to_thread(
-            make_policy, tokenizer, model, url, target.renderer, served.max_model_len
-        )
+        policy, engine = await asyncio.to_thread(make_policy, tokenizer, model, url, target.renderer, served)
     except GymgateError as error:
         yield Check("policy", False, str(error))
         return

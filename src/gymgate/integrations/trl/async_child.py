@@ -13,17 +13,15 @@ import queue
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from gymgate.errors import GymgateError, StackLostError
 from gymgate.integrations.trl.async_plan import Channels, Plan
 from gymgate.integrations.trl.async_samples import group_figures, sample_class, to_samples
 from gymgate.integrations.trl.attempts import Attempts, FailureWatch
-from gymgate.integrations.trl.policy import made_by, renderer_for, served_model_len
-from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.engines import VLLMGenerateEngine
+from gymgate.integrations.trl.policy import TrainersEngine, made_by, renderer_for, served_model
+from gymgate.tokens import Engine, TokenPolicy
 
 logger = logging.getLogger(__name__)
 
@@ -78,26 +76,6 @@ async def _until_told(plan: Plan, channels: Channels) -> None:
         working.result()
 
 
-class TrainersEngine:
-    """The trainer's server. Samples carry the versions that the trainer counts, whatever the server counts; where TRL publishes
-    an adapter, under a new name for each version, the last one samples."""
-
-    def __init__(self, server: VLLMGenerateEngine, version: Callable[[], int], lora_name: str | None) -> None:
-        self.server = server
-        self.version = version
-        self.lora_name = lora_name
-
-    async def generate(
-        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
-    ) -> Sample:
-        """See `Engine.generate`."""
-        before = self.version()
-        if self.lora_name is not None:
-            self.server.model = f"{self.lora_name}-v{before}"
-        sample = await self.server.generate(prompt_ids, sampling, session=session)
-        return replace(sample, policy_version=(before, self.version()))
-
-
 class Producer:
     """Groups of rollouts, one per row, over and over the dataset."""
 
@@ -107,7 +85,7 @@ class Producer:
         self.spec = plan.spec
         self.attempts = Attempts(self.spec.config, self.spec.limits)
         self.watch = FailureWatch()
-        self.server = VLLMGenerateEngine(plan.base_url)
+        self.engine: Engine | None = None
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._groups = asyncio.Semaphore(math.ceil(plan.concurrency / plan.group_size) + SPARE_GROUPS)
         self._delivered: set[int] = set()
@@ -122,17 +100,21 @@ class Producer:
                     await self._groups.acquire()
                     groups.create_task(self._group(group_id, policy))
         finally:
-            await self.server.close()
+            if isinstance(self.engine, TrainersEngine):
+                await self.engine.close()
             await asyncio.shield(self.attempts.close())
 
     def _policy(self) -> TokenPolicy:
-        given: Engine | None = made_by(self.spec.engine, None, "generate")
-        tokenizer = self.plan.tokenizer
+        url, limit = self.plan.base_url, None
+        self.engine = made_by(self.spec.engine, None, "generate")
+        if self.engine is None:
+            model, limit = served_model(url)
+            self.engine = TrainersEngine(url, model, self._version, lora_name=self.plan.lora_name)
         return TokenPolicy(
-            given or TrainersEngine(self.server, self._version, self.plan.lora_name),
-            renderer_for(tokenizer, self.spec.renderer, self.plan.chat_template_kwargs),
+            self.engine,
+            renderer_for(self.plan.tokenizer, self.spec.renderer, self.plan.chat_template_kwargs),
             sampling=self.plan.sampling,
-            max_model_len=None if given else served_model_len(self.plan.base_url),
+            max_model_len=limit,
             max_completion_len=self.plan.max_completion_len,
             version=self._version,
         )

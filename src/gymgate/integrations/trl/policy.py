@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import urllib.request
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import orjson
 
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.tokens import Engine, TokenPolicy
+from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import Renderer
-from gymgate.tokens.engines import VLLMGenerateEngine
+from gymgate.tokens.engines import VLLMCompletionsEngine
 from gymgate.tokens.rendering import make_renderer
 from gymgate.tokens.sampling import NAMES
 
@@ -26,6 +28,44 @@ RendererSource = Renderer | str | Callable[[Any], Renderer]
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 ANSWER_TIMEOUT_S = 10.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as aiohttp, which samples
+
+
+class Served(NamedTuple):
+    """What a server says of its first model."""
+
+    model: str
+    max_model_len: int | None
+
+
+class TrainersEngine:
+    """A trainer's vLLM server, at the route that TRL itself samples at.
+
+    Samples carry the versions that the trainer counts, whatever the server counts. Each request has a seed of its own: the
+    engines of a data-parallel server start from the same one. Where TRL publishes an adapter, under a new name for each version,
+    the last one samples.
+    """
+
+    def __init__(
+        self, base_url: str, model: str, version: Callable[[], int], *, lora_name: str | None = None
+    ) -> None:
+        self.server = VLLMCompletionsEngine(base_url, model=model)
+        self.version = version
+        self.lora_name = lora_name
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        before = self.version()
+        if self.lora_name is not None:
+            self.server.model = f"{self.lora_name}-v{before}"
+        seeded = {**sampling, "seed": secrets.randbits(62)}
+        sample = await self.server.generate(prompt_ids, seeded, session=session)
+        return replace(sample, policy_version=(before, self.version()))
+
+    async def close(self) -> None:
+        """Close this event loop's connections."""
+        await self.server.close()
 
 
 def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSource | None) -> TokenPolicy:
@@ -67,7 +107,8 @@ def trainer_engine(trainer: Any) -> Engine:
     """The trainer's vLLM server, or its model in this process. `ConfigError` for vLLM in colocate mode, and for a model
     that is spread over processes."""
     if getattr(trainer, "use_vllm", False):
-        return VLLMGenerateEngine(server_url(trainer.args))
+        url = server_url(trainer.args)
+        return TrainersEngine(url, served_model(url).model, lambda: int(trainer.state.global_step))
     return model_engine(trainer)
 
 
@@ -109,22 +150,21 @@ def _spread_over_processes(accelerator: Any) -> str | None:
 def trainer_model_len(trainer: Any) -> int | None:
     """Most ids, prompt and answer together, that the trainer's server or model takes; `None` if it does not say."""
     if getattr(trainer, "use_vllm", False):
-        return served_model_len(server_url(trainer.args))
+        return served_model(server_url(trainer.args)).max_model_len
     config = trainer.accelerator.unwrap_model(trainer.model).config
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return limit if isinstance(limit, int) else None
 
 
-def served_model_len(base_url: str) -> int | None:
-    """`max_model_len` of the first model that an OpenAI-compatible server lists. `PolicyError` if it does not answer."""
+def served_model(base_url: str) -> Served:
+    """The first model that an OpenAI-compatible server lists. `PolicyError` if it lists none, or does not answer."""
     url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/models"
     try:
         with _DIRECT.open(url, timeout=ANSWER_TIMEOUT_S) as answer:
-            models = orjson.loads(answer.read())["data"]
-    except (OSError, ValueError, KeyError) as error:
+            card = orjson.loads(answer.read())["data"][0]
+            return Served(card["id"], card.get("max_model_len"))
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise PolicyError(f"no list of models at {url}: {error}", endpoint=url) from error
-    limit = models[0].get("max_model_len") if models else None
-    return limit if isinstance(limit, int) else None
 
 
 def renderer_for(

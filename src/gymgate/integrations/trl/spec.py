@@ -14,12 +14,17 @@ from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, Stac
 from gymgate.integrations.trl.attempts import Attempts, FailureWatch
 from gymgate.integrations.trl.batch import Attempt, Fold, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset
-from gymgate.integrations.trl.policy import EngineSource, RendererSource, make_policy, tokenizer_of
+from gymgate.integrations.trl.policy import (
+    EngineSource,
+    RendererSource,
+    TrainersEngine,
+    make_policy,
+    tokenizer_of,
+)
 from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.integrations.trl.sources import Source, blended, find_sources, in_turn, weights_of
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
-from gymgate.tokens.engines.http import HTTPEngine
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -190,7 +195,7 @@ class NeMoGymSpec:
 
 async def _close(attempts: Attempts | None, policies: Iterable[TokenPolicy]) -> None:
     for policy in policies:
-        if isinstance(policy.engine, HTTPEngine):
+        if isinstance(policy.engine, TrainersEngine):
             await policy.engine.close()
     if attempts is not None:
         await attempts.close()

@@ -1,0 +1,40 @@
+"""Two ranks on one machine: each rolls out its own part of a group, on one stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
+pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+
+
+def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
+    """A group of six lies across both: three prompts each, and one mean over all."""
+    program = Path(__file__).with_name("trl_ranks_program.py")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    done = subprocess.run(
+        [*launch, str(program), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    assert [rank["batches"] for rank in ranks] == [[3, 3], [3, 3]]
+    assert [rank["share"] for rank in ranks] == ["machine", "machine"]
+    assert ranks[0]["servers"] == ranks[1]["servers"]
+    log = ranks[0]["log"]
+    assert len(log) == 2
+    assert {entry["nemo_gym/letter_share/failed"] for entry in log} == {0}
+    for entry in log:
+        assert entry["nemo_gym/letter_share/reward"] == pytest.approx(entry["reward"], abs=1e-5)
