@@ -181,7 +181,7 @@ def test_servers_in_the_job_and_the_end_of_its_walltime(slurm: Path, tmp_path: P
     submit(
         output,
         *("-r", "100", "-c", "1", "-m", "m"),
-        slurm=("--shards", "1", "--time", "2", "--drain", "80", "--requeues", "9", "--serve", serve),
+        slurm=("--shards", "1", "--time", "2", "--drain", "80", "--requeues", "50", "--serve", serve),
         setup=f"export VLLM_NOTES={notes} PATH={programs}:$PATH",
     )
     until(lambda: not said("squeue", "-h"), 800, "an empty queue")
