@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,37 @@ async def test_rows_without_recordings_still_get_a_reward(tmp_path: Path) -> Non
 async def test_an_unknown_environment_is_an_error() -> None:
     (outcome,) = await check_all([Job(environment="no_such_thing", version="0.7.0")])
     assert isinstance(outcome, ConfigError)
+
+
+def test_nothing_is_left_of_a_check_that_is_killed(tmp_path: Path) -> None:
+    config = home_with(tmp_path, PARIS)
+    command = [
+        sys.executable,
+        "-m",
+        "gymgate",
+        "check",
+        config,
+        "--set",
+        "own.resources_servers.own.fault=hang",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as check:
+        assert check.stderr is not None
+        assert any(line.endswith("checking\n") for line in check.stderr)
+        family = descendants(check.pid)
+        check.kill()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in family if runs(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert family
+    assert not left
+
+
+def runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def test_the_command_resumes(tmp_path: Path) -> None:

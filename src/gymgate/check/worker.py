@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 
 import orjson
@@ -10,9 +11,11 @@ import orjson
 from gymgate.check.environment import check_environment
 from gymgate.check.model import Job
 from gymgate.errors import GymgateError
+from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
 
 def main() -> int:
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its stack ends with it
     job = Job.model_validate_json(sys.stdin.buffer.read())
 
     def say(message: str) -> None:
