@@ -182,8 +182,9 @@ class Environment:
     def _dataset_file_of_any(self, name: str) -> DataFile | None:
         return next(filter(None, (self._dataset_file(config, name) for config in self.configs)), None)
 
-    def _known_as(self) -> str:
-        """By which commands find it."""
+    @property
+    def known_as(self) -> str:
+        """The name by which commands find it and no other."""
         return str(self.path) if self.kind == "config" else f"{self.kind}/{self.name}"
 
     def _no_data(self, name: str) -> str:
@@ -192,16 +193,14 @@ class Environment:
         if name in declared:
             what = (
                 f"data {name!r} of environment {self.name!r} is not in the wheel ({declared[name]}); "
-                f"`gymgate data prepare {self._known_as()}` gets it"
+                f"`gymgate data prepare {self.known_as}` gets it"
             )
         else:
             what = f"environment {self.name!r} has no data {name!r}"
         if names:
             return f"{what}; {choices(names)}, or a path to a JSONL file"
         if declared and name not in declared:
-            what += (
-                f" (it declares {', '.join(declared)}: `gymgate data prepare {self._known_as()}` gets them)"
-            )
+            what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
         return f"{what}; the wheel has no rows for it: give a path to a JSONL file"
 
 

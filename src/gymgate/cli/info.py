@@ -115,6 +115,7 @@ def _data(environment: Environment, config: EnvConfig) -> None:
     ]
     if elsewhere:
         click.echo(f"declared but not in the wheel: {', '.join(elsewhere)}")
+        click.echo(f"`gymgate data prepare {environment.known_as}` gets it")
 
 
 def _needs(catalog: Catalog, environment: Environment, config: EnvConfig) -> None:

@@ -111,9 +111,7 @@ def _config_of(environment: Environment, name: str | None) -> EnvConfig:
 
 def _full_name(environment: Environment, config: PrepareConfig) -> str:
     """By which every command finds it."""
-    if environment.kind == "config":
-        return config.environment.name
-    return f"{environment.kind}/{environment.name}"
+    return config.environment.name if environment.kind == "config" else environment.known_as
 
 
 def _declares(config: EnvConfig) -> bool:
