@@ -1,0 +1,61 @@
+"""What a trainer's arguments say of sampling, and where its model can be sampled from."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.integrations.trl.policy import made_by, model_engine, served_model, server_url, trainer_sampling
+
+
+def test_sampling_is_what_the_trainer_set(caplog: pytest.LogCaptureFixture) -> None:
+    args = SimpleNamespace(
+        temperature=0.7,
+        top_p=1.0,
+        top_k=0,
+        min_p=None,
+        repetition_penalty=1.0,
+        generation_kwargs={"min_p": 0.1, "stop": ["END"], "use_cache": True},
+    )
+    with caplog.at_level(logging.WARNING):
+        made = trainer_sampling(args)
+    expected = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+    assert made == {**expected, "min_p": 0.1, "stop": ["END"]}
+    assert "use_cache not passed on" in caplog.text
+
+
+def test_the_servers_address() -> None:
+    args = SimpleNamespace(
+        vllm_mode="server", vllm_server_base_url=None, vllm_server_host="h", vllm_server_port=8
+    )
+    assert server_url(args) == "http://h:8"
+    args.vllm_server_base_url = "http://there:9"
+    assert server_url(args) == "http://there:9"
+    args.vllm_mode = "colocate"
+    with pytest.raises(ConfigError, match="'colocate' offers no token endpoint"):
+        server_url(args)
+
+
+@pytest.mark.parametrize(("kind", "stage"), [("FSDP", None), ("DEEPSPEED", 3), ("MEGATRON_LM", None)])
+def test_a_model_that_no_process_holds_is_refused(kind: str, stage: int | None) -> None:
+    plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+    accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), state=plugin)
+    trainer: Any = SimpleNamespace(accelerator=accelerator)
+    with pytest.raises(ConfigError, match=r"spread over processes.*vllm_mode='server'"):
+        model_engine(trainer)
+
+
+def test_a_thing_is_itself_or_made() -> None:
+    renderer = SimpleNamespace(render_ids=len)
+    assert made_by(renderer, "tokenizer", "render_ids") is renderer
+    assert made_by(lambda tokenizer: [tokenizer], "tokenizer", "render_ids") == ["tokenizer"]
+    assert made_by(None, "tokenizer", "render_ids") is None
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with pytest.raises(PolicyError, match=r"no list of models at http://127.0.0.1:9/v1/models"):
+        served_model("http://127.0.0.1:9/v1/")
