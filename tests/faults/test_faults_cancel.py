@@ -249,17 +249,20 @@ def pickled() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("module", ["pickle", "cloudpickle"])
-def test_what_crosses_processes_pickles(module: str) -> None:
-    """As Ray and multiprocessing do it."""
-    pickler = pytest.importorskip(module)
+def crosses(dumps: Callable[[Any], bytes]) -> None:
+    """Everything comes out as it went in."""
     for value in pickled():
-        again = pickle.loads(pickler.dumps(value))
+        again = pickle.loads(dumps(value))
         assert type(again) is type(value)
         assert str(again) == str(value)
         if not isinstance(value, Exception):
             assert again == value
             assert hash(again) == hash(value)
+
+
+def test_what_crosses_processes_pickles() -> None:
+    """As multiprocessing does it; Ray: tests/training."""
+    crosses(pickle.dumps)
 
 
 @pytest.mark.gym
