@@ -57,7 +57,7 @@ from nemo_gym.config_types import ResourcesServerRef
 
 class Config(BaseResponsesAPIAgentConfig):
     resources_server: ResourcesServerRef
-    url: str
+    base_url: str
 
 class Request(BaseRunRequest):
     model_config = ConfigDict(extra="allow")
@@ -77,7 +77,7 @@ class Forgetful(SimpleResponsesAPIAgent):
 
     async def ask(self, session, text):
         body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-        async with session.post(self.config.url + "/chat/completions", json=body) as answer:
+        async with session.post(self.config.base_url + "/chat/completions", json=body) as answer:
             return (await answer.json())["choices"][0]["message"]["content"]
 
     async def late(self, text):
@@ -153,7 +153,7 @@ def environment_with_forgetful_agent(directory: Path, agent_type: str = "forgetf
     home = directory / "responses_api_agents" / "forgetful"
     home.mkdir(parents=True, exist_ok=True)
     (home / "app.py").write_text(OWN_AGENT)
-    return environment_with(directory, agent_type, model_server=None, url="${policy_base_url}")
+    return environment_with(directory, agent_type, model_server=None, base_url="${policy_base_url}")
 
 
 def environment_with_turns(directory: Path, agent_type: str) -> str:

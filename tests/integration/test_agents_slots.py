@@ -20,6 +20,7 @@ from agents_support import (
 from stack_support import all_gone, pids_of, stack_config
 
 from gymgate.config import RolloutLimits
+from gymgate.errors import ConfigError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
 
@@ -130,3 +131,12 @@ async def test_a_harness_that_fails_is_no_score(tmp_path: Path, monkeypatch: pyt
     assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
     assert "without having asked the policy" in rollout.error.message
     assert "7" in rollout.error.message
+
+
+async def test_a_row_of_an_agent_with_a_model_elsewhere_is_refused(tmp_path: Path) -> None:
+    """Its calls would not reach the policy, whose reward it would be."""
+    environment_with_forgetful_agent(tmp_path)
+    path = environment_with(tmp_path, "forgetful", model_server=None, base_url="https://model.example.com/v1")
+    async with acquire(stack_config(path)) as stack:
+        with pytest.raises(ConfigError, match=r"'agent'.*model of its own by a URL.*model_server"):
+            await run(stack, policies(1))

@@ -50,9 +50,18 @@ CONFIG: dict[str, Any] = {
             "url",
             set(),
         ),
-        ({"base_url": "https://api.example.com/v1"}, "url", set()),
+        ({"base_url": "https://api.example.com/v1"}, "none", set()),
+        ({"base_url": "${set_base_url}"}, "none", set()),
     ],
-    ids=["model server", "url", "url deep inside", "judge", "another agent", "elsewhere"],
+    ids=[
+        "model server",
+        "url",
+        "url deep inside",
+        "judge",
+        "another agent",
+        "elsewhere",
+        "elsewhere by a key",
+    ],
 )
 def test_how_an_agent_without_a_model_server_is_routed(
     block: dict[str, Any], strategy: str, policy: set[str]
@@ -61,7 +70,8 @@ def test_how_an_agent_without_a_model_server_is_routed(
         "cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block}
     )
     urls = ("policy_base_url", "own_base_url", "judge_base_url")
-    assert gym_config.strategy_of(agent, urls, "0.7.0") == strategy
+    config = {"set_base_url": "https://api.example.com/v1"}
+    assert gym_config.strategy_of(agent, urls, "0.7.0", config) == strategy
     if strategy == "slot":
         assert gym_config.policy_urls(agent, urls) == policy
 

@@ -130,12 +130,24 @@ def only_agents_call_models(config: Mapping[str, Any]) -> bool:
     return agents <= _TRACING and {*model_servers(config)} <= {POLICY} and not is_own_judge(config)
 
 
-def strategy_of(agent: Instance, urls: Collection[str], version: str) -> Strategy:
-    """How to route an agent; `urls` are the keys of models that servers call by themselves."""
+def strategy_of(
+    agent: Instance, urls: Collection[str], version: str, config: Mapping[str, Any] | None = None
+) -> Strategy:
+    """How to route an agent of a config; `urls` are the keys of models that servers call by themselves."""
     if any(kind in (AGENTS, MODELS) for kind, _ in _typed_references(agent.block)):
         return strategy_for(agent.type, version)
     own = bool(policy_urls(agent, urls))
-    return strategy_for(agent.type, version, own_urls=own)
+    strategy = strategy_for(agent.type, version, own_urls=own)
+    return (
+        "none" if strategy == "url" and not own and _has_foreign_url(agent.block, config or {}) else strategy
+    )
+
+
+def _has_foreign_url(block: Block, config: Mapping[str, Any]) -> bool:
+    """Whether an agent is given a model elsewhere, by a URL that is not the gateway's to stand for."""
+    values = [str(value) for key, value in block.items() if key.endswith("base_url") and "judge" not in key]
+    values += [str(config.get(key)) for value in values for key in forkserver.interpolated(value)]
+    return any(value.startswith(("http://", "https://")) for value in values)
 
 
 def policy_urls(agent: Instance, urls: Collection[str]) -> set[str]:

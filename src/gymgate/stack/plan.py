@@ -88,7 +88,7 @@ async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs
         frozenset(ray),
         urls,
         agents={item.name: item.type for item in agents},
-        strategies={item.name: gym_config.strategy_of(item, urls, host.version) for item in agents},
+        strategies={item.name: gym_config.strategy_of(item, urls, host.version, config) for item in agents},
         default_agent=gym_config.default_agent(config, spec.agent),
     )
 

@@ -6,7 +6,7 @@ metadata  an entry in `responses_create_params.metadata`, which the agent sends 
 remote    the same entry, in place of the key the base URL of the rollout's policy: the row goes to a service of the user's
 body      `policy_base_url` and `policy_api_key` in the body of `/run`
 slot      the agent passes nothing on: each process of it serves one rollout at a time and has gateway ports of its own
-none      its model calls go elsewhere than to the gateway, whatever is done: it is refused
+none      its config sends its model calls elsewhere than to the gateway: its rows are refused
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def release(version: str) -> tuple[int, int]:
 def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
     """The error for an agent of strategy `none`."""
     return ConfigError(
-        f"agent {agent!r} ({agent_type}, nemo-gym {version}) makes no model calls that gymgate could send to a policy; "
-        f"use another agent of this environment"
+        f"agent {agent!r} ({agent_type}, nemo-gym {version}) is given a model of its own by a URL in its config, so its "
+        f"calls would not reach the policy; give it model_server: {{type: responses_api_models, name: policy_model}} or "
+        f"the URL ${{policy_base_url}}"
     )
 
 
