@@ -114,7 +114,7 @@ class EnvironmentCheck:
             return "no agent in any config"
         if not samples.samples and not packaged_rows(environment):
             if raw := [file.name for file in environment.data if file.kind == "raw"]:
-                ready = f"`gymgate data prepare {environment.name}` makes those that can be run"
+                ready = f"`gymgate data prepare {_full_name(environment)}` makes those that can be run"
                 return f"no data: the rows of {', '.join(raw)} are raw and need a prompt config; {ready}"
             if samples.broken:
                 return f"no data: every recorded line is broken ({samples.broken[0]})"
@@ -269,6 +269,10 @@ class EnvironmentCheck:
                 **values,
             }
         )
+
+
+def _full_name(environment: Environment) -> str:
+    return environment.name if environment.kind == "config" else f"{environment.kind}/{environment.name}"
 
 
 def _why(need: evidence.Missing) -> str:

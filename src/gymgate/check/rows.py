@@ -95,15 +95,17 @@ class Rows:
         return await self._in_order_of(sample) or check
 
     async def _in_order_of(self, sample: Sample) -> RowCheck | None:
-        """What comes of a recording's answers in their order; `None` if the reward is not the recorded one, which
-        then says nothing."""
-        if not self._ordered_policy.begin(sample.recording):
-            return None
-        check = await self._replayed_once(sample, self._ordered)
-        if check.verdict != "match":
-            return None
-        self._in_order = True
-        return check.model_copy(update={"cause": self._ordered_policy.how})
+        """What comes of a recording's answers in their order; `None` if there is no reward, or another one than
+        recorded before any came out that way, which says nothing."""
+        for _ in range(REPLAYS):
+            if not self._ordered_policy.begin(sample.recording):
+                return None
+            check = await self._replayed_once(sample, self._ordered)
+            if check.verdict == "match" or check.reward is None:
+                break
+        self._in_order = self._in_order or check.verdict == "match"
+        says = self._in_order and check.reward is not None
+        return check.model_copy(update={"cause": self._ordered_policy.how}) if says else None
 
     def _agent_type(self, sample: Sample) -> str:
         agents = self._stack.agents
