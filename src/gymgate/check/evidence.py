@@ -96,8 +96,11 @@ def missing_in(*texts: str, hints: Sequence[Need] = ()) -> Missing | None:
                 name = match["name"].replace("', '", " ")
                 return Missing(kind, name, line_around(text, match.start(), match.end()))
         if (match := _last(_NO_NETWORK, text)) is not None:
-            fetched = [need.detail for need in hints if need.kind in ("download", "git", "search", "key")]
-            name = fetched[0] if fetched else "a host on the internet"
+            order = ("download", "git", "search", "key")
+            fetched = sorted(
+                (need for need in hints if need.kind in order), key=lambda n: order.index(n.kind)
+            )
+            name = fetched[0].detail if fetched else "a host on the internet"
             return Missing("download", name, line_around(text, match.start(), match.end()))
         if (match := _last(_NO_SERVICE, text)) is not None:
             services = [
