@@ -57,11 +57,12 @@ def test_a_model_in_this_process(folder: str) -> None:
     assert checks["two turns"][0] is True
 
 
-def test_a_renderer_that_does_not_fit_is_found(folder: str, token_server_url: str) -> None:
-    """The tiny model's own template has no place for reasoning, and does not extend what was sampled."""
-    _, checks = doctor("--vllm", token_server_url, "--model", folder, "--renderer", "default")
-    assert checks["chat template"][0] is None or checks["two turns"][0] is False
-    assert "--renderer" in checks["two turns"][1] + checks["chat template"][1]
+def test_a_renderer_of_another_model_is_found(folder: str, token_server_url: str) -> None:
+    _, checks = doctor("--vllm", token_server_url, "--model", folder, "--renderer", "nemotron-3")
+    ok, told = checks["chat template"]
+    assert ok is None
+    assert "differ from the server's chat template at" in told
+    assert told.endswith("name the model's renderer with --renderer")
 
 
 def test_each_missing_thing_is_one_line(folder: str, token_server_url: str, tmp_path: Path) -> None:

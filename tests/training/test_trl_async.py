@@ -58,9 +58,7 @@ def model_folder(tmp_path: Path) -> str:
 
 
 def spec_of(**more: Any) -> NeMoGymSpec:
-    from examples.trl.tiny_policy import make_renderer
-
-    wanted = {"data": ONE_LETTER, "renderer": make_renderer, "score_truncated": True, **more}
+    wanted = {"data": ONE_LETTER, "renderer": "qwen3", "score_truncated": True, **more}
     return NeMoGymSpec(ENVIRONMENT, limits={"timeout_s": 60}, **wanted)
 
 

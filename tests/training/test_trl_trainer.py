@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,23 @@ def test_batches_of_failures_end_the_training_with_the_reason(spec: NeMoGymSpec,
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*out of memory"):
         trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_a_killed_stack_costs_a_batch_and_is_started_again(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    good, killed = tiny()[1].encode("aaaa<|im_end|>", add_special_tokens=False), []
+
+    def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        if not killed:
+            killed.append(spec._attempts._stack._connection.daemon.pid)
+            os.kill(killed[0], signal.SIGKILL)
+        return Sample(good, [-1.0] * len(good), "stop")
+
+    spec.engine = CallableEngine(sample)
+    trainer = trainer_of(spec, tmp_path, max_steps=2)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "nemo_gym/failed" in entry]
+    assert [entry["nemo_gym/letter_share/failed_infrastructure"] for entry in logged] == [1, 0]
+    assert logged[1]["nemo_gym/reward"] == 1
 
 
 def test_the_servers_ids_and_logprobs_are_those_of_the_model_in_training(

@@ -122,7 +122,7 @@ def _stack(target: Target, served: Served) -> tuple[StackConfig, Mapping[str, An
         row = next(iter(open_rows(target.data, environment=environment)), None)
         if row is None:
             raise DataError(f"{target.data!r} holds no row of {name!r}; name a file with --data")
-        rows[environment.name] = row.data
+        rows[name] = rows[environment.name] = row.data
     judge = (
         HTTPEndpoint(base_url=f"{_root(target.urls[0])}/v1", model=served.model) if target.urls else "policy"
     )

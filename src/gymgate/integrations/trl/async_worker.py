@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from gymgate.integrations.trl.spec import NeMoGymSpec
 
+START_TIMEOUT_S = 300.0
+"""For the process to come up, its imports included."""
 STOP_TIMEOUT_S = 30.0
 """For the process to give the stack back, before it is killed."""
 
@@ -42,6 +44,7 @@ class RolloutWorker:
         self._lora_name = lora_name
         self._channels = Channels(context, args.queue_maxsize)
         self._process: BaseProcess | None = None
+        self._started = 0.0
         self.rollout_buffer = self._channels.samples
         self.metrics_queue = self._channels.metrics
         self.position = 0
@@ -66,7 +69,8 @@ class RolloutWorker:
         plan = self._plan().pickled()
         self._channels.stop.clear()
         self._channels.position.value = self.position
-        self._channels.heartbeat.value = time.time()
+        self._channels.heartbeat.value = 0.0
+        self._started = time.time()
         self._process = self._context.Process(
             target=child_main, args=(plan, self._channels), name="gymgate-rollouts", daemon=True
         )
@@ -96,8 +100,9 @@ class RolloutWorker:
             return
         if (code := self._process.exitcode) is not None:
             raise StackLostError(f"the rollouts' process ended with exit code {code}; see its standard error")
-        age = time.time() - self._channels.heartbeat.value
-        if age > stale_after_s:
+        alive = self._channels.heartbeat.value
+        age = time.time() - (alive or self._started)
+        if age > (stale_after_s if alive else max(stale_after_s, START_TIMEOUT_S)):
             raise StackLostError(f"the rollouts' process shows no life for {age:.0f} s")
 
     def _failure(self) -> GymgateError:

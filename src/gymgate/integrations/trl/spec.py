@@ -47,6 +47,7 @@ class NeMoGymSpec:
     trainer's own model in this process. `renderer` is by default what the `renderers` package has for the model, or a name
     there. Truncated rollouts teach nothing unless `score_truncated`.
 
+    `stack` holds further fields of `StackConfig`: `models` for judges, `environments` with overrides or another agent, ...
     The stack starts with the first batch and lives until `close`; the ranks of one machine share it. A spec can be pickled.
     """
 
@@ -61,7 +62,7 @@ class NeMoGymSpec:
         engine: EngineSource | None = None,
         renderer: RendererSource | None = None,
         limits: RolloutLimits | Mapping[str, Any] | None = None,
-        runtime: RuntimeConfig | None = None,
+        runtime: RuntimeConfig | Mapping[str, Any] | None = None,
         stack: Mapping[str, Any] | None = None,
         fold: Fold = "longest",
         score_truncated: bool = False,
@@ -76,11 +77,12 @@ class NeMoGymSpec:
         self.limits = RolloutLimits.model_validate(limits or {"timeout_s": 1800})
         self.fold: Fold = fold
         self.score_truncated = score_truncated
-        self.config = StackConfig(
-            environments=tuple(EnvironmentConfig(name=name) for name in self.weights),
-            runtime=runtime or RuntimeConfig(),
-            **{"share": _share(), **(stack or {})},
-        )
+        described = {
+            "environments": tuple(EnvironmentConfig(name=name) for name in self.weights),
+            "runtime": runtime or RuntimeConfig(),
+            "share": _share(),
+        }
+        self.config = StackConfig.model_validate({**described, **(stack or {})})
         self._forget()
 
     @cached_property
