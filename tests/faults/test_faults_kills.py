@@ -44,7 +44,12 @@ STARTING = {
 }
 
 
-@pytest.mark.parametrize("case", STARTING)
+OFTEN = ("daemon, importing", "daemon, starting servers", "fork server, importing", "a server, starting")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.heavy) for case in STARTING]
+)
 async def test_a_death_while_starting_is_told(case: str) -> None:
     """To everyone who waits, within seconds; the next start is not disturbed by it."""
     word, victim, expected = STARTING[case]
@@ -81,10 +86,10 @@ async def killed(victim: Callable[[], int | None]) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-STOPPING = ["daemon", "fork server", SIMPLE, AGENT]
-
-
-@pytest.mark.parametrize("who", STOPPING)
+@pytest.mark.parametrize(
+    "who",
+    ["daemon", "fork server", *(pytest.param(name, marks=pytest.mark.heavy) for name in (SIMPLE, AGENT))],
+)
 async def test_a_death_while_stopping_leaves_nothing(who: str) -> None:
     async with acquire(stack_config()) as stack:
         status = await stack.status()

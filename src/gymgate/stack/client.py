@@ -68,6 +68,7 @@ class Connection:
             describe_loss=place.describe_loss,
         )
         self._shared = False
+        self._daemon_pid: int | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def hello(self, config: StackConfig) -> None:
@@ -77,6 +78,7 @@ class Connection:
         described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
         self.agents = {name: AgentInfo(**agent) for name, agent in described["agents"].items()}
         self.gateway_url = described["gateway_url"]
+        self._daemon_pid = described["pid"]
 
     async def goodbye(self) -> bool:
         """Give the lease back; if it was the last, wait (bounded) until the daemon is gone; says whether it was.
@@ -138,6 +140,8 @@ class Connection:
         if self.daemon is not None and not self._shared:
             self.daemon.kill()
             reason += " and was killed"
+        elif self._daemon_pid is not None:
+            reason += f"; other processes may use it: if it hangs for good, kill process {self._daemon_pid}"
         self.peer.describe_loss = lambda: reason
         self.peer.abort()
 
