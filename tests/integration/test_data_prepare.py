@@ -220,6 +220,16 @@ def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
     assert [*manifest.files] == ["train.jsonl"]
 
 
+def test_a_benchmark_that_shares_its_servers_name(hub: Hub, tmp_path: Path) -> None:
+    """Its rows are made of what the release holds."""
+    told: list[str] = []
+    manifest = prepared("aegis_v4_safety", tmp_path / "out", told.append)
+    assert (manifest.environment, manifest.files["benchmark.jsonl"].rows) == ("benchmarks/aegis_v4_safety", 5)
+    assert told[0].endswith("its resources server declares no data; taking benchmarks/aegis_v4_safety")
+    with pytest.raises(ConfigError, match=r"prepare_toolsandbox\.py.*; or prepare benchmarks/toolsandbox$"):
+        prepared("toolsandbox", tmp_path / "out")
+
+
 def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(
@@ -238,7 +248,9 @@ def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
     prepared("reasoning_gym", tmp_path / "one", script_arguments=generator, splits=("validation",))
     manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
     assert [*manifest["files"]] == ["train.jsonl", "validation.jsonl"]
-    with pytest.raises(DataError, match=r"create_dataset\.py ended with exit status 2"):
+    with pytest.raises(
+        DataError, match=r"ended with exit status 2: .*one of the arguments --task .* is required"
+    ):
         prepared("reasoning_gym", tmp_path / "three", script_arguments=("--no-such-option",))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -23,6 +25,7 @@ from gymgate.runtime import Runtime, ensure_runtime, find_runtime
 
 MANIFEST = "manifest.json"
 MAX_BAD_TOLD = 10
+LOG = "log.txt"
 Progress = Callable[[str], None]
 
 
@@ -53,17 +56,23 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
         order = order_for(config, environment, chosen, runtime, place)
         try:
             told = _run(config, order, runtime, place, progress, every)
+        except ConfigError as error:
+            others = [each.known_as for each in _namesakes(catalog, environment, config.environment.name)]
+            raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
         except _LackingError as lacking:
             needed = sorted({*config.requirements, *(lacking.requirements or every)})
             progress(f"{environment.name}: its data needs {', '.join(needed)}")
             runtime = ensure_runtime(config.runtime, needed, progress=progress)
             order = order_for(config, environment, chosen, runtime, place)
             told = _run(config, order, runtime, place, progress, ())
-        _judge(told, config, environment.name, progress)
+        _judge(told, config, environment.name, place / LOG, progress)
         files = {
             path.name: _noted(path, told.sources.get(path.stem, []))
             for path in sorted((place / STAGE).glob("[!.]*.jsonl"))
         }
+        for first, second in itertools.combinations(files, 2):
+            if files[first].sha256 == files[second].sha256:
+                progress(f"warning: {first} and {second} hold the same rows")
         manifest = Manifest(
             environment=_full_name(environment, config),
             config=chosen.name,
@@ -88,17 +97,21 @@ def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress)
     name = config.environment.name
     found = catalog.find(name)
     own = config.input or config.script or config.script_arguments
-    if own or found.kind == "config" or "/" in name or any(_declares(each) for each in found.configs):
+    if own or any(_declares(each) for each in found.configs):
         return found
-    for kind in PACKAGED_KINDS:
-        try:
-            other = catalog.find(f"{kind}/{name}")
-        except ConfigError:
-            continue
-        if any(_declares(each) for each in other.configs):
-            progress(f"{name}: its resources server declares no data; taking {kind}/{name}")
-            return other
+    for other in _namesakes(catalog, found, name):
+        progress(f"{name}: its resources server declares no data; taking {other.known_as}")
+        return other
     return found
+
+
+def _namesakes(catalog: Catalog, found: Environment, name: str) -> Iterator[Environment]:
+    """Others of that name which declare data; a name with its kind, or a path, means one only."""
+    for kind in PACKAGED_KINDS if found.kind != "config" and "/" not in name else ():
+        with contextlib.suppress(ConfigError):
+            other = catalog.find(f"{kind}/{name}")
+            if kind != found.kind and any(_declares(each) for each in other.configs):
+                yield other
 
 
 def _config_of(environment: Environment, name: str | None) -> EnvConfig:
@@ -137,7 +150,7 @@ def _run(
     """Run the program; `_LackingError` where `more` requirements, or those that a script declares, may help."""
     environment = program_env(config)
     name, told = config.environment.name, _Told()
-    log = place / "log.txt"
+    log = place / LOG
     for event in run_program(runtime.python, order, environment, log, config.timeout_s):
         kind = event["event"]
         if kind == "step":
@@ -168,7 +181,7 @@ def _count(told: _Told, event: Event, progress: Progress) -> None:
     told.bad_rows += event["bad"]
 
 
-def _judge(told: _Told, config: PrepareConfig, name: str, progress: Progress) -> None:
+def _judge(told: _Told, config: PrepareConfig, name: str, log: Path, progress: Progress) -> None:
     """Name bad rows; raise for them unless they are to be left out, and where nothing is left."""
     for line in told.bad[:MAX_BAD_TOLD]:
         progress(f"bad row: {line}")
@@ -179,7 +192,7 @@ def _judge(told: _Told, config: PrepareConfig, name: str, progress: Progress) ->
     if told.bad_rows:
         progress(f"{told.bad_rows} bad rows left out")
     if not any(note.rows for notes in told.sources.values() for note in notes):
-        raise DataError(f"{name}: there are no rows")
+        raise DataError(f"{name}: there are no rows; what the preparation said is in {log}")
 
 
 def _noted(path: Path, sources: Iterable[SourceNote]) -> FileNote:

@@ -10,7 +10,7 @@ from typing import Any
 
 from .declared import Source
 from .places import Places
-from .scripts import candidates
+from .scripts import candidates, takes
 from .stamps import Stamp, digest_of
 from .told import LacksError, RefusedError, Told
 
@@ -123,7 +123,12 @@ class Fetcher:
     def _by_program(self, source: Source, script: str, target: Path) -> tuple[Path, Origin]:
         self.told.step(f"{source.name}: running {script}")
         root = self.places.script_root(script)
-        self.places.execute(root / script, [])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        wanted = {"--split": source.type, "--output": str(target)}
+        given = [
+            word for option in wanted if takes(root / script, option) for word in (option, wanted[option])
+        ]
+        self.places.execute(root / script, given)
         return target, self._by(root, script, target)
 
     def _by(self, root: Path, script: str, made: Path) -> Origin:

@@ -84,12 +84,20 @@ class Places:
                 runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
-                log = self.workspace / "log.txt"
+                said = self._last_words()
                 raise RefusedError(
-                    "DataError", f"{script.name} ended with exit status {error.code}; it says why in {log}"
+                    "DataError",
+                    f"{script.name} ended with exit status {error.code}: {said}; its arguments come after --",
                 ) from None
         finally:
             sys.argv = kept
+
+    def _last_words(self) -> str:
+        """The last line of the log that everything here writes to."""
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        lines = (self.workspace / "log.txt").read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
 
 def _copy(source: str, target: str) -> str:

@@ -25,6 +25,7 @@ class RowWriter:
         self.told = told
         self._agents = {*declared.agents()}
         self._default = declared.default_agent()
+        self._agent_prompts = _manifest(Path(declared.order["directory"])).get("prompt_source") == "agent"
 
     def write(self, source: Source, path: Path, origin: dict[str, Any], out: IO[str]) -> None:
         """Every row of a source, in its order. What NeMo Gym's schema objects to is a warning, as it is there."""
@@ -33,7 +34,7 @@ class RowWriter:
         rows = bad = 0
         for number, line in _lines(path):
             try:
-                row = ready(line, prompt)
+                row = ready(line, prompt, agent_prompts=self._agent_prompts)
             except ValueError as error:
                 bad += 1
                 if bad <= MAX_BAD_TOLD:
@@ -94,8 +95,11 @@ class RowWriter:
         return module.TaskDataValidator(server_name=type_, adapter=adapter, dataset_fpath=source.name)
 
 
-def ready(line: bytes, prompt: Any) -> dict[str, Any]:
-    """A line as a row that agents accept. Raises `ValueError` with the reason."""
+def ready(line: bytes, prompt: Any, *, agent_prompts: bool = False) -> dict[str, Any]:
+    """A line as a row that agents accept; `agent_prompts`: the agent makes the prompt, so that a row needs none.
+
+    Raises `ValueError` with the reason.
+    """
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -103,9 +107,12 @@ def ready(line: bytes, prompt: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a row must be a JSON object, not {type(value).__name__}")
     row: dict[str, Any] = value
+    params = row.get("responses_create_params")
     if prompt is not None:
         row = _prompted(row, prompt)
-    elif "input" not in (row.get("responses_create_params") or {}):
+    elif agent_prompts and params is None:
+        row["responses_create_params"] = {"input": []}
+    elif not isinstance(params, dict) or "input" not in params:
         keys = ", ".join(repr(key) for key in list(row)[:5])
         raise ValueError(
             f"has no responses_create_params.input and no prompt to put to it ({keys}); --prompt FILE gives one"
@@ -130,6 +137,16 @@ def _prompted(row: dict[str, Any], prompt: Any) -> dict[str, Any]:
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(str(error.args[0]) if error.args else repr(error)) from None
     return filled
+
+
+def _manifest(directory: Path) -> dict[str, Any]:
+    """What an environment says of itself, beside its config (0.7 and later)."""
+    yaml: Any = importlib.import_module("yaml")
+    try:
+        value = yaml.safe_load((directory / "manifest.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -21,7 +21,7 @@ def scripted(order: dict[str, Any], places: Places) -> Iterator[Source]:
     """A source for each file that the script wrote."""
     script, arguments = _script(order, places), list(order["script_arguments"])
     staged = Path(order["stage"]) / ".made.jsonl"
-    if f'"{OUTPUT}"' in script.read_text(errors="replace") and OUTPUT not in arguments:
+    if takes(script, OUTPUT) and OUTPUT not in arguments:
         arguments += [OUTPUT, str(staged)]
     before = _rows_below(script.parent)
     places.execute(script, arguments)
@@ -41,6 +41,11 @@ def scripted(order: dict[str, Any], places: Places) -> Iterator[Source]:
         }
         dataset = {"jsonl_fpath": str(path), "prompt_config": order["prompt"]}
         yield Source(script.name, order["type"] if len(made) == 1 else path.stem, dataset, made=origin)
+
+
+def takes(script: Path, option: str) -> bool:
+    """Whether a script has an option."""
+    return f'"{option}"' in script.read_text(errors="replace")
 
 
 def candidates(order: dict[str, Any]) -> list[Path]:
