@@ -160,6 +160,7 @@ def _prepare(
     judges: tuple[str, ...],
     settings: tuple[str, ...],
     env_vars: tuple[str, ...],
+    agent_slots: int,
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -193,6 +194,7 @@ def _prepare(
         runtime=collect_plan.runtime_config(gym),
         models=tuple(sorted(run_plan.judges(judges).items())),
         env_vars=run_plan.env_vars(env_vars),
+        agent_slots=agent_slots,
     )
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from gymgate.config import StackConfig
+
 Command = Callable[..., Any]
 
 
@@ -68,6 +70,13 @@ def environment_options(command: Command) -> Command:
             default=3600.0,
             show_default=True,
             help="Seconds per rollout.",
+        ),
+        click.option(
+            "--agent-slots",
+            type=click.IntRange(1),
+            default=StackConfig.model_fields["agent_slots"].default,
+            show_default=True,
+            help="Rollouts at once on an agent that passes on nothing of its rollout.",
         ),
         click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]"),
     )

@@ -131,6 +131,7 @@ def _prepare(
     judges: tuple[str, ...],
     settings: tuple[str, ...],
     env_vars: tuple[str, ...],
+    agent_slots: int,
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -151,6 +152,7 @@ def _prepare(
         runtime=RuntimeConfig(version=gym),
         models=tuple(sorted(plan.judges(judges).items())),
         env_vars=plan.env_vars(env_vars),
+        agent_slots=agent_slots,
     )
     found = _environments(stack)
     sources = plan.sources(data, found, several=len(found) > 1)

@@ -57,6 +57,8 @@ class NeMoGymConfig(vf.TasksetConfig):
     """Seconds one rollout may take, verification included."""
     max_calls: int | None = Field(None, ge=1)
     """Policy calls after which a rollout is cut off; `None`: no bound."""
+    agent_slots: int = Field(4, ge=1)
+    """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until Gym's servers must be up (installing nemo-gym is not counted)."""
     linger_s: float = Field(0.0, ge=0)
@@ -112,6 +114,7 @@ class NeMoGymConfig(vf.TasksetConfig):
             models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
             env_vars=tuple(self.env_vars),
             component_roots=tuple(self.component_roots),
+            agent_slots=self.agent_slots,
             start_timeout_s=self.start_timeout_s,
             linger_s=self.linger_s,
             share=self.share,
