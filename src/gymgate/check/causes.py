@@ -3,6 +3,7 @@ recordings, places of judges' texts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -23,10 +24,13 @@ def judge_texts(environment: str) -> tuple[str, ...]:
     return tuple(_known()["judge_texts"].get(environment, ()))
 
 
-def cause_of(environment: str, version: str) -> str | None:
-    """Why an environment's rewards differ from the recorded ones, where somebody found out."""
-    found = _of(environment, version, "causes")
-    return str(found) if found else None
+def cause_of(environment: str, version: str, servers: Iterable[str] = ()) -> str | None:
+    """Why an environment's rewards differ from the recorded ones, where somebody found out: for itself or for one of
+    its resources servers."""
+    for name in (environment, *servers):
+        if found := _of(name, version, "causes"):
+            return str(found)
+    return None
 
 
 def replayed_with(environment: str, version: str) -> tuple[Setting, ...]:

@@ -52,7 +52,11 @@ def summarised(
         }
         return values | told | {name: value for name, value in probe_outcome(rows).items() if value}
     if verdict == "differs":
-        cause = cause_of(environment.name, job.version) or chosen.cause or "cause not known"
+        cause = (
+            cause_of(environment.name, job.version, _scorers(environment))
+            or chosen.cause
+            or "cause not known"
+        )
         values |= {"detail": cause, "evidence": _difference(results)}
     elif verdict == "match":
         values["detail"] = _told_of_matches(results)
@@ -74,6 +78,12 @@ def replayable(results: Sequence[RowCheck]) -> list[RowCheck]:
 def rewarded(row: RowCheck) -> bool:
     """Whether it got a reward that means something: none that was given because a judge could not be asked."""
     return row.reward is not None and row.verdict != "blocked"
+
+
+def _scorers(environment: Environment) -> list[str]:
+    """Implementations of its resources servers."""
+    servers = [server for config in environment.configs for server in config.servers]
+    return list(dict.fromkeys(server.type for server in servers if server.kind == "resources_servers"))
 
 
 def _for_want_of(placeholders: Sequence[Setting], chosen: RowCheck | None) -> dict[str, Any]:
