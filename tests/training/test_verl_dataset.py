@@ -147,8 +147,8 @@ def test_an_example_config_composes_and_its_rows_are_there(name: str) -> None:
     assert entry.keys() - ours.keys() == {"name", "_target_"}
     assert entry["name"] == config.actor_rollout_ref.rollout.agent.default_agent_loop
     assert {*LoopConfig.model_validate(ours).environments} == {*config.data.train_files}
-    rows = create_rl_dataset(config.data.val_files, config.data, None, None, is_train=False)
-    assert len(rows) == 5 * len(config.data.val_files)
+    packaged = dict.fromkeys(config.data.val_files, "example")
+    assert len(create_rl_dataset(packaged, config.data, None, None)) == 5 * len(packaged)
 
 
 def test_the_launcher_starts_verl_with_the_config() -> None:

@@ -9,7 +9,7 @@ import pytest
 from gymgate.errors import DataError, PolicyError
 from gymgate.integrations.trl.batch import Attempt, metrics
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
-from gymgate.integrations.verl.reports import logged, most_frequent
+from gymgate.integrations.verl.reports import logged, most_frequent, reason
 from gymgate.integrations.verl.worker import LoopConfig, environment_of
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.stack import AgentInfo
@@ -70,14 +70,11 @@ def test_the_longest_segment_that_fits_stands_for_a_rollout() -> None:
 
 
 def test_figures_are_means_over_all_and_by_environment() -> None:
-    failed = RolloutError(kind="policy", message="out of memory", type="PolicyError")
+    error = RolloutError(kind="policy", message="out of memory", type="PolicyError")
+    failed = attempt(environment="b", status="failed", reward=None, error=error)
     reports = [
-        {"environment": "a", "figures": metrics(attempt(TokenTurn([1], [2]))), "error": None},
-        {
-            "environment": "b",
-            "figures": metrics(attempt(environment="b", status="failed", reward=None, error=failed)),
-            "error": {"error": "PolicyError", "message": "policy: out of memory"},
-        },
+        {"environment": "a", "figures": metrics(attempt(TokenTurn([1], [2]))), "unscored": None},
+        {"environment": "b", "figures": metrics(failed), "unscored": reason(failed)},
     ]
     made = logged(reports)
     assert made["nemo_gym/failed"] == 0.5
@@ -89,6 +86,13 @@ def test_figures_are_means_over_all_and_by_environment() -> None:
     assert isinstance(found[0], PolicyError)
     assert (str(found[0]), found[1]) == ("policy: out of memory", 1)
     assert most_frequent(reports[:1]) is None
+
+
+def test_why_a_rollout_is_not_trained_on() -> None:
+    cut = attempt(TokenTurn([1], [2]), status="truncated")
+    assert "score_truncated" in reason(cut)["message"]
+    assert "sampled nothing" in reason(attempt(status="truncated"))["message"]
+    assert reason(attempt(TokenTurn([1], [2]), status="masked"))["message"] == "masked, with reward 0.5"
 
 
 def test_an_entry_describes_one_stack_per_machine() -> None:

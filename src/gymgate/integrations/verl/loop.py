@@ -11,7 +11,7 @@ from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.trl.batch import Attempt, score
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
-from gymgate.integrations.verl.reports import report
+from gymgate.integrations.verl.reports import reason, report
 from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
 
 _OURS = frozenset(LoopConfig.model_fields)
@@ -42,9 +42,9 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
         self._refuse()
         attempt = await self._worker().attempt(*self._row(kwargs), sampling_params)
         reward = score(attempt.rollout, truncated=self.settings.score_truncated)
-        await report(self.config, attempt, kwargs)
-        several = "session_id" in kwargs
-        if reward is None or not attempt.segments:
+        scored, several = reward is not None and bool(attempt.segments), "session_id" in kwargs
+        await report(self.config, attempt, kwargs, scored=scored)
+        if reward is None or not scored:
             return self._without_score(attempt, several)
         if several:
             return [AgentLoopOutput(**output) for output in to_outputs(attempt, reward)]
@@ -97,11 +97,8 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
 def failure(attempt: Attempt) -> GymgateError:
     """The error of a rollout that gave nothing to train on."""
-    rollout = attempt.rollout
-    if rollout.error is not None:
-        message = (
-            f"{rollout.error.kind}: {rollout.error.message} (rollout {rollout.id} of {rollout.environment})"
-        )
-        return from_wire({**rollout.error.model_dump(), "error": rollout.error.type, "message": message})
-    why = rollout.status if attempt.segments else "without a sampled token"
-    return DataError(f"rollout {rollout.id} of {rollout.environment} is {why} and is not trained on")
+    rollout, why = attempt.rollout, reason(attempt)
+    described = {} if rollout.error is None else rollout.error.model_dump()
+    return from_wire(
+        {**described, **why, "message": f"{why['message']} (rollout {rollout.id} of {rollout.environment})"}
+    )

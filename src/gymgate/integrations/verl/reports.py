@@ -7,7 +7,7 @@ its figures as the tag of a key in a partition of their own, and `NeMoGymReplayB
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymgate.errors import GymgateError, from_wire
@@ -18,22 +18,35 @@ SAMPLERS = ("NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync")
 """Without one of them nobody would take the figures out."""
 
 
-async def report(config: Any, attempt: Attempt, kwargs: Mapping[str, Any]) -> None:
-    """Leave a rollout's figures, where the trainer's replay buffer takes them."""
+async def report(config: Any, attempt: Attempt, kwargs: Mapping[str, Any], *, scored: bool) -> None:
+    """Leave a rollout's figures, and why it is not trained on, where the trainer's replay buffer takes them."""
     if "session_id" not in kwargs or _sampler(config) not in SAMPLERS:
         return
     import transfer_queue as tq
 
-    error = attempt.rollout.error
     tag = {
         "environment": attempt.rollout.environment,
         "figures": metrics(attempt),
-        "error": None
-        if error is None
-        else {"error": error.type, "message": f"{error.kind}: {error.message}"},
+        "unscored": None if scored else reason(attempt),
     }
     key = f"{kwargs['uid']}_{kwargs['session_id']}"
     await tq.async_kv_put(key=key, partition_id=PARTITION, tag=tag)
+
+
+def reason(attempt: Attempt) -> dict[str, str]:
+    """Why a rollout is not trained on, without its id: class of the error and message."""
+    rollout = attempt.rollout
+    if rollout.error is not None:
+        return {"error": rollout.error.type, "message": f"{rollout.error.kind}: {rollout.error.message}"}
+    if not attempt.segments:
+        return {
+            "error": "DataError",
+            "message": "the policy sampled nothing (does the prompt fit the model's length?)",
+        }
+    if rollout.status == "truncated":
+        told = "truncated: raise data.max_response_length or the entry's limits, or set its score_truncated"
+        return {"error": "DataError", "message": told}
+    return {"error": "DataError", "message": f"{rollout.status}, with reward {rollout.reward}"}
 
 
 def _sampler(config: Any) -> str | None:
@@ -50,12 +63,14 @@ def logged(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"nemo_gym/{name}": value for name, value in means(figures, environments).items()}
 
 
-def most_frequent(reports: Sequence[Mapping[str, Any]]) -> tuple[GymgateError, int] | None:
-    """The error that most rollouts failed with, and how many; `None` if none failed."""
-    errors = Counter(
-        (tag["error"]["error"], tag["error"]["message"]) for tag in reports if tag["error"] is not None
+def most_frequent(reports: Iterable[Mapping[str, Any]]) -> tuple[GymgateError, int] | None:
+    """Why most of those that are not trained on are not, and how many these are; `None` if all are trained on."""
+    reasons = Counter(
+        (tag["unscored"]["error"], tag["unscored"]["message"])
+        for tag in reports
+        if tag["unscored"] is not None
     )
-    if not errors:
+    if not reasons:
         return None
-    (kind, message), count = errors.most_common(1)[0]
+    (kind, message), count = reasons.most_common(1)[0]
     return from_wire({"error": kind, "message": message}), count

@@ -15,7 +15,7 @@ from gymgate.integrations.verl.reports import PARTITION, logged, most_frequent
 logger = logging.getLogger(__name__)
 
 GIVE_UP_AFTER = 3
-"""Batches' worth of rollouts of which not one was scored, after which a training that only refills ends with the reason."""
+"""Batches' worth of groups without one rollout to train on, after which a training that only refills ends with the reason."""
 
 
 class _Reporting:
@@ -37,7 +37,7 @@ class _Reporting:
             batch, metrics = super().sample(global_steps, partition_id, batch_size)  # type: ignore[misc]
         except RuntimeError as error:
             self._collect()
-            if (found := most_frequent([*self._reports.values()])) is not None:
+            if (found := most_frequent(self._reports.values())) is not None:
                 raise _explained(*found, len(self._reports)) from error
             raise
         self._collect()
@@ -46,7 +46,9 @@ class _Reporting:
             return batch, metrics
         reports, self._reports = [*self._reports.values()], {}
         if (found := most_frequent(reports)) is not None:
-            logger.warning("rollouts failed, most often (%d of %d): %s", found[1], len(reports), found[0])
+            logger.warning(
+                "not trained on, most often (%d of %d rollouts): %s", found[1], len(reports), found[0]
+            )
         return batch, {**metrics, **logged(reports)}
 
     def _collect(self) -> None:
@@ -58,23 +60,26 @@ class _Reporting:
     def _drop(self, uids: set[str]) -> None:
         self._reports = {key: tag for key, tag in self._reports.items() if key.rsplit("_", 1)[0] not in uids}
 
+    def _nothing_scored(self) -> bool:
+        return all(tag["unscored"] is not None for tag in self._reports.values())
+
     def _watched(self, refill: Callable[[int], Any]) -> Callable[[int], Any]:
-        """A refill that gives up, with the reason, where nothing but failures come."""
+        """A refill that gives up, with the reason, where nothing comes that could be trained on."""
 
         def watched(count: int) -> Any:
             self._collect()
-            reports = [*self._reports.values()]
-            if len(reports) >= GIVE_UP_AFTER * self._wanted and all(tag["error"] for tag in reports):
-                found = most_frequent(reports)
+            groups = {key.rsplit("_", 1)[0] for key in self._reports}
+            if len(groups) >= GIVE_UP_AFTER * self._wanted and self._nothing_scored():
+                found = most_frequent(self._reports.values())
                 assert found is not None
-                raise _explained(*found, len(reports))
+                raise _explained(*found, len(self._reports))
             return refill(count)
 
         return watched
 
 
 def _explained(error: Exception, count: int, number: int) -> Exception:
-    told = f"{count} of the {number} rollouts since the last batch failed, most often: {error}"
+    told = f"{count} of the {number} rollouts since the last batch gave nothing to train on for one reason: {error}"
     return from_wire({"error": type(error).__name__, "message": told})
 
 
