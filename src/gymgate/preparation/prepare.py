@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from gymgate.catalog import Catalog, EnvConfig, Environment
 from gymgate.catalog.model import PACKAGED_KINDS
 from gymgate.dataset import open_rows
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError, DataError, SetupError
 from gymgate.preparation import failures
 from gymgate.preparation.files import replacing, sha256_of
 from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
@@ -53,35 +53,37 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
     runtime = _runtime(config, base, every, progress)
     own = chosen.path if environment.kind == "config" else None
     with workspace(base.version, own, progress, config.timeout_s) as place:
-        order = order_for(config, environment, chosen, runtime, place)
+        run = partial(_run, config, environment, chosen, place, progress)
         try:
-            told = _run(config, order, runtime, place, progress, every)
+            told = run(runtime, every)
         except ConfigError as error:
             others = [each.known_as for each in _namesakes(catalog, environment, config.environment.name)]
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
         except _LackingError as lacking:
-            needed = sorted({*config.requirements, *(lacking.requirements or every)})
-            progress(f"{environment.name}: its data needs {', '.join(needed)}")
-            runtime = ensure_runtime(config.runtime, needed, progress=progress)
-            order = order_for(config, environment, chosen, runtime, place)
-            told = _run(config, order, runtime, place, progress, ())
+            told = run(_runtime_with(config, lacking.requirements or every, environment.name, progress), ())
         _judge(told, config, environment.name, place / LOG, progress)
-        files = {
-            path.name: _noted(path, told.sources.get(path.stem, []))
-            for path in sorted((place / STAGE).glob("[!.]*.jsonl"))
-        }
-        for first, second in itertools.combinations(files, 2):
-            if files[first].sha256 == files[second].sha256:
-                progress(f"warning: {first} and {second} hold the same rows")
         manifest = Manifest(
             environment=_full_name(environment, config),
             config=chosen.name,
             nemo_gym=runtime.version,
             gymgate=metadata.version("gymgate"),
-            files=files,
+            files=_files(place / STAGE, told, progress),
         )
         _publish(place / STAGE, output, manifest)
     return manifest
+
+
+def _runtime_with(
+    config: PrepareConfig, requirements: Sequence[str], name: str, progress: Progress
+) -> Runtime:
+    needed = sorted({*config.requirements, *requirements})
+    progress(f"{name}: its data needs {', '.join(needed)}")
+    try:
+        return ensure_runtime(config.runtime, needed, progress=progress)
+    except SetupError as error:
+        raise SetupError(
+            f"{name}: its data needs packages of which not all can be installed; --with PACKAGE adds single ones: {error}"
+        ) from error
 
 
 def _runtime(config: PrepareConfig, base: Runtime, every: Sequence[str], progress: Progress) -> Runtime:
@@ -141,13 +143,15 @@ class _LackingError(Exception):
 
 def _run(
     config: PrepareConfig,
-    order: Mapping[str, Any],
-    runtime: Runtime,
+    found: Environment,
+    chosen: EnvConfig,
     place: Path,
     progress: Progress,
+    runtime: Runtime,
     more: Sequence[str],
 ) -> _Told:
     """Run the program; `_LackingError` where `more` requirements, or those that a script declares, may help."""
+    order = order_for(config, found, chosen, runtime, place)
     environment = program_env(config)
     name, told = config.environment.name, _Told()
     log = place / LOG
@@ -193,6 +197,17 @@ def _judge(told: _Told, config: PrepareConfig, name: str, log: Path, progress: P
         progress(f"{told.bad_rows} bad rows left out")
     if not any(note.rows for notes in told.sources.values() for note in notes):
         raise DataError(f"{name}: there are no rows; what the preparation said is in {log}")
+
+
+def _files(stage: Path, told: _Told, progress: Progress) -> dict[str, FileNote]:
+    """What is in each staged file, by name; files that turn out the same are told."""
+    files = {
+        path.name: _noted(path, told.sources.get(path.stem, [])) for path in sorted(stage.glob("[!.]*.jsonl"))
+    }
+    for first, second in itertools.combinations(files, 2):
+        if files[first].sha256 == files[second].sha256:
+            progress(f"warning: {first} and {second} hold the same rows")
+    return files
 
 
 def _noted(path: Path, sources: Iterable[SourceNote]) -> FileNote:
