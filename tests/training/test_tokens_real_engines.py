@@ -28,6 +28,8 @@ from gymgate.tokens.engines import (  # noqa: E402
     VLLMGenerateEngine,
 )
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the server to import torch
+
 PROMPT = [1, 29, 27, 13, 26, 36, 16, 17, 2]
 STOP = [0, 2]
 HTTP = (VLLMGenerateEngine, VLLMCompletionsEngine, SGLangEngine)

@@ -17,6 +17,8 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 from examples.token_server.__main__ import load  # noqa: E402
 from examples.token_server.weights import FileWeightTransfer  # noqa: E402
 
+pytestmark = pytest.mark.timeout(300)  # the first test waits for the server to import torch
+
 PROMPT = [1, 29, 27, 13, 26, 36, 16, 17, 2]
 LONG = {"max_tokens": 3000, "ignore_eos": True, "logprobs": 1}
 
