@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,9 +34,12 @@ from verl_support import (
 )
 
 from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.errors import ConfigError, DataError, PolicyError
+from gymgate.integrations.trl.batch import Attempt
 from gymgate.integrations.verl.worker import workers_here
+from gymgate.rollout import Rollout, Segment
 from gymgate.runtime import ensure_runtime
+from gymgate.verl import NeMoGymAgentLoop
 
 pytestmark = [
     pytest.mark.gym,
@@ -125,6 +129,60 @@ async def test_what_a_policy_gets_wrong_scores_zero(
         batch_of(config, "workplace_assistant").repeat(2)
     )
     assert made.batch["rm_scores"].sum(1).view(-1, 2).sum(1).tolist() == [1.0] * 5
+
+
+class Keeping(AgentLoopWorker):
+    """Keeps what agent loops return, as verl's v1 worker gets it."""
+
+    async def _agent_loop_postprocess(self, output: Any, validate: bool, **kwargs: Any) -> Any:
+        return output
+
+
+async def test_a_history_that_breaks_gives_an_output_for_each_piece(
+    config: DictConfig, rows: dict[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """The policy spells its calls out, and each turn is rendered anew: no prompt continues the ids before it."""
+    rollout = config.actor_rollout_ref.rollout
+    entries = OmegaConf.load(rollout.agent.agent_loop_config_path)
+    entries[0].renderer = {"name": "custom", "import_path": "verl_support:Forgetful"}
+    OmegaConf.save(entries, tmp_path / "agent.yaml")
+    other = {
+        "actor_rollout_ref": {"rollout": {"agent": {"agent_loop_config_path": str(tmp_path / "agent.yaml")}}}
+    }
+    worker = Keeping(
+        OmegaConf.merge(config, other), Scripted(rows["workplace_assistant"], spelled=True), None, None
+    )
+    fields = {
+        name: values[2] for name, values in batch_of(config, "workplace_assistant").non_tensor_batch.items()
+    }
+    outputs = await worker._run_agent_loop(
+        {"temperature": 1.0, "logprobs": True},
+        {"step": 1, "sample_index": 2, "rollout_n": 0, "validate": False},
+        agent_name="nemo_gym",
+        session_id=0,
+        uid="u",
+        **fields,
+    )
+    turns = script(rows["workplace_assistant"][2])
+    assert len(outputs) == len(turns) == 4
+    for output, turn in zip(outputs, turns, strict=True):
+        assert tokenizer().decode(output.response_ids) == turn
+        assert output.response_mask == [1] * len(output.response_ids)
+        assert output.response_logprobs == [LOGPROB] * len(output.response_ids)
+        assert output.reward_score == 1.0
+        assert output.extra_fields["reward_extra_info"]["drift"] == 3
+
+
+def test_what_is_masked_gives_no_output_unless_verl_needs_one(config: DictConfig) -> None:
+    """verl's dynamic filtering ends a training at a finished group without output."""
+    loop = object.__new__(NeMoGymAgentLoop)
+    rollout = Rollout(id="r", environment="mcqa", agent="a", status="masked", reward=1.0)
+    masked = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
+    loop.config = config
+    assert loop._without_score(masked, several=True) == []
+    loop.config = OmegaConf.merge(config, {"algorithm": {"filter_groups": {"enable": True}}})
+    with pytest.raises(DataError, match=r"masked, with reward 1.0 \(rollout r of mcqa\)"):
+        loop._without_score(masked, several=True)
 
 
 async def test_the_trainers_sampling_wins_and_a_difference_is_said_once(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import yaml
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
+from renderers.configs import Qwen3RendererConfig
+from renderers.qwen3 import Qwen3Renderer
 from token_conversations import tokenizer
 from transformers import Qwen3Config
 from verl.workers.rollout.replica import TokenOutput
@@ -97,9 +100,15 @@ class Scripted:
     """
 
     def __init__(
-        self, rows: Iterable[Mapping[str, Any]], plan: Sequence[str] = ("right",), *, together: int = 1
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        plan: Sequence[str] = ("right",),
+        *,
+        together: int = 1,
+        spelled: bool = False,
     ) -> None:
-        """`together` holds the first calls of sessions until so many of them wait."""
+        """`together` holds the first calls of sessions until so many of them wait; `spelled` samples a token per letter."""
+        self.spelled = spelled
         self.scripts = {user_text(row): script(row) for row in rows}
         self.plan = tuple(plan)
         self.together = together
@@ -128,12 +137,34 @@ class Scripted:
         if way == "broken":
             raise RuntimeError("CUDA out of memory")
         turns = [turn for turn in self.scripts[text] if turn != self.scripts[text][0] or way != "wrong"]
-        ids = tokenizer().encode(turns[number], add_special_tokens=False)
+        ids = spelled_out(turns[number]) if self.spelled else encoded(turns[number])
         ids, reason = (ids[:3], "length") if way == "cut" else (ids, "completed")
         steps = dict.fromkeys(("global_steps", "min_global_steps", "max_global_steps"), VERSION)
         return TokenOutput(
             token_ids=ids, log_probs=[LOGPROB] * len(ids), stop_reason=reason, extra_fields=steps
         )
+
+
+def encoded(text: str) -> list[int]:
+    """As one reads it."""
+    ids: list[int] = tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+def spelled_out(text: str) -> list[int]:
+    """As nobody would encode it: one token for each letter outside of marks."""
+    parts = re.split(r"(<\|im_end\|>|</?tool_call>)", text)
+    pieces = [piece for part in parts for piece in ([part] if part.startswith("<") else part)]
+    return [token for piece in pieces for token in encoded(piece)]
+
+
+class Forgetful(Qwen3Renderer):
+    """Renders every turn anew, as a template does that no renderer can extend."""
+
+    config_class = Qwen3RendererConfig
+
+    def bridge_to_next_turn(self, *args: Any, **kwargs: Any) -> None:
+        return None
 
 
 def user_text(row: Mapping[str, Any]) -> str:
@@ -150,6 +181,9 @@ def script(row: Mapping[str, Any]) -> list[str]:
         {"name": call["name"], "arguments": json.loads(call["arguments"])}
         for call in row.get("ground_truth", ())
     ]
+    if "expected_count" in row:
+        steps = row["expected_count"] - row["initial_count"]
+        calls = [{"name": "increment_counter", "arguments": {"count": steps}}]
     turns = [f"<tool_call>\n{json.dumps(call)}\n</tool_call>" for call in calls] + ["Done."]
     if not calls:
         answer = row["expected_answer"].removeprefix("\\(").removesuffix("\\)")
