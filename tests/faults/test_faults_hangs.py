@@ -218,3 +218,20 @@ async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.Monk
         assert await all_gone(pids_of(status))
         async with acquire(stack_config(SIMPLE)) as other:
             assert (await other.run(ROW, policy=scripted(other))).reward == 1.0
+
+
+async def test_waiting_for_a_restart_counts(tmp_path: Path) -> None:
+    """Servers are restarted for most of a rollout's time, and then do not answer: it ends by its deadline all the same."""
+    slow = failing(tmp_path)
+    async with acquire(stack_config(slow)) as stack:
+        status = await stack.status()
+        app = tmp_path / "resources_servers" / "failing" / "app.py"
+        app.write_text("import time\ntime.sleep(1.5)\n" + app.read_text())
+        os.kill(server_pid(status, slow.name, "failing"), signal.SIGKILL)
+        while (await stack.status())["environments"][slow.name]["state"] == "up":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        rollout, took_s = await timed(stack, "verify:silence")
+        assert rollout.error is not None
+        assert rollout.error.kind == "timeout"
+        assert "3 s" in rollout.error.message
+        assert took_s < DEADLINE_S + 0.5

@@ -34,6 +34,8 @@ class Job:
     """The row with its routing, as JSON."""
     rollout_id: str
     timeout_s: float
+    waited_s: float = 0.0
+    """Of that, spent before the row is posted."""
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -74,7 +76,7 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: s
 
 async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int, bytes]:
     async with (
-        asyncio.timeout(job.timeout_s),
+        asyncio.timeout(job.timeout_s - job.waited_s),
         session.post(url, data=job.body, headers=_JSON, allow_redirects=False) as response,
     ):
         return response.status, await response.read()

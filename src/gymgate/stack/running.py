@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -224,6 +224,7 @@ class RunningStack:
     ) -> dict[str, Any]:
         """Run the job, unless a server it needs dies first; `port` is its agent's, if that is not the usual one."""
         assert self._session is not None
+        began = time.monotonic()
         try:
             async with asyncio.timeout(job.timeout_s):
                 generation = await environment.generation()
@@ -233,6 +234,7 @@ class RunningStack:
         except GymgateError as error:
             return results.failed(error)
         url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
+        job = replace(job, waited_s=time.monotonic() - began)
         return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
 
     async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
