@@ -80,6 +80,7 @@ def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
         watch.see(batch)
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
         watch.see([failed()])
+    watch.see([failed()])  # another training counts anew
 
 
 def test_the_reward_function_passes_none_on_and_logs_means() -> None:

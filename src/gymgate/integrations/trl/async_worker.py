@@ -86,7 +86,8 @@ class RolloutWorker:
         if process.exitcode is None:
             process.kill()
             process.join(5)
-        process.close()
+        if process.exitcode is not None:
+            process.close()
 
     def update_model_version(self, model_version: int) -> None:
         """The version of the weights that the server now samples with."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import GymgateError, StackLostError, from_wire
+from gymgate.errors import StackLostError, from_wire
 from gymgate.integrations.trl.batch import Attempt
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.stack import Stack, connect
@@ -86,12 +86,12 @@ class FailureWatch:
         for line, count in failed:
             logger.warning("rollouts failed: %d x %s", count, line[1])
         self.in_a_row = self.in_a_row + 1 if sum(count for _, count in failed) == len(attempts) else 0
-        if self.in_a_row >= GIVE_UP_AFTER and failed:
-            raise self._error(*failed[0][0], len(attempts))
-
-    def _error(self, kind: str, message: str, number: int) -> GymgateError:
-        told = f"every rollout of {self.in_a_row} batches failed, of the last one {number}, most often: {message}"
-        return from_wire({"error": kind, "message": told})
+        if self.in_a_row < GIVE_UP_AFTER or not failed:
+            return
+        batches, self.in_a_row = self.in_a_row, 0
+        (kind, message), _ = failed[0]
+        told = f"every rollout of {batches} batches failed, of the last one {len(attempts)}, most often: {message}"
+        raise from_wire({"error": kind, "message": told})
 
 
 def failures(attempts: Sequence[Attempt]) -> list[tuple[tuple[str, str], int]]:
