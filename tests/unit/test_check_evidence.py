@@ -172,4 +172,4 @@ def test_what_cannot_be_had_is_left_out_and_nothing_else() -> None:
 def test_an_agent_whose_program_ends_is_named() -> None:
     need = missing_in("(pi_agent) WARNING:__main__:pi exited 1: file:///usr/lib/auth-storage.js:9")
     assert need is not None
-    assert str(need) == "binary: pi"
+    assert str(need) == "binary: pi exited 1"

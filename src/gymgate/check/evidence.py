@@ -44,7 +44,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("binary", r"(?P<name>Node\.js v[\d.]+\+?) is required"),
     ("binary", r"npm', 'install', '-g', '(?P<name>[^']+)'\]' returned non-zero"),
     ("download", r"getaddrinfo ENOTFOUND " + _HOST),
-    ("binary", r"(?P<name>[\w.-]+) exited [1-9]\d*: [^\n]*"),
+    ("binary", r"(?P<name>[\w.-]+ exited [1-9]\d*): [^\n]*"),
     ("download", r"(?P<name>nltk_data|nltk\.download\(\S+\))"),
     ("download", r"Cannot connect to host " + _HOST + r":\d+"),
     ("download", r"host='" + _HOST + r"'"),
