@@ -280,3 +280,17 @@ def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> Non
     assert "again" in (causes.cause_of("equivalence_rule", "0.4.0") or "")
     assert dict(causes.replayed_with("wmt_translation", "0.4.0"))
     assert not causes.replayed_with("wmt_translation", "0.7.0")
+
+
+def test_the_page_holds_no_paths_of_the_machine_that_made_it() -> None:
+    check = Check(
+        environment="e",
+        kind="environments",
+        version="0.7.0",
+        verdict="blocked",
+        detail="pi exited 1: file:///tmp/cache/npm/pi/auth-storage.js:9",
+        evidence="No such file: '/root/x/site-packages/resources_servers/e/a.txt'",
+        date="d",
+    )
+    page = status_page([check], "gymgate check --all")
+    assert "pi exited 1: .../auth-storage.js:9; No such file: 'resources_servers/e/a.txt'" in page

@@ -123,7 +123,7 @@ def _cut(text: str, width: int = 220) -> str:
 
 def _clean(text: str) -> str:
     """On one line, with the paths of this machine cut to what lies in the installed release."""
-    line = " ".join(text.split())
+    line = " ".join(text.split()).replace("file:///", "/")
     for mark in ("site-packages/",):
         while mark in line:
             end = line.index(mark)
