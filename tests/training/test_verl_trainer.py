@@ -1,0 +1,203 @@
+"""verl's v1 trainer, its Ray workers, TransferQueue and replay buffer over real NeMo Gym environments, on a CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
+pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
+pytest.importorskip("verl_quiet")
+
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ
+from verl_support import VERSION, Scripted, example_rows, make_config
+from verl_trainer import CPUTrainer
+
+from gymgate.config import RuntimeConfig
+from gymgate.errors import PolicyError
+from gymgate.integrations.verl.dataset import plain
+from gymgate.integrations.verl.reports import PARTITION
+from gymgate.integrations.verl.worker import LoopConfig
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+from gymgate.verl import NeMoGymReplayBufferAsync
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
+
+BLEND = ("workplace_assistant", "mcqa", "example_session_state_mgmt")
+"""Environments that score in no time: what math_with_judge cannot check within its own few seconds scores 0."""
+N = 5
+PLAN = ("right", "wrong", "cut", "broken", "right", "right", *(("broken",) * N))
+"""What the sessions of a prompt do, in the order they come: a step, a validation, a step of failures."""
+ROWS = 15
+STARTS = 4
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
+    return make_config(
+        tmp_path_factory.mktemp("verl"),
+        BLEND,
+        f"actor_rollout_ref.rollout.n={N}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={ROWS}",
+        f"data.train_batch_size={ROWS}",
+        "data.dataloader_num_workers=0",
+        "data.shuffle=false",  # a prompt stays with its worker, where `PLAN` counts its sessions
+        "transfer_queue.enable=true",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "trainer.v1.sampler.custom_sampler.path=pkg://gymgate.verl",
+        "trainer.v1.sampler.custom_sampler.name=NeMoGymReplayBuffer",
+        "trainer.logger=[file]",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=1",
+        "trainer.save_freq=-1",
+        "trainer.total_training_steps=2",
+    )
+
+
+@pytest.fixture(scope="module")
+def queue(config: DictConfig) -> Iterator[None]:
+    """Ray and verl's TransferQueue, on this machine's loopback."""
+    folder = tempfile.mkdtemp(prefix="ray-")  # of short paths: Ray's sockets lie in it
+    try:
+        start_ray(folder)
+        tq.init(config.transfer_queue)
+        yield
+        tq.close()
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_ray(folder: str) -> None:
+    """Ray gives its own processes 30 s to come up, which is little on a machine with other work."""
+    for attempt in range(STARTS):
+        try:
+            ray.init(
+                num_cpus=3,
+                include_dashboard=False,
+                runtime_env={
+                    "env_vars": {"PYTHONPATH": str(Path(__file__).parent), "TRANSFER_QUEUE_ENABLE": "1"}
+                },
+                object_store_memory=200_000_000,
+                log_to_driver=False,
+                _temp_dir=f"{folder}/{attempt}",
+                _node_ip_address="127.0.0.1",
+            )
+            return
+        except Exception as error:  # Ray raises no other class
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt == STARTS - 1:
+                raise
+
+
+def manager_of(config: DictConfig) -> AgentLoopManagerTQ:
+    site = ensure_runtime(RuntimeConfig()).site
+    server = Scripted([row for name in BLEND for row in example_rows(site, name)], PLAN)
+    return AgentLoopManagerTQ.create(
+        config=config, llm_client=server, teacher_client=None, reward_loop_worker_handles=[]
+    )
+
+
+async def leases_of(config: DictConfig) -> int:
+    entry = plain(OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path))[0]
+    ours = {name: value for name, value in entry.items() if name in LoopConfig.model_fields}
+    async with acquire(LoopConfig.model_validate(ours).stack_config()) as stack:
+        return int((await stack.status())["leases"])
+
+
+def test_a_step_of_the_trainer_and_one_of_failures(
+    config: DictConfig, queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """75 sessions of 15 groups, of each five: two right, one wrong, one cut short, one failed.
+
+    Three of each are trained on, with advantages among those three; the others are nowhere, and verl fills the batch with its
+    own padding. Two Ray workers share one stack. verl's own log has the figures of all 75. Then all fail, of which verl alone
+    says only that there is nothing to train on.
+    """
+    log = tmp_path / "log.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
+    trainer = CPUTrainer(config)
+    trainer.init()
+    told = r"75 of the 75 rollouts .* nothing to train on .*: policy: .*out of memory"
+    with pytest.raises(PolicyError, match=told):
+        trainer.fit(manager_of(config))
+    assert asyncio.run(leases_of(config)) == 3  # two workers, and this one
+
+    (trained,) = trainer.weights.trained
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for key, tag, mask, advantages, scores in zip(*(trained[name] for name in COLUMNS), strict=True):
+        if tag.get("is_padding"):
+            assert not any(mask)
+            continue
+        assert (tag["min_global_steps"], tag["max_global_steps"]) == (VERSION, VERSION)
+        assert any(mask)
+        (advantage,) = {value for value, on in zip(advantages, mask, strict=True) if on}
+        groups[key.split("_")[0]].append((sum(scores), advantage))
+    assert len(groups) == ROWS
+    for group in groups.values():
+        rewards = [reward for reward, _ in group]
+        assert sorted(rewards) == [0.0, 1.0, 1.0]
+        for reward, advantage in group:
+            assert advantage == pytest.approx((reward - mean(rewards)) / stdev(rewards), abs=1e-3)
+
+    statuses = Counter(tag["status"] for tag in tq.kv_list(partition_id="train")["train"].values())
+    assert statuses == {"failure": ROWS}
+
+    (line,) = log.read_text().splitlines()
+    logged = json.loads(line)["data"]
+    for prefix in ("nemo_gym", *(f"nemo_gym/{name}" for name in BLEND)):
+        assert logged[f"{prefix}/failed"] == logged[f"{prefix}/failed_policy"] == pytest.approx(1 / N)
+        assert logged[f"{prefix}/truncated"] == pytest.approx(1 / N)
+        assert logged[f"{prefix}/drift"] == 0
+        assert logged[f"{prefix}/latency_s"] > 0
+    assert logged["nemo_gym/workplace_assistant/turns"] > logged["nemo_gym/mcqa/turns"]
+    assert logged["critic/rewards/mean"] == pytest.approx(2 / 3)
+    assert logged["training/rollout_probs_diff_max"] == pytest.approx(0)
+    for name in BLEND:
+        assert logged[f"val-core/{name}/reward/mean@1"] == 1.0
+        assert f"val-aux/{name}/turns/mean@1" in logged
+
+
+COLUMNS = ("key", "tag", "response_mask", "advantages", "rm_scores")
+
+
+def test_an_endless_refill_ends_with_the_reason(queue: None) -> None:
+    """verl's asynchronous modes draw another prompt for each group that failed, for ever."""
+    numbers = count()
+
+    def refill(wanted: int) -> None:
+        for uid in (f"u{next(numbers)}" for _ in range(wanted)):
+            failed = {"is_prompt": True, "status": "failure", "global_steps": 1}
+            tq.kv_put(key=uid, partition_id="train", tag=failed)
+            unscored = {"error": "PolicyError", "message": "policy: no server"}
+            tag = {"environment": "mcqa", "figures": {}, "unscored": unscored}
+            tq.kv_put(key=f"{uid}_0", partition_id=PARTITION, tag=tag)
+
+    buffer = NeMoGymReplayBufferAsync(
+        trainer_mode="colocate_async",
+        trainer_config={},
+        max_off_policy_threshold=None,
+        max_off_policy_strategy="drop",
+        sampler_kwargs={},
+        poll_interval=0.01,
+        refill_fn=refill,
+    )
+    known = tq.kv_list(partition_id="train") or {}
+    if left := [*known.get("train", {})]:
+        tq.kv_clear(keys=left, partition_id="train")
+    refill(2)
+    with pytest.raises(PolicyError, match=r"6 of the 6 rollouts .*: policy: no server"):
+        buffer.sample(1, "train", 2)
