@@ -13,19 +13,19 @@ import pytest
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]
 
 
 def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
     """A group of six lies across both: three prompts each, and one mean over all."""
     program = Path(__file__).with_name("trl_ranks_program.py")
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, str(program), str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -31,7 +31,8 @@ def main(folder: Path) -> None:
             made = spec.rollout_func(prompts, trainer)
             assert spec._loop is not None
             assert spec._attempts is not None
-            servers = spec._loop.call(spec._attempts._stack.status())["environments"]
+            (environment,) = spec._loop.call(spec._attempts._stack.status())["environments"].values()
+            servers = {name: server["pid"] for name, server in environment["servers"].items()}
             return made
 
         trainer = GRPOTrainer(
