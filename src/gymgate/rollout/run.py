@@ -18,7 +18,7 @@ from gymgate.rollout.record import ModelCall
 _JSON = {"Content-Type": "application/json"}
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0
-# Within this time the agent's death, if that was it, is known and this rollout is ended for it.
+# Within this time a server's death, if that was it, is known and this rollout is ended for it.
 _DEATH_SHOWS_S = 0.5
 
 
@@ -64,6 +64,8 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: s
     if status != 200 and route.truncated is not None:
         return {"status": "truncated"}  # the agent could not go on without the call that was refused
     if status != 200:
+        if route.failure is None:  # a server that died may be what the agent stumbled over
+            await asyncio.sleep(_DEATH_SHOWS_S)
         return results.failed(_blame(status, body, job, route))
     result = results.read_result(body, key=route.key, rollout_id=job.rollout_id, metadata_key=METADATA_KEY)
     if result is None:
