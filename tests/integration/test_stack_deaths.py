@@ -148,7 +148,7 @@ async def test_helpers_of_servers_end_with_them(tmp_path: Path) -> None:
         name = stack.config.environments[0].name
         os.kill(server_pid(status, name, "faulty"), signal.SIGKILL)
         assert await all_gone([first, second])
-        while (await stack.status())["environments"][name]["generation"] == 1:  # until the death is known
+        while (await stack.status())["environments"][name]["generation"] == 1:  # noqa: ASYNC110 - the daemon's state
             await asyncio.sleep(0.02)
         third = await helper_of(stack)
         assert not await all_gone([third], 0)

@@ -93,7 +93,7 @@ async def settled(slots: Slots) -> None:
 
 
 async def test_a_lease_sends_the_agents_calls_to_its_route_and_ends() -> None:
-    async with pool(2) as (slots, processes, gateway), route_of(gateway) as one, route_of(gateway) as two:
+    async with pool(2) as (slots, _, gateway), route_of(gateway) as one, route_of(gateway) as two:
         async with slots.lease(one) as first, slots.lease(two) as second:
             assert [await call(first), await call(second)] == [200, 200]
             assert (len(one.calls), len(two.calls)) == (1, 1)
