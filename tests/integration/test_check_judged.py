@@ -68,6 +68,7 @@ async def test_code_is_run_and_scored_through_ray() -> None:
     assert {row.reward for row in outcome.rows} == {0.0, 1.0}
 
 
+@pytest.mark.heavy  # the environment gives a cohort's members so many seconds to meet
 async def test_rollouts_that_are_scored_against_each_other_are_run_together() -> None:
     (outcome,) = await check_all([Job(environment="genrm_compare", version="0.7.0")])
     assert isinstance(outcome, Check), outcome

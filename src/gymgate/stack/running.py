@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
+import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -27,6 +29,7 @@ from gymgate.config import (
 )
 from gymgate.errors import ConfigError, DataError, GymgateError, RolloutTimeoutError, StackStartError
 from gymgate.gateway import Backend, Gateway, Route
+from gymgate.gateway.limits import raise_file_limit
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
 from gymgate.rollout.record import ModelCall
@@ -43,6 +46,9 @@ from gymgate.stack.spawner import Spawner
 STARTING_AT_ONCE = 4
 """Environments; a fork is cheap, what a server imports for itself is not."""
 RAY_POLL_S = 0.1
+FILES_KEPT = 64
+FILES_PER_ROLLOUT = 6
+"""Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 STOP_TIMEOUT_S = 2.5
 
 Result = TypeVar("Result")
@@ -74,6 +80,7 @@ class RunningStack:
         self.directory = directory
         self.environments: dict[str, Environment] = {}
         self.gateway = Gateway(judges=_for_keyless(config))
+        self._places = asyncio.Semaphore(places_for_files())
         self._progress = progress
         self._exits = AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
@@ -225,17 +232,20 @@ class RunningStack:
         """Run the job, unless a server it needs dies first; `port` is its agent's, if that is not the usual one."""
         assert self._session is not None
         began = time.monotonic()
-        try:
-            async with asyncio.timeout(job.timeout_s):
-                generation = await environment.generation()
-        except TimeoutError:
-            message = f"no servers of {environment.name!r} for {job.timeout_s:g} s"
-            return results.failed(RolloutTimeoutError(message))
-        except GymgateError as error:
-            return results.failed(error)
-        url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
-        job = replace(job, waited_s=time.monotonic() - began)
-        return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
+        async with contextlib.AsyncExitStack() as place:
+            try:
+                async with asyncio.timeout(job.timeout_s):
+                    await place.enter_async_context(self._places)
+                    generation = await environment.generation()
+            except TimeoutError:
+                what = "room (too few files may be open)" if self._places.locked() else "servers"
+                message = f"no {what} of {environment.name!r} for {job.timeout_s:g} s"
+                return results.failed(RolloutTimeoutError(message))
+            except GymgateError as error:
+                return results.failed(error)
+            url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
+            job = replace(job, waited_s=time.monotonic() - began)
+            return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
 
     async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
         """Start an environment; return what its servers failed of. Raises everything else."""
@@ -339,6 +349,13 @@ class RunningStack:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError, GymgateError):
             await (await task).close()
+
+
+def places_for_files() -> int:
+    """How many rollouts may run at once: as many as can have the sockets of their calls besides their own."""
+    raise_file_limit()
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else max(4, (soft - FILES_KEPT) // FILES_PER_ROLLOUT)
 
 
 async def _while_alive(
