@@ -35,7 +35,7 @@ from verl_support import (
 
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, DataError, PolicyError
-from gymgate.integrations.trl.batch import Attempt
+from gymgate.integrations.training.figures import Attempt
 from gymgate.integrations.verl.worker import workers_here
 from gymgate.rollout import Rollout, Segment
 from gymgate.runtime import ensure_runtime

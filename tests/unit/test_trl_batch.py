@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError, PolicyError
-from gymgate.integrations.trl.attempts import GIVE_UP_AFTER, FailureWatch, failures
-from gymgate.integrations.trl.batch import Attempt, to_batch
+from gymgate.integrations.training.figures import Attempt
+from gymgate.integrations.trl.batch import to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
+from gymgate.integrations.trl.failures import GIVE_UP_AFTER, FailureWatch, failures
 from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError, PolicyError
-from gymgate.integrations.trl.batch import Attempt, metrics
+from gymgate.integrations.training.figures import Attempt, metrics
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
 from gymgate.integrations.verl.reports import logged, most_frequent, reason
 from gymgate.integrations.verl.worker import LoopConfig, environment_of

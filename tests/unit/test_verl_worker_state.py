@@ -45,7 +45,7 @@ async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
             raise StackStartError("mcqa did not listen")
         return Stack(config, None, None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gymgate.integrations.trl.attempts.connect", connect)
+    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
     shared = SharedStart(ENTRY.stack_config(), RolloutLimits())
     with caplog.at_level(logging.ERROR):
         told = await asyncio.gather(*(shared.start() for _ in range(64)), return_exceptions=True)
@@ -63,7 +63,7 @@ async def test_a_cancelled_rollout_leaves_the_start_to_the_others(monkeypatch: p
         await let_go.wait()
         return Stack(config, None, None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gymgate.integrations.trl.attempts.connect", connect)
+    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
     shared = SharedStart(ENTRY.stack_config(), RolloutLimits())
     first, second = (asyncio.create_task(shared.start()) for _ in range(2))
     await asyncio.sleep(0)

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from gymgate.errors import TokenDataError
-from gymgate.integrations.trl.batch import Attempt, metrics, score
+from gymgate.integrations.training.figures import Attempt, gathered, metrics, score
 from gymgate.rollout import Segment
 
 EPSILON = 1e-8
@@ -87,10 +87,9 @@ def _sample(segment: Segment, **fields: Any) -> Any:
 
 def group_figures(attempts: Sequence[Attempt], environment: str) -> Figures:
     """For TRL's metrics queue, as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME`."""
-    gathered: dict[str, list[float]] = {}
-    for attempt in attempts:
-        for name, value in metrics(attempt).items():
-            if math.isfinite(value):
-                gathered.setdefault(f"nemo_gym/{name}", []).append(value)
-                gathered.setdefault(f"nemo_gym/{environment}/{name}", []).append(value)
-    return {name: (sum(values), float(len(values))) for name, values in gathered.items()}
+    finite = [
+        {name: value for name, value in metrics(attempt).items() if math.isfinite(value)}
+        for attempt in attempts
+    ]
+    found = gathered(finite, [environment] * len(finite))
+    return {f"nemo_gym/{name}": (sum(values), float(len(values))) for name, values in found.items()}

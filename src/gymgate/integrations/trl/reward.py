@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gymgate.integrations.trl.batch import means
+from gymgate.integrations.training.figures import means
 
 
 def nemo_gym_reward(

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.integrations.trl.attempts import Attempts, FailureWatch
-from gymgate.integrations.trl.batch import Attempt, Fold, to_batch
+from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.training.figures import Attempt
+from gymgate.integrations.training.sources import Source, blended
+from gymgate.integrations.trl.batch import Fold, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset
+from gymgate.integrations.trl.failures import FailureWatch
 from gymgate.integrations.trl.policy import (
     EngineSource,
     RendererSource,
@@ -22,7 +25,7 @@ from gymgate.integrations.trl.policy import (
     tokenizer_of,
 )
 from gymgate.integrations.trl.reward import nemo_gym_reward
-from gymgate.integrations.trl.sources import Source, blended, find_sources, in_turn, weights_of
+from gymgate.integrations.trl.sources import find_sources, in_turn, weights_of
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
 

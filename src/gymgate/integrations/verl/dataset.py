@@ -11,12 +11,12 @@ import orjson
 import torch
 from torch.utils.data import Dataset
 
+from gymgate.api import load_catalog
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
 from gymgate.dataset import Row, open_rows
 from gymgate.errors import ConfigError
-from gymgate.integrations.trl.sources import Source, blended
-from gymgate.runtime import ensure_runtime
+from gymgate.integrations.training.sources import Source, blended
 
 ROW = "nemo_gym_row"
 """Column with the whole row, verbatim, as JSON."""
@@ -95,8 +95,7 @@ def prompt_items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 def open_parts(files: Any, runtime: RuntimeConfig) -> list[Part]:
     """The sources that `data_files` names. `ConfigError` for what it cannot be."""
     if isinstance(files, Mapping):
-        installed = ensure_runtime(runtime)
-        catalog = Catalog(installed.site, installed.version)
+        catalog = load_catalog(runtime)
         parts = [_part(catalog, name, source) for name, source in files.items()]
     else:
         names = [files] if isinstance(files, str) else list(files or ())

@@ -8,7 +8,7 @@ import orjson
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
-from gymgate.integrations.trl.batch import Attempt, score
+from gymgate.integrations.training.figures import Attempt, score
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
 from gymgate.integrations.verl.reports import reason, report

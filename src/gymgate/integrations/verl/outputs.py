@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymgate.integrations.trl.batch import KINDS, Attempt, metrics
+from gymgate.integrations.training.figures import KINDS, Attempt, metrics
 from gymgate.rollout import Segment
 
 SEQUENCE = ("turn_scores", "tool_rewards")

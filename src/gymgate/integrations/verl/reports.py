@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gymgate.errors import GymgateError, from_wire
-from gymgate.integrations.trl.batch import Attempt, means, metrics
+from gymgate.integrations.training.figures import Attempt, means, metrics
 
 PARTITION = "nemo_gym"
 SAMPLERS = ("NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync")

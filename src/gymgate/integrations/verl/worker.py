@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 
 from gymgate.config import Config, EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, DataError, MissingExtraError
-from gymgate.integrations.trl.attempts import Attempts
-from gymgate.integrations.trl.batch import Attempt
+from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.training.figures import Attempt
 from gymgate.stack import AgentInfo, Stack
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import Renderer

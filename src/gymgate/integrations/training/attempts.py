@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import StackLostError, from_wire
-from gymgate.integrations.trl.batch import Attempt
+from gymgate.errors import StackLostError
+from gymgate.integrations.training.figures import Attempt
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.stack import Stack, connect
 from gymgate.tokens import TokenPolicy
@@ -19,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 30.0
 """Seconds beyond its deadline after which a rollout is given up here."""
-GIVE_UP_AFTER = 3
-"""Batches in a row without a rollout that did not fail, after which training ends with the reason."""
 
 
 class Attempts:
@@ -72,29 +69,3 @@ def _lost(environment: str, error: Exception) -> Rollout:
     told = str(error) or "the stack did not end the rollout at its deadline"
     described = RolloutError(kind="infrastructure", message=told, type="StackLostError", retryable=True)
     return Rollout(id="lost", environment=environment, agent="", status="failed", error=described)
-
-
-class FailureWatch:
-    """Logs what failed, and ends a training in which nothing but failures come."""
-
-    def __init__(self) -> None:
-        self.in_a_row = 0
-
-    def see(self, attempts: Sequence[Attempt]) -> None:
-        """Raise the most frequent error once `GIVE_UP_AFTER` batches in a row had failures only."""
-        failed = failures(attempts)
-        for line, count in failed:
-            logger.warning("rollouts failed: %d x %s", count, line[1])
-        self.in_a_row = self.in_a_row + 1 if sum(count for _, count in failed) == len(attempts) else 0
-        if self.in_a_row < GIVE_UP_AFTER or not failed:
-            return
-        batches, self.in_a_row = self.in_a_row, 0
-        (kind, message), _ = failed[0]
-        told = f"every rollout of {batches} batches failed, of the last one {len(attempts)}, most often: {message}"
-        raise from_wire({"error": kind, "message": told})
-
-
-def failures(attempts: Sequence[Attempt]) -> list[tuple[tuple[str, str], int]]:
-    """Each distinct failure (type of error, message) with its count, the most frequent first."""
-    errors = [attempt.rollout.error for attempt in attempts if attempt.rollout.error is not None]
-    return Counter((error.type, f"{error.kind}: {error.message}") for error in errors).most_common()

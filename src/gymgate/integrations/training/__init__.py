@@ -1,0 +1,1 @@
+"""What the trainers' integrations share: attempts at rows, figures of them, rows by weight. Knows no trainer."""

@@ -1,0 +1,71 @@
+"""A rollout as trainers see it: what it samples, the reward it teaches with, the figures they log. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from gymgate.errors import ErrorKind
+from gymgate.rollout import Rollout, Segment
+from gymgate.tokens import TokenTurn, extension_drift
+
+KINDS: Final[tuple[str, ...]] = get_args(ErrorKind)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One prompt's rollout."""
+
+    rollout: Rollout
+    segments: list[Segment]
+    turns: list[TokenTurn]
+    shown_ids: list[int]
+    """The prompt, for a rollout in which the policy sampled nothing."""
+
+
+def score(rollout: Rollout, *, truncated: bool = False) -> float | None:
+    """The reward to learn from: `None` for failed and masked rollouts, and for truncated ones unless `truncated`."""
+    counted = ("completed", "truncated") if truncated else ("completed",)
+    return rollout.reward if rollout.status in counted else None
+
+
+def metrics(attempt: Attempt, row: Segment | None = None) -> dict[str, float]:
+    """Figures of one rollout, by name; of the figure names of two rollouts, those that both have can be averaged.
+
+    `row` is what is delivered of it, where that is not all.
+    """
+    rollout = attempt.rollout
+    sampled = sum(sum(segment.mask) for segment in attempt.segments)
+    kind = None if rollout.error is None else rollout.error.kind
+    values = {
+        "turns": float(len(attempt.turns)),
+        "segments": float(len(attempt.segments)),
+        "drift": float(extension_drift(attempt.turns)),
+        "truncated": float(rollout.status == "truncated"),
+        "masked": float(rollout.status == "masked"),
+        "failed": float(rollout.status == "failed"),
+        **{f"failed_{name}": float(kind == name) for name in KINDS},
+        "latency_s": rollout.timing.total_s,
+    }
+    if row is not None and sampled and rollout.status == "completed":
+        values["delivered_fraction"] = sum(row.mask) / sampled
+    if rollout.reward is not None:
+        values["reward"] = rollout.reward
+    return values
+
+
+def means(figures: Sequence[Mapping[str, float]], environments: Sequence[str]) -> dict[str, float]:
+    """Each figure over all rollouts that have it, as `NAME`, and over those of one environment, as `ENVIRONMENT/NAME`."""
+    return {name: sum(values) / len(values) for name, values in gathered(figures, environments).items()}
+
+
+def gathered(figures: Sequence[Mapping[str, float]], environments: Sequence[str]) -> dict[str, list[float]]:
+    """The values of each figure, over all rollouts and by environment; see `means`."""
+    found: dict[str, list[float]] = {}
+    for values, environment in zip(figures, environments, strict=True):
+        for name, value in values.items():
+            found.setdefault(name, []).append(value)
+            if environment:
+                found.setdefault(f"{environment}/{name}", []).append(value)
+    return found
