@@ -17,9 +17,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from gymgate.errors import GymgateError, StackLostError
-from gymgate.integrations.trl.async_plan import Channels, Plan
+from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.trl.async_plan import Channels, Plan, now
 from gymgate.integrations.trl.async_samples import group_figures, sample_class, to_samples
-from gymgate.integrations.trl.attempts import Attempts, FailureWatch
+from gymgate.integrations.trl.failures import FailureWatch
 from gymgate.integrations.trl.policy import TrainersEngine, made_by, renderer_for, served_model
 from gymgate.tokens import Engine, TokenPolicy
 
@@ -67,7 +68,7 @@ async def _until_told(plan: Plan, channels: Channels) -> None:
     working = asyncio.create_task(producer.run())
     parent = multiprocessing.parent_process()
     while not working.done() and not channels.stop.is_set() and (parent is None or parent.is_alive()):
-        channels.heartbeat.value = time.time()
+        channels.heartbeat.value = now()
         await asyncio.wait([working], timeout=TICK_S)
     if not working.done():
         working.cancel()
@@ -152,7 +153,7 @@ class Producer:
         """Waits while the trainer has more samples than it wants."""
         while True:
             try:
-                sample.enqueued_at = time.time()
+                sample.enqueued_at = time.time()  # the trainer subtracts it from its own
                 return self.channels.samples.put_nowait(sample)
             except queue.Full:
                 await asyncio.sleep(FULL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 METRICS_WAITING = 4096
 """Groups' figures that wait for the trainer; further ones are dropped, so that logging never holds rollouts."""
+
+
+def now() -> float:
+    """Seconds of a clock that every process of a machine reads alike, and that nobody sets (Linux's CLOCK_MONOTONIC)."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,6 @@ class Channels:
         self.failed = context.Event()
         self.version = context.Value("q", 0)
         self.heartbeat = context.Value("d", 0.0)
-        """Wall-clock seconds."""
+        """Seconds of `now`, when the process last showed life; 0 before that."""
         self.position = context.Value("q", 0)
         """First row whose group the trainer's queue has not got."""

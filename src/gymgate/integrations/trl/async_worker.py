@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
-import time
 from typing import TYPE_CHECKING, Any
 
 from gymgate.errors import ConfigError, GymgateError, StackLostError, from_wire
 from gymgate.integrations.trl.async_child import child_main
-from gymgate.integrations.trl.async_plan import Channels, Plan
+from gymgate.integrations.trl.async_plan import Channels, Plan, now
 from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class RolloutWorker:
         self._channels.stop.clear()
         self._channels.position.value = self.position
         self._channels.heartbeat.value = 0.0
-        self._started = time.time()
+        self._started = now()
         self._process = self._context.Process(
             target=child_main, args=(plan, self._channels), name="gymgate-rollouts", daemon=True
         )
@@ -102,7 +101,7 @@ class RolloutWorker:
         if (code := self._process.exitcode) is not None:
             raise StackLostError(f"the rollouts' process ended with exit code {code}; see its standard error")
         alive = self._channels.heartbeat.value
-        age = time.time() - (alive or self._started)
+        age = now() - (alive or self._started)
         if age > (stale_after_s if alive else max(stale_after_s, START_TIMEOUT_S)):
             raise StackLostError(f"the rollouts' process shows no life for {age:.0f} s")
 
