@@ -289,7 +289,7 @@ def test_the_page_holds_no_paths_of_the_machine_that_made_it() -> None:
         version="0.7.0",
         verdict="blocked",
         detail="pi exited 1: file:///tmp/cache/npm/pi/auth-storage.js:9",
-        evidence="No such file: '/root/x/site-packages/resources_servers/e/a.txt'",
+        evidence="No such file: '/srv/x/site-packages/resources_servers/e/a.txt'",
         date="d",
     )
     page = status_page([check], "gymgate check --all")
