@@ -7,7 +7,6 @@ import platform
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,12 +15,14 @@ from typing import NamedTuple
 
 from gymgate.config import SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.errors import SetupError
+from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.ensure import runtimes_dir
-from gymgate.runtime.environment import offline
+from gymgate.runtime.environment import installer_env, offline
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
 from gymgate.runtime.venv import facts_of
 
+_UV_TIMEOUT_S = 20.0
 FILES_WANTED = 4096
 """Open files from which a few hundred concurrent rollouts are safe."""
 SPACE_WANTED_GB = 3.0
@@ -59,10 +60,12 @@ def run_checks() -> Iterator[Check]:
 def _uv(missing: bool | None) -> Check:
     try:
         path = find_uv()
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
-    except (SetupError, OSError, subprocess.SubprocessError) as error:
+        told = run_command([path, "--version"], env=installer_env(), timeout_s=_UV_TIMEOUT_S)
+    except SetupError as error:
         return Check("uv", missing, str(error))
-    return Check("uv", True, f"{done.stdout.strip()} at {path}")
+    except CommandError as error:
+        return Check("uv", missing, f"{path} does not run: {error}")
+    return Check("uv", True, f"{told.strip()} at {path}")
 
 
 def _interpreters(missing: bool | None) -> Check:

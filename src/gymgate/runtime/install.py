@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import tempfile
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.errors import SetupError
+from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
 from gymgate.runtime.installer import Progress, UvFailedError, run_uv
 from gymgate.runtime.interpreters import Interpreter, Version, text
@@ -23,6 +23,7 @@ from gymgate.runtime.lockfile import package_of, pins, split_lock
 from gymgate.runtime.venv import noted_interpreter
 
 _CHECK_TIMEOUT_S = 300.0
+_FACTS_TIMEOUT_S = 60.0
 _REMIND_S = 10.0
 _NO_BUILD = re.compile(
     r"no wheels|no usable wheels|matching Python|Failed to build|depends on Python|satisfy Python"
@@ -99,18 +100,10 @@ def make_environment(
 def inspect_interpreter(python: Path) -> tuple[Path | None, str | None, str]:
     """The directory that holds its nemo_gym, that release, and its own version. `SetupError` if it does not run."""
     try:
-        done = subprocess.run(
-            [python, "-I", "-c", _FACTS],
-            env=clean_env(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        site, release, own = json.loads(done.stdout)
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise SetupError(f"interpreter {str(python)!r} does not run: {error}") from error
+        told = run_command([python, "-I", "-c", _FACTS], env=clean_env(), timeout_s=_FACTS_TIMEOUT_S)
+        site, release, own = json.loads(told)
+    except (CommandError, ValueError) as error:
+        raise SetupError(f"interpreter {str(python)!r} does not run: {_end_of(error)}") from error
     return Path(site) if site else None, release, own
 
 
@@ -118,23 +111,19 @@ def check_imports(python: Path, interpreter: Interpreter) -> None:
     """Import what every server imports. Raises `UnusableInterpreterError` with the reason."""
     with tempfile.TemporaryDirectory(prefix="gymgate-") as nowhere:
         try:
-            done = subprocess.run(
-                [python, "-I", "-c", _CHECK],
-                env=clean_env(),
-                cwd=nowhere,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_CHECK_TIMEOUT_S,
-                check=False,
+            run_command(
+                [python, "-I", "-c", _CHECK], env=clean_env(), cwd=nowhere, timeout_s=_CHECK_TIMEOUT_S
             )
-        except subprocess.TimeoutExpired as error:
+        except CommandError as error:
             raise UnusableInterpreterError(
-                f"NeMo Gym's import on {interpreter} did not end in {_CHECK_TIMEOUT_S:g} s"
+                f"NeMo Gym does not import on {interpreter}: {_end_of(error)}"
             ) from error
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        raise UnusableInterpreterError(f"NeMo Gym does not import on {interpreter}: {reason}")
+
+
+def _end_of(error: Exception) -> str:
+    """The last line that a command wrote to stderr, a traceback's end; else what became of it."""
+    errors = error.errors if isinstance(error, CommandError) else ""
+    return (errors.strip().splitlines() or [str(error)])[-1]
 
 
 def _share_bytecode(base: Path, site: Path) -> None:

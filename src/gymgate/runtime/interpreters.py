@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from gymgate.errors import SetupError
+from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env, offline
 from gymgate.runtime.installer import Progress, UvFailedError, run_uv
 
@@ -86,24 +86,11 @@ def text(version: Version) -> str:
 def probe(path: str | os.PathLike[str]) -> Interpreter:
     """The interpreter at `path`, by running it. Raises `NotUsableError`."""
     try:
-        done = subprocess.run(
-            [os.fspath(path), "-I", "-c", _PROBE],
-            env=clean_env(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT_S,
-            check=True,
+        answer = json.loads(
+            run_command([path, "-I", "-c", _PROBE], env=clean_env(), timeout_s=_PROBE_TIMEOUT_S)
         )
-        answer = json.loads(done.stdout)
-    except subprocess.CalledProcessError as error:
-        raise NotUsableError(
-            _complaint(error.stderr) or f"it ended with status {error.returncode}"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise NotUsableError(f"it did not answer in {_PROBE_TIMEOUT_S:g} s") from error
-    except OSError as error:
-        raise NotUsableError(error.strerror or str(error)) from error
+    except CommandError as error:
+        raise NotUsableError(_complaint(error.errors) or str(error)) from error
     except ValueError as error:
         raise NotUsableError("it is no Python") from error
     major, minor, patch = answer["version"]
