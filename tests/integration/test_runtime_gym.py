@@ -11,10 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+from stack_support import SIMPLE
 
-from gymgate.config import RuntimeConfig
+from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import SetupError
 from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
+from gymgate.runtime.cache import clean, parts
+from gymgate.stack import acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 
@@ -148,3 +151,16 @@ def test_every_minor_version_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for major, minor in minors:
         made = ensure_runtime(RuntimeConfig(python=f"{major}.{minor}"))
         assert made.site.parts[-2] == f"python{major}.{minor}"
+
+
+async def test_a_running_stack_keeps_its_runtime() -> None:
+    """Nothing is removed here: the runtime is the one that all tests share."""
+    async with acquire(StackConfig(environments=(SIMPLE,))) as stack:
+        daemon = (await stack.status())["pid"]
+        [runtime] = [
+            part for part in parts() if part.path == ensure_runtime(RuntimeConfig()).python.parents[1]
+        ]
+        assert daemon in (runtime.users() or [])
+        [outcome] = [each for each in clean(None, dry_run=True) if each.part.path == runtime.path]
+    assert not outcome.removed
+    assert str(daemon) in outcome.why

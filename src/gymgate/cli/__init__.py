@@ -14,6 +14,7 @@ COMMANDS = {
     "list": "list",
     "info": "info",
     "setup": "setup",
+    "cache": "cache",
     "doctor": "doctor",
     "check": "check",
     "data": "data",

@@ -13,6 +13,7 @@ from pathlib import Path
 from gymgate.config import RuntimeConfig, cache_dir
 from gymgate.errors import ConfigError, SetupError
 from gymgate.runtime.environment import offline
+from gymgate.runtime.held import hold
 from gymgate.runtime.install import (
     Recipe,
     UnusableInterpreterError,
@@ -22,7 +23,7 @@ from gymgate.runtime.install import (
 from gymgate.runtime.installer import UvFailedError, find_uv
 from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
 from gymgate.runtime.lockfile import floor_of, read_lock
-from gymgate.runtime.venv import build_once, facts_of, no_space, writing
+from gymgate.runtime.venv import MARKER, build_once, facts_of, no_space, writing
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
@@ -42,7 +43,10 @@ class Runtime:
 
 
 def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Runtime | None:
-    """The runtime if it is there; never makes one. Reads one small file, unless `config.interpreter` is set."""
+    """The runtime if it is there; never makes one. Reads one small file, unless `config.interpreter` is set.
+
+    `gymgate cache clean` leaves it alone while this process lives.
+    """
     recipe = _recipe(config, requirements)
     if config.interpreter is not None:
         return _given(config.interpreter, recipe.requirements)
@@ -51,7 +55,9 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
         facts = facts_of(place)
         if facts is None:
             continue
-        if config.python is None or is_named(facts.interpreter, facts.python, config.python):
+        if config.python is not None and not is_named(facts.interpreter, facts.python, config.python):
+            continue
+        if hold(place / MARKER):
             version = facts.nemo_gym or recipe.version
             return Runtime(place / "bin" / "python", facts.site, version, recipe.requirements)
     return None
@@ -63,8 +69,8 @@ def ensure_runtime(
     """The runtime for `config` with `requirements` (PyPI requirement strings) installed; made on first use.
 
     Blocks: about 15 s with a warm uv cache, a minute or more without. Instant, and offline, once made. Any number of
-    processes may call it at once. `progress` gets a line per step; those that start with `warning: ` go to the log
-    without it. Raises `SetupError`.
+    processes may call it at once; `gymgate cache clean` leaves it alone while one of them lives. `progress` gets a line
+    per step; those that start with `warning: ` go to the log without it. Raises `SetupError`.
     """
     recipe = _recipe(config, requirements)
     if (found := find_runtime(config, recipe.requirements)) is not None:
@@ -168,6 +174,7 @@ def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
 
 def _given(interpreter: str, requirements: tuple[str, ...]) -> Runtime:
     python = Path(interpreter).expanduser()
+    hold(python.absolute().parents[1] / MARKER)  # it may be one of ours
     site, release, _ = inspect_interpreter(python)
     if site is None or release is None:
         raise SetupError(f"interpreter {interpreter!r} has no nemo-gym installed")

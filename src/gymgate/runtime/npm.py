@@ -6,9 +6,9 @@ downloading Node.js; and it would use whatever version is on `PATH`.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,9 +17,11 @@ from typing import Any
 
 from gymgate.config import cache_dir
 from gymgate.errors import NeedMissingError, SetupError
+from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env, installer_env
+from gymgate.runtime.held import hold
 from gymgate.runtime.installer import Progress
-from gymgate.runtime.venv import locked, writing
+from gymgate.runtime.venv import MARKER, UNFINISHED, locked, writing
 
 TIMEOUT_S = 900.0
 _VERSION_TIMEOUT_S = 20.0
@@ -67,7 +69,7 @@ def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progr
     root = cache_dir() / "npm"
     place = root / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{program.package}-{version}").strip("_")
     command = place / "bin" / program.command
-    if command.exists():
+    if command.exists() and hold(place / MARKER):
         return command
     npm = shutil.which("npm")
     if npm is None and found:
@@ -79,50 +81,35 @@ def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progr
             f"{program.package} with; put the command on PATH, or install Node.js with npm",
             need=f"{program.command} (npm: {program.package})",
         )
-    with writing(root), locked(root, place.name, progress):
-        if not command.exists():
+    with writing(root), locked(root, f"installing {place.name}", progress):
+        if not (command.exists() and (place / MARKER).exists()):
             progress(f"installing {program.package} {version} with npm")
             _install(npm, f"{program.package}@{version}", program.command, place)
+        hold(place / MARKER)
     return command
 
 
 def _is_version(command: str, version: str) -> bool:
     try:
-        done = subprocess.run(
-            [command, "--version"],
-            env=clean_env(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_VERSION_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        told = run_command([command, "--version"], env=clean_env(), timeout_s=_VERSION_TIMEOUT_S)
+    except CommandError:
         return False
-    return done.returncode == 0 and version in done.stdout.split()
+    return version in told.split()
 
 
 def _install(npm: str, package: str, command: str, place: Path) -> None:
     """Install a package at `place`, all of it or nothing."""
-    with tempfile.TemporaryDirectory(prefix=f"{place.name}.tmp-", dir=place.parent) as unfinished:
+    with tempfile.TemporaryDirectory(prefix=f"{place.name}{UNFINISHED}", dir=place.parent) as unfinished:
         prefix = Path(unfinished) / "made"
+        words = [npm, "install", "--global", "--prefix", str(prefix), "--no-audit", "--no-fund", package]
         try:
-            done = subprocess.run(
-                [npm, "install", "--global", "--prefix", prefix, "--no-audit", "--no-fund", package],
-                env=installer_env(),
-                cwd=unfinished,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise SetupError(f"npm did not install {package} in {TIMEOUT_S:g} s") from error
-        if done.returncode or not (prefix / "bin" / command).exists():
-            raise SetupError(
-                f"npm cannot install {package}: {_reason(done.stderr) or 'no command came of it'}"
-            )
+            run_command(words, env=installer_env(), cwd=unfinished, timeout_s=TIMEOUT_S)
+        except CommandError as error:
+            reason = _reason(error.errors) or str(error)
+            raise SetupError(f"npm cannot install {package}: {reason}") from error
+        if not (prefix / "bin" / command).exists():
+            raise SetupError(f"npm cannot install {package}: no command {command!r} came of it")
+        (prefix / MARKER).write_text(json.dumps({"package": package, "command": command}), encoding="utf-8")
         if place.exists():  # incomplete, from elsewhere
             shutil.rmtree(place)
         prefix.rename(place)

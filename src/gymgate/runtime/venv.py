@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -16,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.errors import SetupError
+from gymgate.runtime.held import hold, try_lock
 from gymgate.runtime.installer import Progress
 from gymgate.runtime.interpreters import Interpreter, NotUsableError, probe
 
 MARKER = "gymgate.json"
 """Written last, inside the environment; what has none is not complete."""
-_UNFINISHED = ".tmp-"
+UNFINISHED = ".tmp-"
+"""In the name of what is being made, or removed."""
 _POLL_S = 0.1
 _LOCK_TIMEOUT_S = 3600.0
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -65,23 +66,24 @@ def facts_of(path: Path) -> Facts | None:
 def build_once(root: Path, name: str, make: Make, say: Progress) -> Path:
     """The environment `root/name`, made if it is not there; any number of processes may call this at once.
 
-    What an interrupted call leaves does not count, and the next call removes it. Raises `SetupError` if `root`
-    cannot be written, and what `make` raises.
+    What an interrupted call leaves does not count, and the next call removes it. It stays while this process lives (see
+    `hold`). Raises `SetupError` if `root` cannot be written, and what `make` raises.
     """
     place = root / name
-    with writing(root), locked(root, name, say) as held:
-        for left in root.glob(f"*{_UNFINISHED}*"):
-            _remove(left)
-        if facts_of(place) is not None:
+    with writing(root), locked(root, f"making {name}", say) as held:
+        for left in root.glob(f"*{UNFINISHED}*"):
+            remove(left)
+        if facts_of(place) is not None and hold(place / MARKER):
             return place
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{_UNFINISHED}", dir=root))
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{UNFINISHED}", dir=root))
         try:
             noted = make(unfinished, held)
             (unfinished / MARKER).write_text(json.dumps(noted, indent=2), encoding="utf-8")
-            _discard(place)
+            discard(place)
             unfinished.rename(place)
+            hold(place / MARKER)
         except BaseException:
-            _remove(unfinished)
+            remove(unfinished)
             raise
     return place
 
@@ -105,37 +107,32 @@ def _same_minor(python: Path, noted: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(root: Path, name: str, say: Progress) -> Iterator[int]:
-    """The descriptor of the lock on `root`. Children that inherit it hold the lock until they end, too."""
+def locked(root: Path, activity: str, say: Progress) -> Iterator[int]:
+    """The descriptor of the lock on `root`; who waits for it is told that this process is `activity`.
+
+    Children that inherit it hold the lock until they end, too.
+    """
     deadline = time.monotonic() + _LOCK_TIMEOUT_S
     descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if not _try_lock(descriptor):
-            say(f"waiting for process {_holder(descriptor)}, which is making {name} or another environment")
-        while not _try_lock(descriptor):
+        if not try_lock(descriptor):
+            say(f"waiting for process {_holder(descriptor)}")
+        while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"process {_holder(descriptor)} has held {root / '.lock'} for {_LOCK_TIMEOUT_S:g} s; "
+                    f"process {_holder(descriptor)}, has held {root / '.lock'} for {_LOCK_TIMEOUT_S:g} s; "
                     f"end it if it hangs, then try again"
                 )
             time.sleep(_POLL_S)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        os.pwrite(descriptor, f"{os.getpid()}, which is {activity}".encode(), 0)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _holder(descriptor: int) -> str:
-    return os.pread(descriptor, 20, 0).decode(errors="replace") or "(unknown)"
+    return os.pread(descriptor, 500, 0).decode(errors="replace") or "(unknown)"
 
 
 @contextlib.contextmanager
@@ -163,13 +160,14 @@ def no_space(root: Path) -> SetupError:
     )
 
 
-def _discard(place: Path) -> None:
-    """Take an unusable environment out of its place at once, then remove its files."""
+def discard(place: Path) -> None:
+    """Take a directory out of its place at once, then remove its files."""
     if place.exists():
-        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}{_UNFINISHED}", dir=place.parent))
+        aside = Path(tempfile.mkdtemp(prefix=f"{place.name}{UNFINISHED}", dir=place.parent))
         place.rename(aside / "old")
-        _remove(aside)
+        remove(aside)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove a directory as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,235 @@
+"""What the cache holds, by files written by hand; who uses it is said by locks of this process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli import cli
+from gymgate.cli.cache import age_text, size_text
+from gymgate.runtime import held
+from gymgate.runtime.cache import Part, clean, gym_cache, measure, parts
+from gymgate.runtime.venv import MARKER
+
+DAY = 86400.0
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(held, "_held", {})
+    return tmp_path
+
+
+def written(path: Path, content: str = "x" * 5000, *, days: float = 0.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    age(path, days)
+    return path
+
+
+def age(path: Path, days: float) -> None:
+    os.utime(path, (time.time() - days * DAY,) * 2)
+
+
+def runtime(
+    cache: Path, name: str = "nemo-gym-0.7.0-py3.13.0-abc", *requirements: str, days: float = 0.0
+) -> Path:
+    place = cache / "runtimes" / name
+    written(place / "lib" / "big.py")
+    noted = {"nemo_gym": "0.7.0", "python": "3.13.0", "requirements": requirements}
+    written(place / MARKER, json.dumps(noted), days=days)
+    return place
+
+
+@contextmanager
+def used(file: Path) -> Iterator[None]:
+    """As by another process: a lock of another opening of the file."""
+    with file.open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+
+
+def names(found: list[Part]) -> dict[str, str]:
+    return {part.path.name: part.kind for part in found}
+
+
+def test_what_lies_in_the_cache(cache: Path) -> None:
+    runtime(cache, "nemo-gym-a", "Numpy>=2", "math-verify[antlr]==0.8")
+    written(cache / "runtimes" / "nemo-gym-b.tmp-1" / "x")
+    written(cache / "runtimes" / ".lock", "")
+    written(cache / "npm" / "codex-1" / MARKER, '{"package": "@openai/codex@1"}')
+    for name in ("gym/hub/a", "data/nemo-gym-0.7.0/b", "rows/c.index", "catalog/d.json", "run/e", "odd"):
+        written(cache / name)
+    found = parts()
+    assert names(found) == {
+        "nemo-gym-a": "runtime",
+        "nemo-gym-b.tmp-1": "leftover",
+        "codex-1": "command",
+        "gym": "downloads",
+        "nemo-gym-0.7.0": "downloads",
+        "c.index": "index",
+        "d.json": "index",
+        "run": "other",
+        "odd": "other",
+    }
+    assert [part.packages for part in found if part.kind == "runtime"] == [["numpy", "math-verify"]]
+
+
+def test_what_was_not_used_for_long_goes(cache: Path) -> None:
+    old, new = runtime(cache, "old", days=31), runtime(cache, "new", days=29)
+    index = written(cache / "rows" / "a.index", days=31)
+    left = written(cache / "npm" / "codex.tmp-1" / "x").parent
+    logs = written(cache / "run" / "log", days=99)
+    told = {outcome.part.path: outcome.removed for outcome in clean(30 * DAY)}
+    assert told == {old: True, new: False, index: True, left: True, logs.parent: False}
+    assert [path.exists() for path in (old, new, index, left, logs)] == [False, True, False, False, True]
+
+
+def test_all_is_what_nobody_uses(cache: Path) -> None:
+    mine, free = runtime(cache, "mine"), runtime(cache, "free")
+    data = written(cache / "data" / "nemo-gym-0.7.0" / "rows.jsonl").parent
+    written(data / ".lock", "")
+    fetched = written(gym_cache() / "hub" / "weights").parent
+    with used(mine / MARKER):
+        told = {outcome.part.path: outcome for outcome in clean(None)}
+    assert not told[mine].removed
+    assert told[mine].why == f"in use by process {os.getpid()}"
+    assert told[free].removed
+    assert not told[cache / "gym"].removed  # held since `gym_cache`
+    assert [path.exists() for path in (mine, free, fetched)] == [True, False, True]
+    assert [path.name for path in data.iterdir()] == [".lock"]  # for who waits for it
+
+
+def test_a_dry_run_removes_nothing_and_waits_for_nobody(cache: Path) -> None:
+    place, left = runtime(cache), written(cache / "runtimes" / "a.tmp-1" / "x").parent
+    lock = written(cache / "runtimes" / ".lock", "7, which is making a")
+    with lock.open() as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        told = {outcome.part.path: outcome.removed for outcome in clean(None, dry_run=True)}
+    assert told == {place: True, left: False}
+    assert place.exists()
+
+
+def test_use_is_noted_and_keeps(cache: Path) -> None:
+    place = runtime(cache, days=90)
+    assert held.hold(place / MARKER)
+    [part] = parts()
+    assert time.time() - part.last_used < 60
+    assert part.users() == [os.getpid()]
+    age(place / MARKER, 90)
+    assert held.hold(place / MARKER)  # again, without another descriptor
+    assert time.time() - parts()[0].last_used < 60
+    assert [outcome.removed for outcome in clean(None)] == [False]
+
+
+def test_what_is_gone_or_was_made_anew_is_not_held(cache: Path) -> None:
+    place = runtime(cache)
+    assert held.hold(place / MARKER)
+    (place / MARKER).unlink()
+    assert not held.hold(place / MARKER)
+    runtime(cache)
+    with held.alone(place / MARKER) as unused:
+        assert unused
+    assert held.hold(place / MARKER)
+    with held.alone(place / MARKER) as unused:
+        assert not unused
+
+
+def test_files_that_are_elsewhere_too_are_not_freed(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    written(one / "a", "x" * 100_000)
+    written(two / "b", "x" * 50_000)
+    os.link(one / "a", two / "a")
+    large, small = (path.lstat().st_blocks * 512 for path in (one / "a", two / "b"))
+    directory = one.lstat().st_blocks * 512
+    assert measure(one) == (large + directory, directory)
+    assert measure(one, two) == (large + small + 2 * directory,) * 2
+
+
+def test_a_file_system_that_refuses_is_told(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = runtime(cache)
+
+    def refuse(descriptor: int, operation: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == MARKER:
+            raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert held.hold(place / MARKER)
+    [outcome] = clean(None)
+    assert (outcome.removed, outcome.why, place.exists()) == (False, "Function not implemented", True)
+
+
+def test_the_command_lists_and_cleans(cache: Path) -> None:
+    runtime(cache, "nemo-gym-old", "numpy", days=40)
+    new = runtime(cache, "nemo-gym-new", days=2)
+    for number in range(2):
+        written(cache / "rows" / f"{number}.index")
+    listed = CliRunner().invoke(cli, ["cache"])
+    assert listed.exit_code == 0, listed.output
+    lines = {line.split()[1]: line.split() for line in listed.output.splitlines()[1:-1]}
+    assert lines["nemo-gym-old"][-3:] == ["40", "d", "ago"]
+    assert "numpy" in lines["nemo-gym-old"]
+    assert lines["rows"][:4] == ["index", "rows", "(2", "files)"]
+    assert str(cache) in listed.output.splitlines()[-1]
+    told = json.loads(CliRunner().invoke(cli, ["cache", "--json"]).output)
+    assert {Path(part["path"]).name: part["requirements"] for part in told["parts"]} == {
+        "nemo-gym-old": ["numpy"],
+        "nemo-gym-new": [],
+        "0.index": [],
+        "1.index": [],
+    }
+    dry = CliRunner().invoke(cli, ["cache", "clean", "--dry-run"])
+    assert "would remove runtime nemo-gym-old" in dry.output
+    with used(new / MARKER):
+        done = CliRunner().invoke(cli, ["cache", "clean", "--unused-for", "1d"])
+        assert done.exit_code == 0, done.output
+        assert "removed runtime nemo-gym-old" in done.output
+        assert f"kept runtime nemo-gym-new: in use by process {os.getpid()}" in done.output
+        assert "3 parts stay" in done.output
+    done = CliRunner().invoke(cli, ["cache", "clean", "--all", "--json"])
+    assert [each["removed"] for each in json.loads(done.output)] == [True] * 3
+
+
+def test_an_empty_cache(cache: Path) -> None:
+    assert CliRunner().invoke(cli, ["cache"]).output == f"nothing in {cache}\n"
+    assert CliRunner().invoke(cli, ["cache", "clean", "--all"]).output == "freed 0 B; 0 parts stay\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--unused-for", "30"], "'30' is no duration"),
+        (["--unused-for", "-1d"], "'-1d' is no duration"),
+        (["--everything"], "No such option"),
+    ],
+)
+def test_wrong_words(cache: Path, words: list[str], told: str) -> None:
+    done = CliRunner().invoke(cli, ["cache", "clean", *words])
+    assert done.exit_code == 2
+    assert told in done.output
+
+
+def test_sizes_and_ages_for_people() -> None:
+    assert [size_text(size) for size in (0, 999, 12_300, 5e6, 1.25e9, 3e12)] == [
+        "0 B",
+        "999 B",
+        "12 kB",
+        "5 MB",
+        "1.2 GB",
+        "3000.0 GB",
+    ]
+    assert [age_text(seconds) for seconds in (5, 60, 7200, 3 * DAY)] == [
+        "now",
+        "1 min ago",
+        "2 h ago",
+        "3 d ago",
+    ]
