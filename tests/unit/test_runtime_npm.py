@@ -15,7 +15,8 @@ NPM = """#!/bin/sh
 echo "$@" >> {log}
 while [ "$1" != --prefix ]; do shift; done
 [ -e {fails} ] && {{ echo "npm error code E404" >&2; echo "npm error 404 no such package" >&2; exit 1; }}
-mkdir -p "$2/bin" && echo "#!/bin/sh" > "$2/bin/codex" && chmod +x "$2/bin/codex"
+mkdir -p "$2/bin" "$2/lib/node_modules/@openai/codex"
+echo "#!/bin/sh" > "$2/bin/codex" && chmod +x "$2/bin/codex"
 """
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.config import cache_dir
-from gymgate.errors import NeedMissingError, SetupError
+from gymgate.errors import NeedMissingError
 from gymgate.runtime.command import CommandError, run_command
-from gymgate.runtime.environment import clean_env, installer_env
+from gymgate.runtime.environment import clean_env
 from gymgate.runtime.held import hold
 from gymgate.runtime.installer import Progress
+from gymgate.runtime.npm_packages import install_package
 from gymgate.runtime.venv import MARKER, UNFINISHED, locked, writing
 
-TIMEOUT_S = 900.0
 _VERSION_TIMEOUT_S = 20.0
 _LATEST = "latest"
 
@@ -84,7 +84,7 @@ def ensure_program(agent_type: str, settings: Mapping[str, Any], progress: Progr
     with writing(root), locked(root, f"installing {place.name}", progress):
         if not (command.exists() and (place / MARKER).exists()):
             progress(f"installing {program.package} {version} with npm")
-            _install(npm, f"{program.package}@{version}", program.command, place)
+            _install(npm, program, version, place)
         hold(place / MARKER)
     return command
 
@@ -97,25 +97,13 @@ def _is_version(command: str, version: str) -> bool:
     return version in told.split()
 
 
-def _install(npm: str, package: str, command: str, place: Path) -> None:
-    """Install a package at `place`, all of it or nothing."""
+def _install(npm: str, program: Program, version: str, place: Path) -> None:
+    """Install a command at `place`, all of it or nothing."""
     with tempfile.TemporaryDirectory(prefix=f"{place.name}{UNFINISHED}", dir=place.parent) as unfinished:
         prefix = Path(unfinished) / "made"
-        words = [npm, "install", "--global", "--prefix", str(prefix), "--no-audit", "--no-fund", package]
-        try:
-            run_command(words, env=installer_env(), cwd=unfinished, timeout_s=TIMEOUT_S)
-        except CommandError as error:
-            reason = _reason(error.errors) or str(error)
-            raise SetupError(f"npm cannot install {package}: {reason}") from error
-        if not (prefix / "bin" / command).exists():
-            raise SetupError(f"npm cannot install {package}: no command {command!r} came of it")
-        (prefix / MARKER).write_text(json.dumps({"package": package, "command": command}), encoding="utf-8")
+        install_package(npm, program.package, version, program.command, prefix, place)
+        about = {"package": f"{program.package}@{version}", "command": program.command}
+        (prefix / MARKER).write_text(json.dumps(about), encoding="utf-8")
         if place.exists():  # incomplete, from elsewhere
             shutil.rmtree(place)
         prefix.rename(place)
-
-
-def _reason(output: str) -> str:
-    """npm's errors in one line, without the pointer to its log."""
-    lines = [line.removeprefix("npm error ").strip() for line in output.splitlines() if "npm error" in line]
-    return " ".join(" ".join(line for line in lines if "complete log" not in line).split())[:400]
