@@ -73,7 +73,7 @@ def one_input(data: bytes) -> None:
         return
     if not isinstance(body, dict):
         return
-    body, _ = take_routing_entry(body, data[1:])
+    body, _ = take_routing_entry(body)
     for read in (_request, _answer):
         try:
             read(body, source, target)

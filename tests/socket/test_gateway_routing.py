@@ -121,6 +121,18 @@ async def test_anthropic_messages_inward(
     assert streamed.response["content"] == answer["content"]
 
 
+async def test_a_body_beyond_the_limit_is_refused_and_goes_nowhere(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymgate.gateway.server.MAX_BODY", 100_000)
+    route = gateway.open(policy.endpoint())
+    url = f"{route.base_url}/chat/completions"
+    status, answer = await post(http, url, {**BODY, "padding": "x" * 200_000})
+    assert (status, answer["error"]["message"]) == (413, "the request's body is longer than 100000 bytes")
+    assert (policy.seen, route.calls) == ([], [])
+    assert (await post(http, url))[0] == 200
+
+
 async def test_a_large_body_passes(gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession) -> None:
     route = gateway.open(policy.endpoint())
     body = {**BODY, "messages": [{"role": "user", "content": "x" * (3 << 20)}]}

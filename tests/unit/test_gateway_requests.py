@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from gymgate.gateway.backends.answers import error_text, fault_of, shortened
+from gymgate.gateway.call import Call
 from gymgate.gateway.requests import (
     METADATA_KEY,
     key_of_headers,
@@ -14,6 +13,7 @@ from gymgate.gateway.requests import (
     take_routing_entry,
     without_attempt,
 )
+from gymgate.gateway.resends import HASHED, RequestKey, Resends
 
 KEY = "0123456789abcdef" * 2
 
@@ -45,15 +45,25 @@ def test_keys() -> None:
 
 
 def test_the_routing_entry_leaves_no_trace() -> None:
-    def take(body: dict[str, object]) -> tuple[dict[str, object], str | None]:
-        return take_routing_entry(body, json.dumps(body).encode())
-
     body = {"a": 1, "metadata": {"b": "2", METADATA_KEY: KEY}, "c": 3}
-    assert take(body) == ({"a": 1, "metadata": {"b": "2"}, "c": 3}, KEY)
-    assert list(take(body)[0]) == ["a", "metadata", "c"]
-    assert take({"a": 1, "metadata": {METADATA_KEY: KEY}}) == ({"a": 1}, KEY)
+    assert take_routing_entry(body) == ({"a": 1, "metadata": {"b": "2"}, "c": 3}, KEY)
+    assert list(take_routing_entry(body)[0]) == ["a", "metadata", "c"]
+    assert take_routing_entry({"a": 1, "metadata": {METADATA_KEY: KEY}}) == ({"a": 1}, KEY)
     for untouched in ({"metadata": {}}, {"metadata": None, "input": METADATA_KEY}, {"input": "x"}):
-        assert take(untouched)[0] is untouched
+        assert take_routing_entry(untouched)[0] is untouched
+
+
+def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> None:
+    """The hash leaves the middle out, equality does not."""
+    sent, other = (
+        RequestKey("policy_model", "chat", b"a" * HASHED + middle + b"z" * HASHED, None)
+        for middle in (b"1", b"2")
+    )
+    assert hash(sent) == hash(other)
+    resends, call = Resends(), Call(0, "policy_model", "chat", 0.0)
+    resends.add(sent, call)
+    assert resends.find(RequestKey(*sent), retry=False) is call
+    assert resends.find(other, retry=False) is None
 
 
 def test_what_is_an_answer() -> None:

@@ -29,7 +29,6 @@ _PREFIX = "/ng-rollout/"
 _CAPTURE = "training-token-capture/"
 _KEY = re.compile(r"[0-9a-f]{32}(-a\d+)?")
 """A key; NeMo Gym appends the attempt to the rollout id."""
-_METADATA_MARK = METADATA_KEY.encode()
 
 
 class Path(NamedTuple):
@@ -85,13 +84,11 @@ def without_attempt(key: str) -> str:
     return key[:32] if len(key) > 32 and _KEY.fullmatch(key) else key
 
 
-def take_routing_entry(body: dict[str, Any], raw: bytes) -> tuple[dict[str, Any], str | None]:
+def take_routing_entry(body: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
     """The body without our entry in its metadata, and the key in that entry.
 
     A metadata left empty goes as well. The same `body` object comes back if there is no entry.
     """
-    if _METADATA_MARK not in raw:
-        return body, None
     metadata = body.get("metadata")
     if not isinstance(metadata, dict) or METADATA_KEY not in metadata:
         return body, None

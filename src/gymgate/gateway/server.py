@@ -28,6 +28,8 @@ from gymgate.gateway.slot import Slot
 MAX_BODY = 1 << 30
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
+READ_AHEAD = 1 << 20
+"""Bytes of a body that may arrive before it is read; a pause costs a turn of the loop, and bodies are read whole."""
 STOP_TIMEOUT_S = 2.0
 
 JudgeEndpoint = Endpoint | Backend | Literal["policy"]
@@ -207,6 +209,7 @@ class Gateway:
             access_log=None,
             logger=_http_logger,
             keepalive_timeout=KEEPALIVE_S,
+            read_bufsize=READ_AHEAD,
         )
         listener = await loop.create_server(server, self.host, 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
