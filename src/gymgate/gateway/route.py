@@ -203,15 +203,15 @@ class Route:
     async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
         backend = target.backend
         if backend.dialect == call.dialect:
-            upstream, upstream_raw = _without_stream(body), raw
+            upstream = _without_stream(body)
             answer = await backend.call(upstream, raw=raw if upstream is body else None)
             result = with_usage_details(answer.body) if call.dialect == "responses" else answer.body
             as_it_came = answer.raw if result is answer.body else None
             response = as_it_came if as_it_came is not None else codec.dumps(result)
         else:
-            upstream = translate_request(body, call.dialect, backend.dialect, target.memory)
-            upstream_raw = codec.dumps(_without_stream(upstream))
-            answer = await backend.call(_without_stream(upstream), raw=upstream_raw)
+            upstream = _without_stream(translate_request(body, call.dialect, backend.dialect, target.memory))
+            upstream_raw = codec.dumps(upstream)
+            answer = await backend.call(upstream, raw=upstream_raw)
             result = translate_answer(answer.body, body, backend.dialect, call.dialect, target.memory)
             response = codec.dumps(result)
             if self._record_bodies:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
-from uuid import uuid4
 
 import orjson
 
@@ -85,7 +85,7 @@ def canonical_json(text: Any) -> str:
 
 
 def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid4().hex}"
+    return f"{prefix}_{secrets.token_hex(16)}"
 
 
 def stable_id(prefix: str, *parts: str) -> str:

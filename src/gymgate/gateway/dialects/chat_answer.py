@@ -6,7 +6,7 @@ import time
 from typing import Any, NamedTuple
 
 from gymgate.errors import PolicyError
-from gymgate.gateway.dialects._read import Json, answer_list, as_text, joined_text, new_id, without_none
+from gymgate.gateway.dialects._read import Json, answer_list, as_text, joined_text, new_id
 from gymgate.gateway.dialects.memory import THINK_TAGS, ReasoningStyle
 from gymgate.gateway.dialects.reasoning import message_reasoning, split_think_tags
 from gymgate.gateway.dialects.responses_request import wants_logprobs
@@ -96,7 +96,7 @@ def chat_answer_to_responses(answer: Json, request: Json) -> Json:
         "top_p": request.get("top_p"),
         "reasoning": request.get("reasoning"),
         "usage": chat_usage_to_responses(answer.get("usage")),
-        **without_none({name: request.get(name) for name in _ECHOED}),
+        **{name: request[name] for name in _ECHOED if request.get(name) is not None},
     }
 
 

@@ -109,14 +109,15 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     Some agents put each tool's output right behind its call: a recorded answer is found across outputs too, and
     stands before them, as it did.
     """
-    speech = [at for at, item in enumerate(items) if _is_assistant(item)]
+    spoken = [_is_assistant(item) for item in items]
+    speech = [at for at, said in enumerate(spoken) if said]
     marks = [item_mark(items[at]) for at in speech]
-    stretch = _stretches(items)
+    stretch = _stretches(items, spoken)
     messages: list[Json] = []
     turn = _Turn(memory)
     nth, covered = 0, 0  # assistant items seen, and how many of them a recorded answer has covered
-    for item in items:
-        if not _is_assistant(item):
+    for item, said in zip(items, spoken, strict=True):
+        if not said:
             turn.flush(messages)
             messages.append(_other_message(item))
             continue
@@ -132,9 +133,11 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     return messages
 
 
-def _stretches(items: list[Json]) -> list[int]:
+def _stretches(items: list[Json], spoken: list[bool]) -> list[int]:
     """For each item, the number of the stretch it is in: no user speaks inside one."""
-    others = (not _is_assistant(item) and item.get("type") not in _OUTPUT_KINDS for item in items)
+    others = [
+        not said and item.get("type") not in _OUTPUT_KINDS for item, said in zip(items, spoken, strict=True)
+    ]
     return list(accumulate(map(int, others)))
 
 
