@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from gymgate.config import Dialect
+from gymgate.errors import TokenDataError
 from gymgate.gateway.dialects import error_body, finish_reason_of, token_data_of, usage_of
 from gymgate.rollout import Usage
+from gymgate.tokens import TokenTurn, assemble
 
 Json = dict[str, Any]
 
@@ -96,7 +98,11 @@ BUNDLE = {
             ([1, 2], [7, 8], [-0.5, -0.25]),
         ),
         ("chat", {"choices": [{"logprobs": {"content": ENTRIES}}]}, (None, [7, 8], [-0.5, -0.25])),
-        ("chat", {"choices": [{"token_ids": [7], "logprobs": {"content": ENTRIES}}]}, (None, [7], None)),
+        (
+            "chat",
+            {"choices": [{"token_ids": [7], "logprobs": {"content": ENTRIES}}]},
+            (None, [7], [-0.5, -0.25]),
+        ),
         (
             "chat",
             {"choices": [{"logprobs": {"content": [{"token": "a", "logprob": -1}]}}]},
@@ -114,6 +120,16 @@ BUNDLE = {
 )
 def test_token_data(dialect: Dialect, answer: Json, expected: tuple[Any, ...]) -> None:
     assert token_data_of(answer, dialect) == expected
+
+
+def test_whoever_trains_is_told_of_logprobs_that_do_not_fit_the_ids() -> None:
+    """Left out of the record they would be logprobs that the endpoint did not give, which some trainers make up."""
+    answer = {"prompt_token_ids": [1], "choices": [{"token_ids": [7], "logprobs": {"content": ENTRIES}}]}
+    prompt_ids, completion_ids, logprobs = token_data_of(answer, "chat")
+    assert prompt_ids is not None
+    assert completion_ids is not None
+    with pytest.raises(TokenDataError, match="2 logprobs for 1 completion ids"):
+        assemble([TokenTurn(prompt_ids, completion_ids, logprobs)])
 
 
 def test_error_bodies() -> None:

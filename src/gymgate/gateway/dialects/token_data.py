@@ -11,7 +11,8 @@ _TOKEN_ID = "token_id:"
 
 
 class TokenData(NamedTuple):
-    """`None` where the answer has none; `logprobs`, if any, are as many as `completion_ids`, if any."""
+    """`None` where the answer has none. Logprobs that are not as many as the ids are kept: whoever trains on them is told
+    (`TokenDataError`), and does not take them for logprobs that were not given."""
 
     prompt_ids: list[int] | None
     completion_ids: list[int] | None
@@ -41,7 +42,7 @@ def _of_chat(answer: Json) -> TokenData:
     )
     completion = message.get("generation_token_ids") or choice.get("token_ids") or _ids_in_tokens(content)
     logprobs = message.get("generation_log_probs") or [entry.get("logprob") for entry in content]
-    return _checked(prompt, completion, logprobs)
+    return _numbers(prompt, completion, logprobs)
 
 
 def _of_responses(answer: Json) -> TokenData:
@@ -49,9 +50,9 @@ def _of_responses(answer: Json) -> TokenData:
     bundle: Json = next((item for item in reversed(items) if "generation_token_ids" in item), {})
     if bundle:
         ids = bundle.get("generation_token_ids")
-        return _checked(bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs"))
+        return _numbers(bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs"))
     content = [entry for item in items for entry in _item_logprobs(item)]
-    return _checked(None, _ids_in_tokens(content), [entry.get("logprob") for entry in content])
+    return _numbers(None, _ids_in_tokens(content), [entry.get("logprob") for entry in content])
 
 
 def _item_logprobs(item: Json) -> list[Json]:
@@ -67,11 +68,8 @@ def _ids_in_tokens(content: list[Json]) -> list[int] | None:
     return [int(digit) for digit in digits] if all(digit.isdecimal() for digit in digits) else None
 
 
-def _checked(prompt: Any, completion: Any, logprobs: Any) -> TokenData:
-    ids, floats = _list_of(completion, int), _list_of(logprobs, float)
-    if ids is not None and floats is not None and len(ids) != len(floats):
-        floats = None
-    return TokenData(_list_of(prompt, int), ids, floats)
+def _numbers(prompt: Any, completion: Any, logprobs: Any) -> TokenData:
+    return TokenData(_list_of(prompt, int), _list_of(completion, int), _list_of(logprobs, float))
 
 
 def _list_of(value: Any, kind: type) -> list[Any] | None:
