@@ -27,6 +27,7 @@ import uvloop
 from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway import Route
+from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
 from gymgate.stack.places import locked, remove_traces
 from gymgate.stack.protocol import PROTOCOL, Peer
@@ -360,6 +361,7 @@ def main(argv: list[str]) -> None:
     _without_core_files()
     listener = socket.socket(fileno=fd)
     listener.set_inheritable(False)
+    relax_collector()
     try:
         uvloop.run(_serve(listener, path, directory, starter))
     finally:
