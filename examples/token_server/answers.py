@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from examples.token_server.sampling import Generation
+
+from gymgate.tokens.messages import chat_tool_calls
 
 Json = dict[str, Any]
 
@@ -118,19 +119,8 @@ def _message(answer_id: str, index: int, reading: Any) -> Json:
     whole = ("ok", "invalid_json")  # the latter also for an argument that the tool does not declare
     calls = [call for call in reading.tool_calls or [] if call.name and str(call.status) in whole]
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or f"call_{answer_id[-8:]}_{index}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for number, call in enumerate(calls)
-        ]
+        message["tool_calls"] = chat_tool_calls(calls, f"{answer_id[-8:]}_{index}")
     return message
-
-
-def _arguments(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value or {})
 
 
 def usage(generations: Sequence[Generation]) -> Json:

@@ -34,20 +34,23 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return made
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """About 100,000 random weights."""
+def make_model(tokenizer: PreTrainedTokenizerFast, **shape: int) -> Qwen3ForCausalLM:
+    """About 100,000 random weights; `shape` sets fields of `Qwen3Config`."""
+    small = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+    }
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            max_position_embeddings=512,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
+            **{**small, **shape},
         )
     )
 

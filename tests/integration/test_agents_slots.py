@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from gymgate.stack import Stack, acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 
+Policy = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
 
 async def run(stack: Stack, policies: Sequence[StampingPolicy], **fields: Any) -> list[Rollout]:
     return await asyncio.gather(
@@ -35,6 +37,18 @@ async def run(stack: Stack, policies: Sequence[StampingPolicy], **fields: Any) -
 
 def policies(count: int, first: int = 1) -> list[StampingPolicy]:
     return [StampingPolicy(number, TOOLS) for number in range(first, first + count)]
+
+
+def silent_policy() -> tuple[asyncio.Event, Policy]:
+    """A policy that never answers, and the event that it was asked."""
+    asked = asyncio.Event()
+
+    async def silent(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
+
+    return asked, silent
 
 
 @pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
@@ -75,13 +89,7 @@ async def test_a_dead_agent_is_one_rollouts_failure(tmp_path: Path) -> None:
 async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path: Path) -> None:
     """Rollouts whose policy never answers: the third one gets the slot that both have given back."""
     config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
-    asked = asyncio.Event()
-
-    async def silent(body: dict[str, Any]) -> dict[str, Any]:
-        asked.set()
-        await asyncio.Event().wait()
-        return {}
-
+    asked, silent = silent_policy()
     async with acquire(config) as stack:
         late = await stack.run(stamped_row(1), policy=silent, limits=RolloutLimits(timeout_s=1))
         assert late.error is not None
@@ -97,13 +105,7 @@ async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path:
 
 async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(tmp_path: Path) -> None:
     config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
-    asked = asyncio.Event()
-
-    async def silent(body: dict[str, Any]) -> dict[str, Any]:
-        asked.set()
-        await asyncio.Event().wait()
-        return {}
-
+    asked, silent = silent_policy()
     async with acquire(config) as stack:
         running = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
         await asked.wait()

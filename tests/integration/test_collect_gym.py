@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from scripted_chat import served
 from stack_support import ROW, SIMPLE, runtime, stack_config
 
 import gymgate
@@ -108,15 +109,11 @@ class Useless(BaseHTTPRequestHandler):
 def useless_policy(*, hangs: bool) -> Iterator[str]:
     free = threading.Event()
     handler = type("Handler", (Useless,), {"free": free if hangs else None})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/v1"
-        finally:
-            free.set()
-            server.shutdown()
-            thread.join()
+    try:
+        with served(handler) as url:
+            yield url
+    finally:
+        free.set()
 
 
 def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
@@ -167,13 +164,17 @@ def test_a_signal_drains_it(tmp_path: Path) -> None:
     assert 1 <= len(identities(tmp_path / "run")) < 500
 
 
+def until_written(path: Path, size: int) -> None:
+    deadline = time.monotonic() + 60
+    while _size(path) < size and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def test_a_killed_stack_is_started_again(tmp_path: Path) -> None:
     arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "100", "-c", "8")
     with subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        deadline = time.monotonic() + 60
-        while _size(tmp_path / "run" / ROLLOUTS) < 50_000 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until_written(tmp_path / "run" / ROLLOUTS, 50_000)
         os.kill(_daemon_of(process.pid), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
@@ -231,9 +232,7 @@ def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
     with subprocess.Popen(
         serve, env={**environment, "CUDA_VISIBLE_DEVICES": "0,1"}, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 60
-        while _size(tmp_path / "run" / ROLLOUTS) < 50_000 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        until_written(tmp_path / "run" / ROLLOUTS, 50_000)
         os.kill(int(next(notes.glob("*.json")).stem), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said

@@ -37,23 +37,11 @@ AGENT = f"""
 
 def save_model(folder: Path) -> None:
     """Two random layers over a tokenizer of single characters; nothing is downloaded. vLLM's kernels want heads of 64."""
-    from examples.trl.tiny_policy import make_tokenizer
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from examples.trl.tiny_policy import make_model, make_tokenizer
 
     tokenizer = make_tokenizer()
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "head_dim": 64}
+    make_model(tokenizer, **shape).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

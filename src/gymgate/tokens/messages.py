@@ -52,15 +52,20 @@ def assistant_message(parsed: Any, name_call: str) -> Message:
     if parsed.reasoning_content:
         message["reasoning_content"] = parsed.reasoning_content
     if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id or f"call_{name_call}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": _arguments(call.arguments)},
-            }
-            for number, call in enumerate(calls)
-        ]
+        message["tool_calls"] = chat_tool_calls(calls, name_call)
     return message
+
+
+def chat_tool_calls(calls: Sequence[Any], name_call: str) -> list[Message]:
+    """Parsed calls as a chat message has them; those without an id get one of `name_call`."""
+    return [
+        {
+            "id": call.id or f"call_{name_call}_{number}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": _arguments(call.arguments)},
+        }
+        for number, call in enumerate(calls)
+    ]
 
 
 def _is_complete(call: Any) -> bool:
