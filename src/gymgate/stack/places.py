@@ -53,7 +53,7 @@ def process_directory() -> Path:
     base = base_directory()
     for entry in base.glob(f"{_OWN}*-*"):
         owner = entry.name[len(_OWN) :].partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists():
+        if owner.isdigit() and _has_ended(owner):
             shutil.rmtree(entry, ignore_errors=True)
     path = base / f"{_OWN}{os.getpid()}-{os.urandom(4).hex()}"
     make_private(path)
@@ -73,8 +73,16 @@ def remove_traces(socket_path: Path, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     parent = socket_path.parent
     owner = parent.name[len(_OWN) :].partition("-")[0]
-    if parent.name.startswith(_OWN) and owner.isdigit() and not Path(f"/proc/{owner}").exists():
+    if parent.name.startswith(_OWN) and owner.isdigit() and _has_ended(owner):
         shutil.rmtree(parent, ignore_errors=True)
+
+
+def _has_ended(pid: str) -> bool:
+    """Whether there is no such process any more, or one whose parent has yet to hear of its end."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
 
 
 def log_directory(config: StackConfig, socket_path: Path) -> Path:

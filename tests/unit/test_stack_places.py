@@ -1,0 +1,48 @@
+"""What dead processes leave where sockets lie."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from gymgate.stack.places import process_directory, remove_traces
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="gp-", dir="/tmp") as path:  # short enough for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path) / "gymgate"
+
+
+def directory_of(pid: int, base: Path) -> Path:
+    path = base / f"p{pid}-0"
+    path.mkdir(parents=True, mode=0o700)
+    return path
+
+
+def test_a_process_that_has_ended_unread_is_dead(base: Path) -> None:
+    """A daemon learns of the end of its process before that process's parent does."""
+    pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    try:
+        for remove in (
+            lambda path: remove_traces(path / "x.sock", path / "x"),
+            lambda _: process_directory(),
+        ):
+            path = directory_of(pid, base)
+            remove(path)
+            assert not path.exists()
+    finally:
+        os.waitpid(pid, 0)
+
+
+def test_what_a_living_process_has_stays(base: Path) -> None:
+    path = directory_of(os.getpid(), base)
+    remove_traces(path / "x.sock", path / "x")
+    assert process_directory().parent == base
+    assert path.exists()
