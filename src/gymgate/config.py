@@ -174,6 +174,9 @@ class StackConfig(Config):
     """Seconds that the stack stays up after its last lease is gone."""
     max_restarts: int = Field(default=3, ge=0)
     """Times that the servers of an environment are restarted after one of them died."""
+    hang_timeout_s: float | None = Field(default=900.0, gt=0)
+    """Seconds after which a server that rollouts wait for, and that has answered nothing and used no processor time, is
+    killed and restarted; `None`: never. Raise it for servers that answer nobody while they wait longer for something."""
     share: Literal["process", "machine"] = "process"
     """Who may share the stack: this process, or every process of this user on this machine."""
     state_dir: str | None = None

@@ -10,10 +10,12 @@ from stack_support import ROW, answer
 from gymgate.config import EnvironmentConfig
 
 SERVER = """
-import asyncio, os, signal
+import asyncio, subprocess, sys, threading, time
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
 from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
+
+COMPUTE = "import time\\nend = time.monotonic() + 4\\nwhile time.monotonic() < end: pass"
 
 async def drip(request):
     yield b'{'
@@ -29,6 +31,16 @@ async def cut():
     raise ConnectionResetError("on purpose")
 
 async def faulty(fault, request):
+    if fault == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    if fault == "compute":
+        exec(COMPUTE)
+    if fault == "let compute":
+        subprocess.run([sys.executable, "-c", COMPUTE])
+    if fault == "wait":
+        time.sleep(1)
     if fault == "silence":
         await asyncio.sleep(600)
     if fault == "garbage":

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stack_support import alive, all_gone
 
-from gymgate.stack import Stack
+from gymgate.config import StackConfig
+from gymgate.runtime.venv import MARKER
+from gymgate.stack import Stack, connect
 from gymgate.stack.forkserver import PR_SET_CHILD_SUBREAPER, descendants, prctl
 
 HERE = Path(__file__).parent
@@ -29,12 +31,16 @@ def adopt_orphans() -> None:
 
 
 def open_files() -> dict[int, str]:
-    """This process's descriptors that outlive a call: sockets, pipes, files; not what the tests' own tools hold."""
+    """This process's descriptors that outlive a call: sockets, pipes, files; not what the tests' own tools hold, nor the locks
+    on runtimes in use, which are held until the process ends."""
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             found[int(entry.name)] = str(entry.readlink())
-    return {fd: what for fd, what in found.items() if not what.startswith(("/proc/", "/dev/", "anon_inode:"))}
+    tools = ("/proc/", "/dev/", "anon_inode:")
+    return {
+        fd: what for fd, what in found.items() if not what.startswith(tools) and Path(what).name != MARKER
+    }
 
 
 def traces(runtime_directory: Path) -> set[str]:
@@ -44,6 +50,35 @@ def traces(runtime_directory: Path) -> set[str]:
     found = [*base.glob("p*"), *base.glob("shared/*")]
     own = f"p{os.getpid()}-"
     return {str(path) for path in found if path.suffix != ".lock" and not path.name.startswith(own)}
+
+
+KEPT: set[int] = set()
+"""Daemons of stacks that several tests share; what they start is theirs."""
+
+
+@contextlib.contextmanager
+def held(config: StackConfig) -> Iterator[int]:
+    """A stack of this process that stays, so that whoever acquires it has it at once; its daemon. Nothing of it is left after."""
+    loop = asyncio.new_event_loop()
+    try:
+        stack = loop.run_until_complete(connect(config))
+        daemon = loop.run_until_complete(stack.status())["pid"]
+        KEPT.add(daemon)
+        try:
+            yield daemon
+            pids = [daemon, *descendants(daemon)]
+        finally:
+            KEPT.remove(daemon)
+            loop.run_until_complete(stack.close())
+        assert loop.run_until_complete(all_gone(pids))
+    finally:
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
+
+
+def of_kept() -> set[int]:
+    """The processes of the stacks that stay."""
+    return KEPT.union(*(descendants(daemon) for daemon in KEPT))
 
 
 @dataclass
@@ -57,7 +92,8 @@ class Ledger:
     def left(self) -> dict[str, object]:
         """What has come since and is still there."""
         gc.collect()
-        processes = [pid for pid in alive(descendants(os.getpid())) if pid not in self.processes]
+        known = self.processes | of_kept()
+        processes = [pid for pid in alive(descendants(os.getpid())) if pid not in known]
         files = {fd: what for fd, what in open_files().items() if self.files.get(fd) != what}
         found: dict[str, object] = {"processes": {pid: command(pid) for pid in processes}}
         found |= {"files": files, "traces": traces(self.runtime_directory)}

@@ -161,6 +161,7 @@ def _prepare(
     settings: tuple[str, ...],
     env_vars: tuple[str, ...],
     agent_slots: int,
+    hang_timeout: float,
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -195,6 +196,7 @@ def _prepare(
         models=tuple(sorted(run_plan.judges(judges).items())),
         env_vars=run_plan.env_vars(env_vars),
         agent_slots=agent_slots,
+        hang_timeout_s=hang_timeout or None,
     )
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]

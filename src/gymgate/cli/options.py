@@ -78,6 +78,14 @@ def environment_options(command: Command) -> Command:
             show_default=True,
             help="Rollouts at once on an agent that passes on nothing of its rollout.",
         ),
+        click.option(
+            "--hang-timeout",
+            type=click.FloatRange(0),
+            default=StackConfig.model_fields["hang_timeout_s"].default,
+            show_default=True,
+            metavar="SECONDS",
+            help="Restart servers that for so long neither answer nor compute; 0: never.",
+        ),
         click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]"),
     )
     return _all(options, command)

@@ -132,6 +132,7 @@ def _prepare(
     settings: tuple[str, ...],
     env_vars: tuple[str, ...],
     agent_slots: int,
+    hang_timeout: float,
     config: str | None,
     agent: str | None,
     timeout: float,
@@ -153,6 +154,7 @@ def _prepare(
         models=tuple(sorted(plan.judges(judges).items())),
         env_vars=plan.env_vars(env_vars),
         agent_slots=agent_slots,
+        hang_timeout_s=hang_timeout or None,
     )
     found = _environments(stack)
     sources = plan.sources(data, found, several=len(found) > 1)

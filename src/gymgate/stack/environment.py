@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -164,6 +165,15 @@ class Environment:
             "servers": running,
             "logs": str(self._logs),
         }
+
+    def processes(self) -> Iterator[tuple[Started, int, bool]]:
+        """Each process that serves, its port, and whether a rollout may wait for it."""
+        generation = self._generation
+        if self.state == "up" and generation.spawner is not None:
+            for child in generation.servers:
+                yield Started(child, generation.spawner), self.port(child.name), bool(generation.users)
+        for slots in self.slots.values():
+            yield from slots.processes()
 
     def _hold_places(self, plan: Plan) -> None:
         """Ports for the servers, and slots for the agents that need them."""

@@ -39,6 +39,7 @@ from gymgate.runtime.interpreters import numbered_commands
 from gymgate.runtime.npm import PROGRAMS
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation
+from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.plan import Host
 from gymgate.stack.slots import AgentSlot
 from gymgate.stack.spawner import Spawner
@@ -100,6 +101,7 @@ class RunningStack:
         self._session = await self._exits.enter_async_context(rollouts.new_session())
         for spec, config_path, runtime in resolved:
             self.environments[spec.name] = Environment(spec, config_path, self._host(runtime))
+        self._watch_for_hangs()
         slots = asyncio.Semaphore(STARTING_AT_ONCE)
         starts = [self._start(environment, slots) for environment in self.environments.values()]
         failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
@@ -130,11 +132,10 @@ class RunningStack:
 
     def status(self) -> dict[str, Any]:
         """For people and tests."""
-        servers = [task.result() for task in self._spawners.values() if _succeeded(task)]
         return {
             "pid": os.getpid(),
             "directory": str(self.directory),
-            "fork_servers": [spawner.process.pid for spawner in servers if not spawner.dead.is_set()],
+            "fork_servers": [spawner.process.pid for spawner in self._fork_servers()],
             "rollouts": len(self.gateway.routes),
             "calls": self.gateway.in_flight,
             "replicas": self.gateway.replicas,
@@ -344,6 +345,18 @@ class RunningStack:
             await asyncio.sleep(RAY_POLL_S)
         tail = child.log_tail()
         raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
+
+    def _fork_servers(self) -> list[Spawner]:
+        """Those that run."""
+        started = [task.result() for task in self._spawners.values() if _succeeded(task)]
+        return [spawner for spawner in started if not spawner.dead.is_set()]
+
+    def _watch_for_hangs(self) -> None:
+        if given_s := self.config.hang_timeout_s:
+            watch = HangWatch(
+                lambda: processes_of(self.environments.values(), self._fork_servers(), given_s), given_s
+            )
+            self._exits.callback(asyncio.create_task(watch.run()).cancel)
 
     async def _close_spawner(self, task: asyncio.Task[Spawner]) -> None:
         task.cancel()

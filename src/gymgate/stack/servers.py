@@ -87,6 +87,8 @@ def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> Stack
 def how(child: Child) -> str:
     """How a child ended, in words."""
     status = child.exited.result() if child.exited.done() else None
+    if child.killed_for is not None:
+        return child.killed_for
     if status is None:
         return "the fork server died"
     if status < 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NamedTuple
 
 from gymgate.errors import GymgateError, ServerDiedError, StackLostError
@@ -124,6 +124,13 @@ class Slots:
         await asyncio.gather(*(slot.end(grace_s) for slot in self.all))
         for slot in self.all:
             slot.held.close()
+
+    def processes(self) -> Iterator[tuple[Started, int, bool]]:
+        """Each process with its port, and whether its rollout waits for it and not for a model."""
+        for slot in self.all:
+            if slot.alive and slot.process is not None:
+                route = slot.gateway.route
+                yield slot.process, slot.port, bool(slot.users) and not (route and route.in_flight)
 
     def describe(self, agent: str) -> dict[str, dict[str, Any]]:
         """The processes, as an environment's servers are told of."""

@@ -37,6 +37,8 @@ class Child:
     log: Path
     exited: asyncio.Future[int | None] = field(repr=False)
     """Exit status as of `subprocess`; `None` where the fork server died before it could tell."""
+    killed_for: str | None = None
+    """Why it was killed, where it is not stopped in order."""
 
     @property
     def alive(self) -> bool:
@@ -73,6 +75,8 @@ class Spawner:
         self.process = process
         self.log = log
         self.dead = asyncio.Event()
+        self._killed_for: str | None = None
+        self._pong: asyncio.Future[None] | None = None
         self._orders = orders
         self._ids = itertools.count(1)
         self._starting: dict[int, tuple[str, Path, asyncio.Future[Child]]] = {}
@@ -140,6 +144,17 @@ class Spawner:
         if child.alive and not self.dead.is_set():
             self._order(op="kill", pid=child.pid, signal=int(number), group=number == signal.SIGKILL)
 
+    async def ping(self) -> None:
+        """Return when the fork server has answered; one at a time."""
+        self._pong = asyncio.get_running_loop().create_future()
+        self._order(op="ping")
+        await self._pong
+
+    def kill_itself(self, reason: str) -> None:
+        """Kill the fork server and thereby everything that it started; `reason` will stand in errors."""
+        self._killed_for = f"the fork server {reason}"
+        self.process.kill()
+
     async def close(self) -> None:
         """End the fork server and everything that it started."""
         self._orders.close()
@@ -194,7 +209,10 @@ class Spawner:
         try:
             while line := await reader.readline():
                 event = json.loads(line)
-                if event["event"] == "started":
+                if event["event"] == "pong":
+                    if self._pong is not None and not self._pong.done():
+                        self._pong.set_result(None)
+                elif event["event"] == "started":
                     name, log, started = self._starting.pop(event["id"])
                     child = Child(name, event["pid"], log, loop.create_future())
                     self._children[child.pid] = child
@@ -212,10 +230,12 @@ class Spawner:
             return
         self.dead.set()
         orphans = list(self._children)
+        message = self._killed_for or "the fork server died"
         for _, _, started in self._starting.values():
-            started.set_exception(StackStartError("the fork server died", server="fork server"))
+            started.set_exception(StackStartError(message, server="fork server"))
             started.exception()
         for child in self._children.values():
+            child.killed_for = child.killed_for or self._killed_for
             child.exited.set_result(None)
         self._children.clear()
         self._starting.clear()

@@ -61,6 +61,8 @@ class NeMoGymConfig(vf.TasksetConfig):
     """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own."""
     start_timeout_s: float = Field(300.0, gt=0)
     """Seconds until Gym's servers must be up (installing nemo-gym is not counted)."""
+    hang_timeout_s: float | None = Field(900.0, gt=0)
+    """Seconds without an answer and without use of the processor after which a server is restarted; `None`: never."""
     linger_s: float = Field(0.0, ge=0)
     """Seconds that the servers stay up after the last user has gone."""
     share: Literal["process", "machine"] = "process"
@@ -116,6 +118,7 @@ class NeMoGymConfig(vf.TasksetConfig):
             component_roots=tuple(self.component_roots),
             agent_slots=self.agent_slots,
             start_timeout_s=self.start_timeout_s,
+            hang_timeout_s=self.hang_timeout_s,
             linger_s=self.linger_s,
             share=self.share,
         )

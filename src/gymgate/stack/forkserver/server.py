@@ -10,7 +10,8 @@ Orders come in and events go out on the control socket, one JSON object a line:
      "config": {...}, "ray": false}
     {"op": "ray",   "id": 3, "log": path, "out": path}
     {"op": "kill",  "pid": 123, "signal": 2, "group": false}
-    <- {"event": "ready", "threads": 1}  {"event": "started", "id": 1, "pid": 123}
+    {"op": "ping"}
+    <- {"event": "ready", "threads": 1}  {"event": "started", "id": 1, "pid": 123}  {"event": "pong"}
        {"event": "exited", "pid": 123, "status": 0}           status as of subprocess: -9 for SIGKILL
 
 When the control socket ends, everything that was started here is killed, helpers of servers included.
@@ -84,6 +85,9 @@ class ForkServer:
         return bool(data)
 
     def handle(self, order: dict[str, Any]) -> None:
+        if order["op"] == "ping":
+            self.emit(event="pong")
+            return
         if order["op"] == "kill":
             if order["pid"] in self.children:
                 send_signal(order["pid"], order["signal"])  # it may not lead its group yet

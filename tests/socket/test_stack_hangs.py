@@ -1,0 +1,186 @@
+"""Who counts as hung: real processes that answer, wait, compute, stop and go on; the time between looks is the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gymgate.stack.hangs import HangWatch, Watched, ask_http, ticks_of
+
+PROGRAM = """
+import socket, subprocess, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+burn = "while True: pass"
+match sys.argv[1]:
+    case "answers":
+        while True:
+            client, _ = server.accept()
+            client.recv(4096)
+            client.sendall(b"HTTP/1.1 404 Not Found\\r\\n\\r\\n")
+            client.close()
+    case "waits":
+        time.sleep(600)
+    case "computes":
+        exec(burn)
+    case "lets compute":
+        with subprocess.Popen([sys.executable, "-c", burn], start_new_session=True) as child:
+            print(child.pid, flush=True)
+    case "breaks off":
+        while True:
+            server.accept()[0].close()
+"""
+GIVEN_S = 10.0
+
+
+class Process:
+    """A process that listens, looked at by a watch."""
+
+    def __init__(self, process: asyncio.subprocess.Process, port: int) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.needed, self.alone, self.asked = True, False, 0
+        self.reasons: list[str] = []
+        """What it would have been killed for."""
+        self.watch = HangWatch(self.watched, GIVEN_S)
+        self._port = port
+
+    def watched(self) -> list[Watched]:
+        return [
+            Watched(self, self.pid, GIVEN_S, self.ask, self.reasons.append, self.needed, alone=self.alone)
+        ]
+
+    async def ask(self) -> None:
+        self.asked += 1
+        await ask_http(self._port)
+
+    async def looks(self, count: int, passed_s: float = 5.0) -> None:
+        """So many looks, with time for an answer between them."""
+        for _ in range(count):
+            await self.watch.look(passed_s)
+            if (question := self.watch._questions.get(self)) is not None:
+                await asyncio.wait([question.asked], timeout=0.3)
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        return (await asyncio.wait_for(self.process.stdout.readline(), 20)).decode().strip()
+
+
+@asynccontextmanager
+async def program(kind: str) -> AsyncIterator[Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PROGRAM, kind, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    found = Process(process, int(await asyncio.wait_for(process.stdout.readline(), 20)))
+    try:
+        yield found
+    finally:
+        for question in found.watch._questions.values():
+            question.asked.cancel()
+        process.kill()
+        await process.communicate()
+
+
+async def grows(pid: int) -> None:
+    """Wait until a process, with what it started, has used a tenth of a second of a processor."""
+    before = ticks_of(pid)
+    while ticks_of(pid) < before + 10:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+
+
+async def test_one_that_answers_is_asked_again_and_again() -> None:
+    async with program("answers") as process:
+        await process.looks(5)
+        assert (process.asked, process.reasons) == (5, [])
+
+
+@pytest.mark.parametrize("kind", ["waits", "breaks off"])
+async def test_one_that_neither_answers_nor_computes_hangs(kind: str) -> None:
+    async with program(kind) as process:
+        await process.looks(3)
+        assert process.reasons == []  # asked; seen silent; silent and idle for 5 s
+        await process.looks(1)
+        assert process.reasons == ["hung: no answer and no processor time for 10 s, killed"]
+        assert process.asked == 1 if kind == "waits" else 4
+
+
+async def test_one_that_is_stopped_and_goes_on() -> None:
+    """What it answers late is an answer."""
+    async with program("answers") as process:
+        await process.looks(1)
+        os.kill(process.pid, signal.SIGSTOP)
+        await process.looks(3)
+        assert (process.asked, process.reasons) == (2, [])
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.wait_for(process.watch._questions[process].asked, 20)
+        await process.looks(3)
+        os.kill(process.pid, signal.SIGSTOP)
+        await process.looks(3)
+        assert process.reasons == []
+        await process.looks(1)
+        assert len(process.reasons) == 1
+
+
+async def test_one_that_computes_is_busy() -> None:
+    async with program("computes") as process:
+        for _ in range(5):
+            await grows(process.pid)
+            await process.looks(1)
+        assert (process.asked, process.reasons) == (1, [])
+
+
+async def test_what_it_started_counts_unless_it_is_looked_at_alone() -> None:
+    async with program("lets compute") as process:
+        child = int(await process.line())
+        try:
+            for _ in range(5):
+                await grows(process.pid)
+                await process.looks(1)
+            assert process.reasons == []
+            process.alone = True
+            await process.looks(3)
+            assert len(process.reasons) == 1
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+async def test_nothing_is_held_against_one_that_nobody_needs() -> None:
+    """Nor forgotten: time goes on where it stood when somebody needs it again."""
+    async with program("waits") as process:
+        process.needed = False
+        await process.looks(5)
+        assert process.asked == 0
+        process.needed = True
+        await process.looks(3)
+        process.needed = False
+        await process.looks(3)
+        assert process.reasons == []
+        process.needed = True
+        await process.looks(1)
+        assert len(process.reasons) == 1
+
+
+async def test_a_watch_that_was_stopped_itself_blames_nobody() -> None:
+    """As in a machine that slept: of the time that passed it counts two turns."""
+    async with program("waits") as process:
+        watch = HangWatch(process.watched, GIVEN_S)
+        watch._every_s = 0.05
+        watching = asyncio.create_task(watch.run())
+        while not (question := watch._questions.get(process)) or not question.silent_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        before = question.silent_s
+        time.sleep(1)  # noqa: ASYNC251
+        while question.silent_s == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert question.silent_s == pytest.approx(before + 0.1, abs=0.01)
+        assert process.reasons == []
+        watching.cancel()
+        await asyncio.wait([watching])
