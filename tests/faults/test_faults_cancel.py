@@ -7,16 +7,16 @@ import os
 import pickle
 import threading
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults_support import all_gone, idle, program
-from stack_support import ROW, SIMPLE, call_then_answer, pids_of, stack_config
+from faults_support import all_gone, held, idle, program
+from stack_support import ROW, call_then_answer, pids_of, stack_config
 
 from gymgate import errors
-from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
+from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync, connect
 
@@ -63,14 +63,21 @@ async def _until(work: Any) -> bool:
     return bool(await work)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[StackConfig]:
+    """The config of a stack that stays up beside these tests, by one lease."""
+    with held(stack_config()):
+        yield stack_config()
+
+
 @pytest.mark.gym
-async def test_cancelled_at_every_wait_of_the_sdk() -> None:
-    """Acquiring, running, asking and giving back, beside a lease that stays."""
-    async with acquire(stack_config()) as stack:
+async def test_cancelled_at_every_wait_of_the_sdk(shared: StackConfig) -> None:
+    """Acquiring, running, asking and giving back, beside leases that stay."""
+    async with acquire(shared) as stack:
         policy = stack.register("scripted", call_then_answer, dialect="responses")
 
         async def everything() -> None:
-            async with acquire(stack_config()) as own:
+            async with acquire(shared) as own:
                 async with await own.open_route(policy) as route:
                     await route.calls()
                 await own.run(ROW, policy=policy)
@@ -79,10 +86,10 @@ async def test_cancelled_at_every_wait_of_the_sdk() -> None:
         assert steps >= 4
         await idle(stack)
         assert (await stack.run(ROW, policy=policy)).reward == 1.0
-        assert (await stack.status())["leases"] == 1
+        assert (await stack.status())["leases"] == 2
 
         async def alone_in_a_loop() -> None:
-            async with acquire(stack_config()) as own:
+            async with acquire(shared) as own:
                 await own.run(ROW, policy=lambda body: {})
 
         def in_its_own_loop() -> int:
@@ -90,13 +97,13 @@ async def test_cancelled_at_every_wait_of_the_sdk() -> None:
 
         assert await asyncio.to_thread(in_its_own_loop) >= 2
         await idle(stack)
-        assert (await stack.status())["leases"] == 1
+        assert (await stack.status())["leases"] == 2
 
 
 @pytest.mark.gym
-async def test_cancelled_at_every_moment_of_a_rollout() -> None:
+async def test_cancelled_at_every_moment_of_a_rollout(shared: StackConfig) -> None:
     """What the daemon and the servers do is cancelled too: no route stays, and the next rollout is not disturbed."""
-    async with acquire(stack_config()) as stack:
+    async with acquire(shared) as stack:
         calls = 0
 
         async def slow(body: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +164,7 @@ def test_a_loop_closed_under_a_stack() -> None:
 
 
 @pytest.mark.gym
-def test_two_loops_and_four_threads_on_one_stack() -> None:
+def test_two_loops_and_four_threads_on_one_stack(shared: StackConfig) -> None:
     """All at once, each with its own policy; every rollout gets its own answers."""
 
     def marked(mark: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -174,7 +181,7 @@ def test_two_loops_and_four_threads_on_one_stack() -> None:
         assert len(rollout.calls) == 1
 
     async def on_a_loop(number: int) -> int:
-        async with acquire(stack_config()) as stack:
+        async with acquire(shared) as stack:
             marks = [f"loop-{number}-{index}." for index in range(16)]
             found = await asyncio.gather(*(stack.run(ROW, policy=marked(mark)) for mark in marks))
             for rollout, mark in zip(found, marks, strict=True):
@@ -182,13 +189,13 @@ def test_two_loops_and_four_threads_on_one_stack() -> None:
             return int((await stack.status())["pid"])
 
     def in_a_thread(number: int) -> int:
-        with acquire_sync(stack_config()) as stack:
+        with acquire_sync(shared) as stack:
             for index in range(8):
                 mark = f"thread-{number}-{index}."
                 check(stack.run(ROW, policy=marked(mark)), mark)
             return int(stack.status()["pid"])
 
-    with acquire_sync(stack_config()) as stack, ThreadPoolExecutor(6) as pool:
+    with acquire_sync(shared) as stack, ThreadPoolExecutor(6) as pool:
         jobs = [pool.submit(asyncio.run, on_a_loop(number)) for number in range(2)]
         jobs += [pool.submit(in_a_thread, number) for number in range(4)]
         assert {job.result(60) for job in jobs} == {stack.status()["pid"]}
@@ -266,8 +273,8 @@ def test_what_crosses_processes_pickles() -> None:
 
 
 @pytest.mark.gym
-async def test_a_rollout_pickles_and_a_stack_says_what_to_send_instead() -> None:
-    async with acquire(stack_config(SIMPLE)) as stack:
+async def test_a_rollout_pickles_and_a_stack_says_what_to_send_instead(shared: StackConfig) -> None:
+    async with acquire(shared) as stack:
         policy = stack.register("scripted", call_then_answer, dialect="responses")
         rollout = await stack.run(ROW, policy=policy)
         assert pickle.loads(pickle.dumps(rollout)) == rollout
@@ -276,7 +283,7 @@ async def test_a_rollout_pickles_and_a_stack_says_what_to_send_instead() -> None
         assert isinstance(stack, Stack)
 
     def plain() -> None:
-        with acquire_sync(stack_config(SIMPLE)) as sync, pytest.raises(TypeError, match="send its config"):
+        with acquire_sync(shared) as sync, pytest.raises(TypeError, match="send its config"):
             pickle.dumps(sync)
 
     await asyncio.to_thread(plain)

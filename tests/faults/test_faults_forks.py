@@ -41,10 +41,9 @@ print("random", numpy.random.random())
 
 
 def memory_kb(pid: int) -> int:
+    """Written to by this process alone; of files' pages, which are its own when nobody else happens to map them, none."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return sum(
-        int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty:", "Private_Clean:"))
-    )
+    return next(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
 
 
 def entries(pid: int, kind: str) -> int:
@@ -98,8 +97,8 @@ async def stress(directory: Path, count: int) -> None:
     assert len(numbers_of(directory)) == count + 1  # no two children draw the same
 
 
-async def test_a_hundred_forks(tmp_path: Path) -> None:
-    await stress(tmp_path, 100)
+async def test_forty_forks(tmp_path: Path) -> None:
+    await stress(tmp_path, 40)
 
 
 @pytest.mark.heavy

@@ -7,17 +7,17 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
 from faults_environment import FAULTS, VERIFY_FAULTS, failing, obedient, row
-from faults_support import all_gone, idle
+from faults_support import all_gone, held, idle
 from gateway_upstream import Script, Seen, drop_midway, responses_answer, upstream
 from stack_support import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
 
-from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits
+from gymgate.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, client
@@ -29,6 +29,20 @@ LATE_S = 1.5
 """What a busy machine may add to a deadline."""
 LIMITS = RolloutLimits(timeout_s=DEADLINE_S)
 SESSION_ROW = {**ROW, "initial_count": 1, "expected_count": 1}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> EnvironmentConfig:
+    """Fails as told."""
+    return failing(tmp_path_factory.mktemp("failing"))
+
+
+@pytest.fixture(scope="module")
+def shared(environment: EnvironmentConfig) -> Iterator[StackConfig]:
+    """The config of a stack that stays up beside these tests."""
+    config = stack_config(SIMPLE, SESSIONS, environment)
+    with held(config):
+        yield config
 
 
 def scripted(stack: Stack) -> CallableEndpoint:
@@ -67,9 +81,9 @@ async def timed(stack: Stack, prompt: str) -> tuple[Rollout, float]:
     return rollout, time.monotonic() - started
 
 
-async def test_an_environments_server_that_fails_in_every_way(tmp_path: Path) -> None:
+async def test_an_environments_server_that_fails_in_every_way(shared: StackConfig) -> None:
     """In a tool call the agent may go on with what it got; where verification fails there is no reward, not even 0."""
-    async with acquire(stack_config(SIMPLE, failing(tmp_path))) as stack, none_harmed(stack):
+    async with acquire(shared) as stack, none_harmed(stack):
         fine, _ = await timed(stack, "fine")
         assert (fine.reward, fine.error) == (0.5, None)
         tools = [timed(stack, f"tool:{fault}") for fault in FAULTS]
@@ -134,8 +148,8 @@ async def fails(stack: Stack, name: str, limited: bool) -> None:
         assert rollout.error.kind in ("policy", "timeout"), (name, rollout.error)
 
 
-async def test_a_policy_that_fails_in_every_way() -> None:
-    async with acquire(stack_config(SIMPLE, SESSIONS)) as stack, none_harmed(stack):
+async def test_a_policy_that_fails_in_every_way(shared: StackConfig) -> None:
+    async with acquire(shared) as stack, none_harmed(stack):
         cases = [(name, limited) for name in POLICIES for limited in (True, False)]
         await asyncio.gather(*(fails(stack, name, limited) for name, limited in cases))
         await late_answers(stack)
@@ -164,9 +178,9 @@ async def late_answers(stack: Stack) -> None:
         assert len(policy.seen) == 1
 
 
-async def test_stopped_servers_are_waited_for_until_the_deadline() -> None:
-    """SIGSTOP: a hang, not a death. Going on, they serve again; stopped for good, they hold up no end."""
-    async with acquire(stack_config(SIMPLE, SESSIONS)) as stack:
+async def test_stopped_servers_are_waited_for_until_the_deadline(shared: StackConfig) -> None:
+    """SIGSTOP: a hang, not a death. Going on, they serve again."""
+    async with acquire(shared) as stack:
         status = await stack.status()
         limits = RolloutLimits(timeout_s=1.5)
         for server in status["environments"][SESSIONS]["servers"]:
@@ -185,15 +199,10 @@ async def test_stopped_servers_are_waited_for_until_the_deadline() -> None:
                 os.kill(pid, signal.SIGCONT)
             again = await stack.run(SESSION_ROW, policy=scripted(stack), environment=SESSIONS)
             assert again.error is None
-        for pid in pids_of(status)[1:]:
-            os.kill(pid, signal.SIGSTOP)
-        started = time.monotonic()
-    assert time.monotonic() - started < 8
-    assert await all_gone(pids_of(status))
 
 
 async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By who waits for it; whoever acquires the stack next gets another."""
+    """By who waits for it; whoever acquires the stack next gets another, whose servers hold up no end when they are stopped."""
     async with acquire(stack_config(SIMPLE)) as stack:
         monkeypatch.setattr(client, "PING_S", 0.1)
         stack._connection._watch(0, 0)
@@ -218,17 +227,21 @@ async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.Monk
         assert await all_gone(pids_of(status))
         async with acquire(stack_config(SIMPLE)) as other:
             assert (await other.run(ROW, policy=scripted(other))).reward == 1.0
+            for pid in (pids := pids_of(await other.status()))[1:]:
+                os.kill(pid, signal.SIGSTOP)
+            started = time.monotonic()
+        assert time.monotonic() - started < 8
+        assert await all_gone(pids)
 
 
-async def test_waiting_for_a_restart_counts(tmp_path: Path) -> None:
+async def test_waiting_for_a_restart_counts(shared: StackConfig, environment: EnvironmentConfig) -> None:
     """Servers are restarted for most of a rollout's time, and then do not answer: it ends by its deadline all the same."""
-    slow = failing(tmp_path)
-    async with acquire(stack_config(slow)) as stack:
+    async with acquire(shared) as stack:
         status = await stack.status()
-        app = tmp_path / "resources_servers" / "failing" / "app.py"
+        app = Path(environment.name).parents[1] / "app.py"
         app.write_text("import time\ntime.sleep(1.5)\n" + app.read_text())
-        os.kill(server_pid(status, slow.name, "failing"), signal.SIGKILL)
-        while (await stack.status())["environments"][slow.name]["state"] == "up":  # noqa: ASYNC110
+        os.kill(server_pid(status, environment.name, "failing"), signal.SIGKILL)
+        while (await stack.status())["environments"][environment.name]["state"] == "up":  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         rollout, took_s = await timed(stack, "verify:silence")
         assert rollout.error is not None

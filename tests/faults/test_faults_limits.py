@@ -119,16 +119,12 @@ async def test_directories_that_are_tidied_away(tmp_path: Path) -> None:
                 assert rollout.reward == 1.0, rollout.error
 
 
-async def test_a_read_only_cache() -> None:
-    """With the runtime in it, nothing needs to be written there."""
+async def test_a_read_only_cache_and_no_shared_memory() -> None:
+    """With the runtime in the cache, nothing needs to be written to either."""
     ensure_runtime(runtime())
-    mount = mounting(f"mount --bind {cache_dir()} {cache_dir()}; mount -o remount,ro,bind {cache_dir()}")
-    async with program(ROLLOUTS, wrap=mount) as sdk:
-        await all_well(sdk)
-
-
-async def test_no_shared_memory() -> None:
-    async with program(ROLLOUTS, wrap=mounting("mount -t tmpfs -o ro,size=4k none /dev/shm")) as sdk:
+    cache = f"mount --bind {cache_dir()} {cache_dir()}; mount -o remount,ro,bind {cache_dir()}"
+    shared_memory = "mount -t tmpfs -o ro,size=4k none /dev/shm"
+    async with program(ROLLOUTS, wrap=mounting(f"{cache}; {shared_memory}")) as sdk:
         await all_well(sdk)
 
 

@@ -86,9 +86,10 @@ async def test_eight_workers_on_one_stack(tmp_path: Path) -> None:
         assert await all_gone(pids)
 
 
-async def test_a_server_that_dies_fails_rollouts_of_every_worker_and_stops_none(tmp_path: Path) -> None:
-    config = stack_config(share="machine", state_dir=str(tmp_path))
-    async with program(WORKER, tmp_path, 0, "on") as one, program(WORKER, tmp_path, 0, "on") as two:
+async def a_server_dies(state_dir: Path) -> None:
+    """It fails rollouts of every worker, and stops none."""
+    config = stack_config(share="machine", state_dir=str(state_dir), linger_s=60)
+    async with program(WORKER, state_dir, 60, "on") as one, program(WORKER, state_dir, 60, "on") as two:
         for worker in (one, two):
             await worker.until_line("rollouts")
         async with acquire(config) as stack:
@@ -102,7 +103,7 @@ async def test_a_server_that_dies_fails_rollouts_of_every_worker_and_stops_none(
 
 
 async def test_the_next_start_on_a_lingering_stack_is_instant(tmp_path: Path) -> None:
-    """The one that started it ends without waiting for it."""
+    """The one that started it ends without waiting for it; of several that use it next, none is stopped by a server's death."""
     async with program(WORKER, tmp_path, 60) as first:
         cold_s, *pids = [float(word) for word in (await first.line()).split()]
         await first.until_line("done")
@@ -117,6 +118,7 @@ async def test_the_next_start_on_a_lingering_stack_is_instant(tmp_path: Path) ->
         await second.until_line("done")
         await leave(second)
     assert warm_s < min(1.0, cold_s / 2)
+    await a_server_dies(tmp_path)
     os.kill(stack[0], signal.SIGTERM)  # or in a minute
     assert await all_gone(stack)
 
@@ -139,9 +141,8 @@ async def test_joining_while_the_last_one_leaves(tmp_path: Path) -> None:
             await asyncio.sleep(0.05)
             assert (await stack.status())["pid"] in seen
 
-    for round_ in range(2):
-        async with started(config.state_dir, 0) as (worker, _):
-            await worker.until_line("done")
-            leaving = asyncio.create_task(leave(worker))
-            await asyncio.gather(leaving, *(visit(0.02 * step + round_ * 0.01) for step in range(12)))
+    async with started(config.state_dir, 0) as (worker, _):
+        await worker.until_line("done")
+        leaving = asyncio.create_task(leave(worker))
+        await asyncio.gather(leaving, *(visit(0.01 * step) for step in range(24)))
     await until(lambda: daemon_of(os.getpid()) is None, 6)
