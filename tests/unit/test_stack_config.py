@@ -76,6 +76,14 @@ def test_how_an_agent_without_a_model_server_is_routed(
         assert gym_config.policy_urls(agent, urls) == policy
 
 
+@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
+def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(version: str, tmp_path: Path) -> None:
+    """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
+    initial = gym_config.initial_config(version, tmp_path, tmp_path)
+    placed = gym_config.placed(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
+    assert placed["global_aiohttp_connector_limit_per_host"] == 0
+
+
 def test_models_move_to_the_gateway_and_relays_go() -> None:
     placed = gym_config.placed(
         CONFIG, {"maths": 1001, "solo": 1002}, {"policy_model": 2001, "judge_model": 2002}

@@ -57,6 +57,8 @@ def initial_config(version: str, results_dir: Path, cache_dir: Path) -> dict[str
         "policy_model_name": "policy",
         "head_server": {"host": LOOPBACK, "port": 1},
         "default_host": LOOPBACK,
+        # Unlimited. An agent calls itself once per rollout, so that Gym's 1,024 per host would hold the others up, unsaid.
+        "global_aiohttp_connector_limit_per_host": 0,
     }
     if not version.startswith("0.4."):
         initial |= {
