@@ -15,6 +15,7 @@ NAMES = {
     "growth": "routes, environments and dataset rows: what grows, and how",
     "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
+    "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",
 }
 MODULES = {"verifiers": "verifiers_ceiling"}
@@ -27,6 +28,7 @@ def main() -> None:
         print(__doc__, *(f"  {name:10}  {text}" for name, text in NAMES.items()), sep="\n")
         sys.exit(f"benchmarks: there is no {sys.argv[1]!r}" if unknown else 0)
     name = sys.argv.pop(1)
+    sys.argv[0] = f"python -m benchmarks {name}"
     importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").main()
 
 

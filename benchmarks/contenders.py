@@ -27,6 +27,8 @@ from gymgate.stack.forkserver import descendants
 from gymgate.stack.spawner import Spawner
 
 ENVIRONMENT = "example_single_tool_call"
+LIMIT_S = 60.0
+"""Of one contender's round."""
 Run = Callable[[dict[str, Any]], Awaitable[float | None]]
 
 
@@ -79,20 +81,27 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
             await spawner.close()
 
 
-async def rate(rows: list[dict[str, Any]], rollouts: int, concurrency: int, run: Run) -> float:
-    """Rollouts per second; every one must be scored."""
+async def rate(
+    rows: list[dict[str, Any]], rollouts: int, concurrency: int, run: Run, limit_s: float = LIMIT_S
+) -> float:
+    """Rollouts per second; every one must be scored. None is begun after the limit."""
     numbers = iter(range(rollouts))
+    done = 0
 
     async def worker() -> None:
+        nonlocal done
         for number in numbers:
             reward = await run(rows[number % len(rows)])
             assert reward is not None
+            done += 1
+            if time.perf_counter() - started > limit_s:
+                return
 
     for row in rows:
         await run(row)
     started = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
-    return rollouts / (time.perf_counter() - started)
+    return done / (time.perf_counter() - started)
 
 
 def bare_run(session: aiohttp.ClientSession, url: str) -> Run:

@@ -5,6 +5,8 @@
 Every server is a process of its own on loopback, all under uvloop, and the rounds of all contenders alternate. A call
 asks with about 4 KB of conversation, where no other size is given, and is answered at once with about 1 KB. The gateway
 keeps every body, as it does by default. `--litellm` names an interpreter that has `litellm[proxy]`.
+
+A round of 3,000 calls takes about 15 s on two cores, LiteLLM's proxy another 15 s.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from aiohttp import web
 
 from benchmarks.litellm_proxy import litellm_proxy
 from benchmarks.machine import describe, print_table
+from benchmarks.progress import Steps
 from gymgate.config import HTTPEndpoint
 from gymgate.gateway import Gateway
 from gymgate.gateway.limits import relax_collector
@@ -238,10 +241,13 @@ async def measure_rate(contender: Contender, calls: int) -> None:
 
 
 async def measure(contenders: list[Contender], calls: int, rounds: int) -> None:
+    steps = Steps(0.2 + rounds)
+    steps.begin(f"{len(contenders)} contenders warm up", 0.2)
     for contender in contenders:
         await measure_rate(contender, calls // 5)  # warms connections and caches
         contender.rates.clear()
-    for _ in range(rounds):
+    for number in range(rounds):
+        steps.begin(f"round {number + 1} of {rounds}")
         for contender in contenders:
             contender.server.renew()
             await measure_latency(contender, calls // 10)

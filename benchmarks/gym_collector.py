@@ -2,8 +2,9 @@
 
     ./dev python -m benchmarks.gym_collector [--rollouts 500] [--concurrency 20]
 
-A contender of the other benchmarks; alone it prints its own figures as JSON. The servers run in gymgate's runtime through
-symbolic links (`skip_venv_if_present`), so no virtual environment is built while the clock runs.
+A contender of the other benchmarks; alone it prints its own figures as JSON. Warm, the servers run in gymgate's runtime
+through symbolic links (`skip_venv_if_present`), so no virtual environment is built while the clock runs. Cold, Gym's command
+makes one for each kind of server, with the uv, the uv cache and the package index that gymgate uses.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.machine import free_port, pss_mb, session_pids
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
+from gymgate.runtime.environment import installer_env
+from gymgate.runtime.installer import find_uv, run_uv
+from gymgate.runtime.interpreters import numbered_commands, text
+from gymgate.runtime.lockfile import floor_of
 
 ENVIRONMENT = "example_single_tool_call"
 SHARED = (
@@ -77,29 +82,52 @@ def gym_environment(runtime: Runtime) -> dict[str, str]:
     return environment
 
 
+def installing_environment(stock: Stock) -> dict[str, str]:
+    """The same, and what uv needs: itself and the interpreters on PATH, the index, and, as gymgate's own runtime is made,
+    packages for the Python that the release declares as its minimum, which the one here may be below."""
+    programs = stock.directory / "bin"
+    programs.mkdir()
+    for name, path in {**numbered_commands(), "uv": find_uv()}.items():
+        (programs / name).symlink_to(path)
+    config = stock.directory / "uv.toml"
+    config.write_text(f'[pip]\npython-version = "{text(floor_of(stock.runtime.version))}"\n')
+    plain = gym_environment(stock.runtime)
+    path = os.pathsep.join([plain["PATH"], str(programs)])
+    return {**installer_env(), **plain, "PATH": path, "UV_CONFIG_FILE": str(config)}
+
+
+def uv_cache() -> Path:
+    return Path(run_uv("cache", "dir").strip())
+
+
 @contextlib.contextmanager
 def stock_stack(
     policy_url: str,
     version: str = "0.7.0",
-    timeout_s: float = 240,
+    timeout_s: float = 540,
     environments: Sequence[str] = (ENVIRONMENT,),
+    cold: bool = False,
 ) -> Iterator[Stock]:
     """Start the environments with NeMo Gym's own command; kills the whole session on the way out.
 
-    All of them must run in gymgate's plain runtime and have an agent of `SHARED`.
+    All of them must run in gymgate's plain runtime and have an agent of `SHARED`. Cold, no virtual environment is there.
     """
     runtime = ensure_runtime(RuntimeConfig(version=version))
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
         directory = Path(name)
-        link_environments(runtime, directory / "venvs", environments)
         stock = Stock(runtime, directory, free_port())
+        if cold:
+            environment, settings = installing_environment(stock), {"uv_cache_dir": str(uv_cache())}
+        else:
+            link_environments(runtime, directory / "venvs", environments)
+            environment, settings = gym_environment(runtime), {"skip_venv_if_present": "true"}
         log = directory / "start.log"
         started = time.perf_counter()
         with log.open("w") as sink:
             process = subprocess.Popen(
-                start_command(stock, policy_url, environments),
+                start_command(stock, policy_url, environments, settings),
                 cwd=directory,
-                env=gym_environment(runtime),
+                env=environment,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -117,15 +145,17 @@ def stock_stack(
             process.wait()
 
 
-def start_command(stock: Stock, policy_url: str, environments: Sequence[str]) -> list[str]:
+def start_command(
+    stock: Stock, policy_url: str, environments: Sequence[str], more: Mapping[str, str]
+) -> list[str]:
     settings = {
         "policy_base_url": policy_url,
         "policy_api_key": "none",
         "policy_model_name": "scripted",
-        "skip_venv_if_present": "true",
         "uv_venv_dir": str(stock.directory / "venvs"),
         "head_server.host": "127.0.0.1",
         "head_server.port": str(stock.head_port),
+        **more,
     }
     catalog = Catalog(stock.runtime.site, stock.runtime.version)
     paths = [

@@ -1,23 +1,27 @@
 """A policy as slow and uneven as a model: wall time over the ideal, what a call and a rollout gain in time, CPU, memory.
 
-    ./dev python -m benchmarks realistic [--concurrency 64,128,512,2048] [--waves 3]
+    ./dev python -m benchmarks realistic [--concurrency 64,128,512,2048] [--waves 1] [--limit-s 100]
 
 Each rollout makes 1 to 8 calls of 50 ms to 2 s (log-normal). The ideal is the same rollouts in the same order on as
 many workers with nothing taking time but the policy. Bare `/run` over the same servers stands beside it: what NeMo Gym
 itself takes on this machine. Every level has `--waves` times its concurrency in rollouts.
+
+A contender that has not ended a level after `--limit-s` is cut off: its row says how many rollouts had ended, and its wall
+time is a lower bound. So the program ends after 2 x levels x limit at most; two cores take about 40 s a wave of 2,048.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import heapq
 import json
 import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,11 +30,15 @@ import aiohttp
 from benchmarks.contenders import ENVIRONMENT, bare_agent
 from benchmarks.delayed_policy import delayed_policy, make_plan, row_with
 from benchmarks.machine import cpu_s, describe, print_table, pss_mb
+from benchmarks.progress import Steps, say
 from gymgate.catalog import Catalog
 from gymgate.config import HTTPEndpoint, RuntimeConfig, StackConfig
+from gymgate.gateway.limits import raise_file_limit
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
+
+TOLD_S = 10.0
 
 
 @dataclass
@@ -48,18 +56,25 @@ class Level:
     cpu_s: float = 0.0
     memory_mb: float = 0.0
     failed: int = 0
+    rollouts: int = 0
+    """To be run; fewer have ended if time ran out."""
+
+    @property
+    def ended(self) -> int:
+        return len(self.rollout_added_s)
 
     def cells(self) -> list[str]:
-        count = max(1, len(self.rollout_added_s))
+        whole = self.ended == self.rollouts
+        partial = "" if whole else f" ({self.ended:,} of {self.rollouts:,} ended in time)"
         return [
-            f"{self.name}, c={self.concurrency}",
-            f"{self.wall_s / self.ideal_s:.2f}",
+            f"{self.name}, c={self.concurrency:,}{partial}",
+            f"{'' if whole else '> '}{self.wall_s / self.ideal_s:.2f}",
             _ms(self.rollout_added_s, 50),
             _ms(self.rollout_added_s, 99),
             _ms(self.call_added_s, 50),
             _ms(self.call_added_s, 99),
-            f"{self.cpu_s / count * 1000:.1f}",
-            f"{self.memory_mb * 1024 / self.concurrency:.0f}",
+            f"{self.cpu_s / self.ended * 1000:.1f}" if whole else "-",
+            f"{self.memory_mb * 1024 / self.concurrency:.0f}" if self.memory_mb else "-",
             str(self.failed),
         ]
 
@@ -85,8 +100,10 @@ def ideal_wall_s(plans: list[list[float]], workers: int) -> float:
     return max(free)
 
 
-async def in_turn(rows: list[dict[str, Any]], workers: int, run: Callable[[int], Any]) -> float:
-    """Run every row, `workers` at once; seconds."""
+async def in_turn(
+    rows: list[dict[str, Any]], workers: int, run: Callable[[int], Any], limit_s: float | None = None
+) -> float:
+    """Run every row, `workers` at once, or as many as end within the limit; seconds."""
     numbers = iter(range(len(rows)))
 
     async def worker() -> None:
@@ -94,8 +111,26 @@ async def in_turn(rows: list[dict[str, Any]], workers: int, run: Callable[[int],
             await run(number)
 
     started = time.perf_counter()
-    await asyncio.gather(*(worker() for _ in range(workers)))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await asyncio.gather(*(worker() for _ in range(workers)))
     return time.perf_counter() - started
+
+
+@contextlib.asynccontextmanager
+async def told(level: Level) -> AsyncIterator[None]:
+    """Say every ten seconds how far a level is."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(TOLD_S)
+            say(f"  {level.name}, c={level.concurrency:,}: {level.ended:,} of {level.rollouts:,} ended")
+
+    telling = asyncio.create_task(tell())
+    try:
+        yield
+    finally:
+        telling.cancel()
 
 
 async def through_bare(
@@ -104,6 +139,7 @@ async def through_bare(
     plans: list[list[float]],
     url: str,
     session: aiohttp.ClientSession,
+    limit_s: float,
 ) -> None:
     async def run(number: int) -> None:
         started = time.perf_counter()
@@ -113,12 +149,18 @@ async def through_bare(
         level.rollout_added_s.append(time.perf_counter() - started - sum(plans[number]))
 
     before = _cpu(os.getpid())
-    level.wall_s = await in_turn(rows, level.concurrency, run)
+    async with told(level):
+        level.wall_s = await in_turn(rows, level.concurrency, run, limit_s)
     level.cpu_s = _cpu(os.getpid()) - before
 
 
 async def through_gymgate(
-    level: Level, rows: list[dict[str, Any]], plans: list[list[float]], policy: HTTPEndpoint, stack: Stack
+    level: Level,
+    rows: list[dict[str, Any]],
+    plans: list[list[float]],
+    policy: HTTPEndpoint,
+    stack: Stack,
+    limit_s: float,
 ) -> None:
     async def run(number: int) -> None:
         started = time.perf_counter()
@@ -132,7 +174,8 @@ async def through_gymgate(
     ours = (os.getpid(), daemon)
     before, memory = _cpu(*ours), sum(map(pss_mb, ours))
     peak = asyncio.ensure_future(_peak_mb(ours))
-    level.wall_s = await in_turn(rows, level.concurrency, run)
+    async with told(level):
+        level.wall_s = await in_turn(rows, level.concurrency, run, limit_s)
     peak.cancel()
     level.memory_mb = max(0.0, (await peak) - memory)
     level.cpu_s = _cpu(*ours) - before
@@ -160,29 +203,55 @@ def _ms(seconds: list[float], percentile: int) -> str:
     return f"{statistics.quantiles(seconds, n=100)[percentile - 1] * 1000:.0f}"
 
 
+@dataclass
+class Load:
+    """The rollouts of one level, and how long they take at best."""
+
+    concurrency: int
+    plans: list[list[float]]
+    ideal_s: float
+
+    @classmethod
+    def make(cls, concurrency: int, waves: int) -> Load:
+        randomness = random.Random(concurrency)
+        plans = [make_plan(randomness) for _ in range(waves * concurrency)]
+        return cls(concurrency, plans, ideal_wall_s(plans, concurrency))
+
+    def level(self, name: str) -> Level:
+        return Level(name, self.concurrency, self.ideal_s, rollouts=len(self.plans))
+
+
 async def measure(args: argparse.Namespace, url: str) -> list[Level]:
+    """Every level in turn, bare first."""
     runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig())
     path = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).data_file().path
     template = json.loads(path.read_text().splitlines()[0])
-    session = aiohttp.ClientSession(
-        cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
-    )
     policy = HTTPEndpoint(base_url=url, dialect="responses")
+    loads = [Load.make(concurrency, args.waves) for concurrency in args.concurrency]
+    steps = Steps(2 * sum(len(load.plans) for load in loads), limit_s=2 * len(loads) * args.limit_s)
     levels = []
     async with (
         bare_agent(runtime, url) as agent,
         acquire(StackConfig(environments=(ENVIRONMENT,))) as stack,
-        session,
+        aiohttp.ClientSession(
+            cookie_jar=aiohttp.DummyCookieJar(),
+            connector=aiohttp.TCPConnector(limit=0),
+            timeout=aiohttp.ClientTimeout(total=None),
+        ) as session,
     ):
-        for concurrency in args.concurrency:
-            randomness = random.Random(concurrency)
-            plans = [make_plan(randomness) for _ in range(args.waves * concurrency)]
-            rows = [row_with(plan, template) for plan in plans]
-            ideal = ideal_wall_s(plans, concurrency)
-            bare, ours = Level("bare", concurrency, ideal), Level("gymgate", concurrency, ideal)
-            await through_bare(bare, rows, plans, agent, session)
-            await through_gymgate(ours, rows, plans, policy, stack)
-            levels += [bare, ours]
+        for load in loads:
+            rows = [row_with(plan, template) for plan in load.plans]
+            for name in ("bare", "gymgate"):
+                level = load.level(name)
+                levels.append(level)
+                count = (
+                    f"{level.rollouts:,} rollouts, {load.concurrency:,} at once, ideally {load.ideal_s:.0f} s"
+                )
+                steps.begin(f"{name}: {count}", level.rollouts)
+                if name == "bare":
+                    await through_bare(level, rows, load.plans, agent, session, args.limit_s)
+                else:
+                    await through_gymgate(level, rows, load.plans, policy, stack, args.limit_s)
     return levels
 
 
@@ -192,9 +261,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--concurrency", type=numbers, default=[64, 128, 512, 2048])
-    parser.add_argument("--waves", type=int, default=3)
+    parser.add_argument("--waves", type=int, default=1, help="rollouts of a level over its concurrency")
+    parser.add_argument("--limit-s", type=float, default=100, help="of each contender at each level")
     args = parser.parse_args(argv)
     print(describe("aiohttp"), flush=True)
+    raise_file_limit()  # the policy's process and the servers inherit it
     with delayed_policy() as url:
         levels = asyncio.run(measure(args, url))
     print_table(HEAD, [level.cells() for level in levels])

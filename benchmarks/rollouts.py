@@ -5,6 +5,8 @@
 Bare is the ceiling: the same servers, launched the same way, with the scripted policy's process as their model server
 and rows posted by a plain aiohttp client. The contenders take turns in every round; Gym's collector is last, over its
 own `gym env start`. `--interpreter` takes one that has nemo-gym in place of gymgate's own runtime.
+
+A round of all takes about 2 minutes on two cores; none of a round's rollouts begins later than 60 s after its first.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import aiohttp
 from benchmarks.contenders import ENVIRONMENT, Run, bare_agent, bare_run, rate, stack_run
 from benchmarks.gym_collector import stock_stack
 from benchmarks.machine import describe, print_table
+from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.catalog import Catalog
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig, StackConfig
@@ -29,6 +32,8 @@ from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 
 STOCK = "NeMo Gym's own collector (`gym eval run`)"
+STOCK_WEIGHT = 4
+"""About how many rounds of one contender a start of Gym's own command takes, or a run of its collector."""
 Rates = dict[tuple[str, int], list[float]]
 
 
@@ -57,12 +62,15 @@ async def contenders(
         )
 
 
-async def measure(args: argparse.Namespace, url: str) -> Rates:
+async def measure(args: argparse.Namespace, url: str, steps: Steps) -> Rates:
     """Rates of every contender and concurrency, a round at a time."""
     rates: Rates = {}
     async with contenders(RuntimeConfig(interpreter=args.interpreter), url) as (rows, runs):
-        for _ in range(args.rounds):
+        for number in range(args.rounds):
             for concurrency in args.concurrency:
+                steps.begin(
+                    f"round {number + 1} of {args.rounds}: c={concurrency}, {len(runs)} contenders", len(runs)
+                )
                 for name, run in runs.items():
                     count = args.rollouts if concurrency > 1 else args.rollouts // 4
                     found = await rate(rows, count, concurrency, run)
@@ -70,12 +78,16 @@ async def measure(args: argparse.Namespace, url: str) -> Rates:
     return rates
 
 
-def measure_stock(url: str, args: argparse.Namespace) -> Rates:
+def measure_stock(url: str, args: argparse.Namespace, steps: Steps) -> Rates:
     """NeMo Gym's own launcher and collector, on the same machine right after the others."""
     rates: Rates = {}
+    steps.begin("`gym env start`", STOCK_WEIGHT)
     with stock_stack(url) as stock:
-        for _ in range(args.rounds):
+        for number in range(args.rounds):
             for concurrency in args.concurrency:
+                steps.begin(
+                    f"round {number + 1} of {args.rounds}: c={concurrency}, `gym eval run`", STOCK_WEIGHT
+                )
                 count = args.rollouts if concurrency > 1 else args.rollouts // 4
                 rates.setdefault((STOCK, concurrency), []).append(stock.collect(count, concurrency))
     return rates
@@ -107,10 +119,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--without-stock", action="store_true", help="leave NeMo Gym's own command out")
     args = parser.parse_args(argv)
     print(describe("aiohttp"), flush=True)
+    levels = args.rounds * len(args.concurrency)
+    steps = Steps(4 * levels + (0 if args.without_stock else STOCK_WEIGHT * (levels + 1)))
     with scripted_policy() as url:
-        rates = asyncio.run(measure(args, url))
+        rates = asyncio.run(measure(args, url, steps))
         if not args.without_stock:
-            rates |= measure_stock(url, args)
+            rates |= measure_stock(url, args, steps)
     report(rates, args.concurrency)
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -23,6 +23,7 @@ from gymgate.gateway.dialects import encode_stream
 ARGUMENTS = '{"city": "San Francisco"}'
 TEXT = "It is cold in San Francisco."
 IDS = itertools.count()
+Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 def responses_answer(body: dict[str, Any]) -> dict[str, Any]:
@@ -88,9 +89,9 @@ async def answer(request: web.Request) -> web.Response:
     return web.Response(body=b"".join(encode_stream(made, dialect, body)), content_type="text/event-stream")
 
 
-async def serve() -> None:
+async def serve(handler: Handler = answer) -> None:
     app = web.Application(client_max_size=1 << 30)
-    app.router.add_route("*", "/{path:.*}", answer)
+    app.router.add_route("*", "/{path:.*}", handler)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -99,9 +100,10 @@ async def serve() -> None:
 
 
 @contextlib.contextmanager
-def program(module: str) -> Iterator[str]:
+def program(module: str, *arguments: str) -> Iterator[str]:
     """The first line that a module prints, run as a program that lives as long as the block."""
-    with subprocess.Popen([sys.executable, "-m", module], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             yield process.stdout.readline().strip()

@@ -3,15 +3,23 @@
     ./dev python -m benchmarks startup [--environments 1,4,8] [--rounds 3] [--cold] [--builtin]
 
 Warm: every virtual environment is there. gymgate: `acquire` to the first reward, in a process that has imported it,
-and the wall time of a whole `gymgate run` of one rollout; `gym env start` and then `gym eval run` of one row, over
-links to the same environment; `vf-eval` of verifiers' taskset, which starts one environment at a time. Cold (`--cold`)
-is gymgate with an empty cache but a filled uv cache; memory is PSS of all processes once ready.
+and the wall time of a whole `gymgate run` of one rollout per environment; `gym env start` and then `gym eval run` of five
+rows, over links to the same environment; `vf-eval` of verifiers' taskset, which starts one environment at a time. Memory is
+PSS of all processes once ready.
+
+Cold (`--cold`, instead of warm): no virtual environment is there. `gymgate run` with an empty GYMGATE_CACHE makes one, and
+`gym env start`, which is installed itself, one for each kind of server. Both use the user's uv cache; how many MB it grew
+by, which is what had to be downloaded and unpacked while the clock ran, stands beside them: run it a second time for a
+start without downloads.
+
+Warm, a round takes about 45 s for one environment and 2 minutes for eight, on two cores; cold, about 4 minutes for four.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -19,13 +27,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import memory_mb
 from benchmarks.growth import ENVIRONMENTS
-from benchmarks.gym_collector import stock_stack
+from benchmarks.gym_collector import stock_stack, uv_cache
 from benchmarks.machine import describe, print_table
+from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from benchmarks.verifiers_ceiling import BUILTIN, measure
 from gymgate.api import load_catalog
@@ -35,6 +45,9 @@ from gymgate.stack.forkserver import descendants
 
 Cells = dict[str, dict[int, list[float]]]
 """By figure and number of environments, one value a round."""
+
+Add = Callable[[str, int, float], None]
+COLD_TIMEOUT_S = 900
 
 MACHINE_WIDE = """
 import asyncio, json, sys, time
@@ -57,7 +70,7 @@ async def first_rollout(stack: Stack) -> None:
     assert rollout.error is None, rollout.error
 
 
-async def measure_stack(count: int, add: Callable[[str, int, float], None]) -> None:
+async def measure_stack(count: int, add: Add) -> None:
     """A first and a second start in this process, then a machine-wide stack that another process finds warm."""
     for name in ("first", "again"):
         started = time.perf_counter()
@@ -75,23 +88,54 @@ async def measure_stack(count: int, add: Callable[[str, int, float], None]) -> N
         add("gymgate: ready, s (another process, machine-wide)", count, float(done.stdout))
 
 
-def measure_command(count: int, add: Callable[[str, int, float], None], **environ: str) -> None:
-    """`gymgate run` of one row, as a user waits for it."""
+def measure_command(count: int, add: Add) -> None:
+    """`gymgate run` of one row of each, as a user waits for it."""
+    add("gymgate: `gymgate run`, wall s", count, run_command(count, os.environ))
+
+
+def run_command(count: int, environment: Mapping[str, str]) -> float:
     command = [sys.executable, "-m", "gymgate", "run", *ENVIRONMENTS[:count], "-n", "1", "-r", "1"]
     started = time.perf_counter()
-    subprocess.run(command, capture_output=True, check=True, env=os.environ | environ, timeout=900)
-    what = "cold" if environ else "warm"
-    add(f"gymgate: `gymgate run`, wall s ({what})", count, time.perf_counter() - started)
+    subprocess.run(command, capture_output=True, check=True, env=environment, timeout=COLD_TIMEOUT_S)
+    return time.perf_counter() - started
 
 
-def measure_stock(url: str, count: int, add: Callable[[str, int, float], None]) -> None:
+def measure_stock(url: str, count: int, add: Add, *, cold: bool = False) -> None:
     started = time.perf_counter()
-    with stock_stack(url, environments=ENVIRONMENTS[:count]) as stock:
-        add("NeMo Gym: ready, s", count, stock.start_s)
-        stock.collect(5, 5)
-        add("NeMo Gym: first rollouts (5), s", count, time.perf_counter() - started)
-        add("NeMo Gym: memory, MB", count, stock.memory_mb)
-        add("NeMo Gym: processes", count, stock.processes)
+    try:
+        with stock_stack(url, environments=ENVIRONMENTS[:count], cold=cold) as stock:
+            add("NeMo Gym: ready, s", count, stock.start_s)
+            stock.collect(5, 5)
+            add("NeMo Gym: first rollouts (5), s", count, time.perf_counter() - started)
+            add("NeMo Gym: memory, MB", count, stock.memory_mb)
+            add("NeMo Gym: processes", count, stock.processes)
+    except (RuntimeError, subprocess.SubprocessError) as error:
+        say(f"left out after {time.perf_counter() - started:.0f} s: {error}")
+
+
+def measure_cold(url: str, count: int, add: Add, steps: Steps, *, stock: bool) -> None:
+    """Both without a virtual environment; what uv's cache grows by tells what had to be downloaded."""
+    steps.begin(f"cold `gymgate run`, environments: {count}", count)
+    before = directory_mb(uv_cache())
+    with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
+        add("gymgate: `gymgate run`, wall s", count, run_command(count, os.environ | {"GYMGATE_CACHE": name}))
+    after = directory_mb(uv_cache())
+    add("gymgate: uv's cache grew by, MB", count, after - before)
+    if stock:
+        steps.begin(f"cold `gym env start`, environments: {count}", 4 * count)
+        measure_stock(url, count, add, cold=True)
+        add("NeMo Gym: uv's cache grew by, MB", count, directory_mb(uv_cache()) - after)
+
+
+def directory_mb(path: Path) -> float:
+    """Of files, each counted once however often it is linked."""
+    sizes: dict[int, int] = {}
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                status = (Path(directory) / name).lstat()
+                sizes[status.st_ino] = status.st_size
+    return float(round(sum(sizes.values()) / 2**20))
 
 
 def run(args: argparse.Namespace, url: str) -> Cells:
@@ -100,16 +144,21 @@ def run(args: argparse.Namespace, url: str) -> Cells:
     def add(figure: str, count: int, value: float) -> None:
         cells.setdefault(figure, {}).setdefault(count, []).append(value)
 
-    for _ in range(args.rounds):
+    steps = Steps(args.rounds * sum(args.environments) * (1 if args.without_stock else 5) + 10 * args.builtin)
+    for number in range(args.rounds):
         for count in args.environments:
+            if args.cold:
+                measure_cold(url, count, add, steps, stock=not args.without_stock)
+                continue
+            which = f"round {number + 1} of {args.rounds}, environments: {count}"
+            steps.begin(f"{which}, gymgate", count)
             asyncio.run(measure_stack(count, add))
             measure_command(count, add)
             if not args.without_stock:
+                steps.begin(f"{which}, `gym env start`", 4 * count)
                 measure_stock(url, count, add)
-    if args.cold:
-        with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
-            measure_command(1, add, GYMGATE_CACHE=name)
     if args.builtin:
+        steps.begin("verifiers' built-in taskset", 10)
         rows = str(load_catalog().find(ENVIRONMENTS[0]).data_file().path)
         add(
             "verifiers' built-in: `vf-eval` of 1 rollout, wall s",
@@ -126,9 +175,11 @@ def main(argv: list[str] | None = None) -> None:
     numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--environments", type=numbers, default=[1, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--builtin", action="store_true")
-    parser.add_argument("--without-stock", action="store_true")
+    parser.add_argument(
+        "--cold", action="store_true", help="without virtual environments, instead of with them"
+    )
+    parser.add_argument("--builtin", action="store_true", help="also verifiers' own taskset, once")
+    parser.add_argument("--without-stock", action="store_true", help="leave NeMo Gym's own commands out")
     args = parser.parse_args(argv)
     print(describe("aiohttp", "verifiers"), flush=True)
     with scripted_policy() as url:

@@ -5,7 +5,8 @@
 *calls*: one growing conversation against one token server (`examples/token_server`, a random model), once through
 `/v1/chat/completions`, where the server renders the history, and once through `TokenPolicy` and `/inference/v1/generate`.
 *rollouts*: a real stack of example_single_tool_call, two policy calls and one tool call per rollout; every policy sleeps 50 ms.
-The ideal is calls x 50 ms / concurrency. Bare `/run` over the same servers is what NeMo Gym takes on this machine.
+The ideal is calls x 50 ms / concurrency. Bare `/run` over the same servers is what NeMo Gym takes on this machine. Five
+rounds of both parts take about six minutes on two cores; a part that takes longer than `--limit-s` ends the program.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, bare_agent, bare_run
 from benchmarks.delayed_policy import delayed_policy, row_with
 from benchmarks.machine import cpu_s, describe, print_table, pss_mb
+from benchmarks.progress import Steps
 from benchmarks.realistic import in_turn
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig, StackConfig
@@ -48,6 +50,7 @@ SAMPLED = 8
 RESULT = "the calendar holds no such record, so search again in another one."
 
 
+Result = TypeVar("Result")
 Ask = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -78,6 +81,7 @@ async def measure_calls(url: str, rounds: int, turns: int) -> tuple[Calls, Calls
     from examples.trl.tiny_policy import make_renderer, make_tokenizer
 
     inner = VLLMGenerateEngine(url)
+    steps = Steps(rounds)
     waited = 0.0
 
     async def timed(ids: list[int], sampling: dict[str, Any]) -> Sample:
@@ -98,7 +102,8 @@ async def measure_calls(url: str, rounds: int, turns: int) -> tuple[Calls, Calls
                 answer: dict[str, Any] = await response.json()
                 return answer
 
-        for _ in range(rounds):
+        for number in range(rounds):
+            steps.begin(f"conversation {number + 1} of {rounds}, {turns} calls on each path")
             conversation = policy.conversation()
             for path in (chat, tokens):
                 path.messages = [{"role": "user", "content": "find the record"}]
@@ -160,6 +165,7 @@ async def measure_rollouts(args: argparse.Namespace, url: str) -> list[Wave]:
         cookie_jar=aiohttp.DummyCookieJar(), connector=aiohttp.TCPConnector(limit=0)
     )
     policy = make_policy()
+    steps = Steps(args.rounds)
     waves = [Wave("bare"), Wave("gymgate, chat-completions"), Wave("gymgate, token path")]
     async with (
         bare_agent(runtime, url) as agent,
@@ -167,7 +173,8 @@ async def measure_rollouts(args: argparse.Namespace, url: str) -> list[Wave]:
         session,
     ):
         bare = bare_run(session, agent)
-        for _ in range(args.rounds):
+        for number in range(args.rounds):
+            steps.begin(f"round {number + 1} of {args.rounds}: {len(rows):,} rollouts on each of three paths")
             waves[0].wall_s.append(await in_turn(rows, args.concurrency, lambda _: bare(row)))
             await through_stack(waves[1], rows, args.concurrency, stack, lambda: chat_policy)
             await through_stack(waves[2], rows, args.concurrency, stack, policy.conversation)
@@ -304,6 +311,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--concurrency", type=int, default=512)
     parser.add_argument("--waves", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit-s", type=float, default=900, help="of each part")
     args = parser.parse_args(argv)
     print(describe("aiohttp", "renderers", "transformers"), flush=True)
     if args.part in ("calls", "all"):
@@ -313,12 +321,20 @@ def main(argv: list[str] | None = None) -> None:
         ) as server:
             assert server.stdout is not None
             url = server.stdout.readline().decode().split()[-1]
-            print_calls(*asyncio.run(measure_calls(url, args.rounds, args.turns)))
+            print_calls(*run(measure_calls(url, args.rounds, args.turns), args.limit_s))
             assert server.stdin is not None
             server.stdin.close()
     if args.part in ("rollouts", "all"):
         with delayed_policy() as url:
-            print_rollouts(asyncio.run(measure_rollouts(args, url)), args)
+            print_rollouts(run(measure_rollouts(args, url), args.limit_s), args)
+
+
+def run(part: Coroutine[Any, Any, Result], limit_s: float) -> Result:
+    """What a part of the program found, in time."""
+    try:
+        return asyncio.run(asyncio.wait_for(part, limit_s))
+    except TimeoutError:
+        raise SystemExit(f"benchmarks: not at an end after {limit_s:g} s") from None
 
 
 if __name__ == "__main__":

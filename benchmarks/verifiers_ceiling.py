@@ -4,6 +4,8 @@
 
 Every contender is one `vf-eval` over the same scripted policy: two chat calls per rollout. The rate is that of its
 saved traces, first start to last end, so imports and server start are left out; they are in the wall time beside it.
+
+A round of all takes about a minute on two cores, the built-in taskset another; a run is given half an hour at most.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.machine import describe
+from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.api import load_catalog
 from gymgate.cli.eval_report import read_tallies
@@ -101,12 +104,15 @@ def main() -> None:
     )
     options = parser.parse_args()
     figures: dict[str, list[Figure]] = {name: [] for name in CONTENDERS}
-    print(describe("verifiers", "openai"))
+    print(describe("verifiers", "openai"), flush=True)
+    steps = Steps(options.rounds * len(CONTENDERS) + 5 * options.builtin)
     with scripted_policy() as base_url:
-        for _ in range(options.rounds):
+        for number in range(options.rounds):
             for name, arguments in CONTENDERS.items():
+                steps.begin(f"round {number + 1} of {options.rounds}: {name}")
                 figures[name].append(measure(arguments, base_url, options.rollouts, options.concurrency))
         if options.builtin:
+            steps.begin("verifiers' built-in taskset", 5)
             rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
             figures["verifiers' built-in"] = [measure([*BUILTIN, rows], base_url, 20, options.concurrency)]
     report(figures)
