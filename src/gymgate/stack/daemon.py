@@ -18,149 +18,24 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import uvloop
 
-from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
+from gymgate.config import StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway import Route
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
 from gymgate.stack.places import locked, remove_traces
-from gymgate.stack.protocol import PROTOCOL, Peer
-from gymgate.stack.remote import RemoteBackend
-from gymgate.stack.running import Judge, Request, RunningStack
-from gymgate.stack.wire import endpoint_from_wire
+from gymgate.stack.protocol import Peer
+from gymgate.stack.running import RunningStack
+from gymgate.stack.session import Session
 
 HELLO_TIMEOUT_S = 30.0
 """For the first lease to come, before a daemon that nobody uses exits."""
 
 logger = logging.getLogger(__name__)
-
-
-class Session:
-    """One connection of an SDK process."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.daemon = daemon
-        self.leased = False
-        self.left = False
-        """It said bye."""
-        self.routes: dict[str, Route] = {}
-        self._keys: dict[str, str] = {}
-        """What the SDK process calls a route, which it may give up before it knows the key, to that key."""
-        handlers = {
-            "hello": self.hello,
-            "bye": self.bye,
-            "run": self.run,
-            "status": self.status,
-            "open_route": self.open_route,
-            "route_calls": self.route_calls,
-            "close_route": self.close_route,
-        }
-        self.peer = Peer(
-            handlers,
-            {"ping": lambda _: self.peer.tell("pong"), "forget_route": self.forget_route},
-            on_lost=self.on_lost,
-            describe_loss=lambda: "the SDK process is gone",
-        )
-        self._pidfd: int | None = None
-
-    async def hello(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Take a lease; answers when the stack is up, or with why it is not.
-
-        Who comes while the stack stops is not welcomed, and so tries again with another daemon.
-        """
-        if await self.daemon.is_retired():
-            self.peer.abort()
-            raise StackLostError("the stack is stopping")
-        self.peer.tell("welcome")
-        if message["protocol"] != PROTOCOL:
-            raise StackLostError(
-                f"the stack's daemon speaks protocol {PROTOCOL}, this process {message['protocol']}; "
-                f"both must run the same gymgate"
-            )
-        self.leased = True
-        self._watch_process()
-        running = await self.daemon.started(StackConfig.model_validate(message["config"]))
-        return {**running.describe(), "pid": os.getpid()}
-
-    async def bye(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Give the lease back; says whether everything stops now, which nobody prevents any more."""
-        self.leased, self.left = False, True
-        return {"last": self.daemon.lease_gone() and await self.daemon.decision()}
-
-    async def run(self, message: dict[str, Any]) -> dict[str, Any]:
-        return await self.daemon.running.run(self._request(message))
-
-    async def status(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {**self.daemon.running.status(), "leases": self.daemon.leases}
-
-    async def open_route(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A route that lives until it is closed or the connection is."""
-        route = self.daemon.running.open(self._request(message), metadata_routing=True)
-        self.routes[route.key] = route
-        self._keys[message["name"]] = route.key
-        return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
-
-    async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        if (route := self.routes.get(message["key"])) is None:
-            raise StackLostError("this connection has no open route of that key")
-        return [call.model_dump() for call in route.calls]
-
-    async def close_route(self, message: dict[str, Any]) -> None:
-        if (route := self.routes.pop(message["key"], None)) is not None:
-            await route.close()
-
-    def forget_route(self, message: dict[str, Any]) -> None:
-        """Close a route that the caller gave up on, whether it ever heard of it or not."""
-        if (route := self.routes.pop(self._keys.pop(message["name"], ""), None)) is not None:
-            self.daemon.close_later(route)
-
-    def on_lost(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-        for route in self.routes.values():
-            self.daemon.close_later(route)
-        self.daemon.session_lost(self)
-
-    def _request(self, message: Mapping[str, Any]) -> Request:
-        stack_judges = self.daemon.running.config.models
-        policy = self._judge(endpoint_from_wire(message["policy"]))
-        assert not isinstance(policy, str)
-        named = message.get("judge_policy")
-        judge_policy = None if named is None else self._judge(endpoint_from_wire(named))
-        assert not isinstance(judge_policy, str)
-        return Request(
-            row=message.get("row") or {},
-            policy=policy,
-            judges={name: self._judge(endpoint) for name, endpoint in stack_judges},
-            judge_policy=judge_policy,
-            rollout_id=message["rollout_id"],
-            environment=message.get("environment"),
-            agent=message.get("agent"),
-            limits=RolloutLimits.model_construct(**message["limits"]),
-            record_bodies=message["record_bodies"],
-        )
-
-    def _judge(self, endpoint: Judge) -> Judge:
-        return RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
-
-    def _watch_process(self) -> None:
-        """End the session with the process that made it, even if a child of it inherited the connection."""
-        pid = self.peer.peer_pid
-        if pid is None or self._pidfd is not None:
-            return
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except OSError:  # gone already, or in a namespace where it has no number: the connection will tell
-            return
-        asyncio.get_running_loop().add_reader(self._pidfd, self.peer.abort)
 
 
 class Daemon:

@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
@@ -23,54 +23,34 @@ from gymgate.config import (
     CallableEndpoint,
     Endpoint,
     EnvironmentConfig,
-    RolloutLimits,
     StackConfig,
-    cache_dir,
 )
-from gymgate.errors import ConfigError, DataError, GymgateError, RolloutTimeoutError, StackStartError
+from gymgate.errors import GymgateError, RolloutTimeoutError, StackStartError
 from gymgate.gateway import Backend, Gateway, Route
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
 from gymgate.rollout.record import ModelCall
-from gymgate.runtime import Runtime, clean_env, ensure_runtime
-from gymgate.runtime.installer import find_uv
-from gymgate.runtime.interpreters import numbered_commands
+from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.npm import PROGRAMS
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation
+from gymgate.stack.forkservers import ForkServers
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.plan import Host
+from gymgate.stack.request import Request, choose
 from gymgate.stack.slots import AgentSlot
-from gymgate.stack.spawner import Spawner
 
 STARTING_AT_ONCE = 4
 """Environments; a fork is cheap, what a server imports for itself is not."""
-RAY_POLL_S = 0.1
 FILES_KEPT = 64
 FILES_PER_ROLLOUT = 6
 """Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 STOP_TIMEOUT_S = 2.5
 
 Result = TypeVar("Result")
-Judge = Endpoint | Backend | Literal["policy"]
 Progress = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A rollout that somebody wants."""
-
-    row: Mapping[str, Any]
-    policy: Endpoint | Backend
-    judges: Mapping[str, Judge]
-    judge_policy: Endpoint | Backend | None
-    """Answers where a judge is the policy; `None`: the policy's endpoint."""
-    rollout_id: str
-    environment: str | None = None
-    agent: str | None = None
-    limits: RolloutLimits = field(default_factory=RolloutLimits)
-    record_bodies: bool = True
 
 
 class RunningStack:
@@ -85,8 +65,7 @@ class RunningStack:
         self._progress = progress
         self._exits = AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
-        self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
-        self._rays: dict[Spawner, asyncio.Task[str]] = {}
+        self._fork_servers = ForkServers(config, directory, progress)
         self._named: dict[str, str] = {}
         """An environment's name in the catalog, `letter_share`, to the one it was asked for by, a path for instance."""
 
@@ -116,7 +95,7 @@ class RunningStack:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 stops = (environment.stop() for environment in self.environments.values())
                 await asyncio.gather(*stops, return_exceptions=True)
-                await asyncio.gather(*(self._close_spawner(task) for task in self._spawners.values()))
+                await self._fork_servers.close()
                 await self._exits.aclose()
         for pid in forkserver.descendants(os.getpid()):
             forkserver.send_signal(pid, signal.SIGKILL)
@@ -135,7 +114,7 @@ class RunningStack:
         return {
             "pid": os.getpid(),
             "directory": str(self.directory),
-            "fork_servers": [spawner.process.pid for spawner in self._fork_servers()],
+            "fork_servers": [spawner.process.pid for spawner in self._fork_servers.running()],
             "rollouts": len(self.gateway.routes),
             "calls": self.gateway.in_flight,
             "replicas": self.gateway.replicas,
@@ -145,7 +124,10 @@ class RunningStack:
     async def run(self, request: Request) -> dict[str, Any]:
         """The rollout as a dict; raises only what is the caller's fault (`ConfigError`, `DataError`)."""
         started = time.monotonic()
-        environment, agent = self.choose(request.row, request.environment, request.agent)
+        named = request.environment
+        if named is not None and named not in self.environments:
+            named = self._named.get(named, named)
+        environment, agent = choose(self.environments, request.row, named, request.agent)
         strategy = environment.strategies[agent]
         if strategy == "none":
             raise routing.refuse_unroutable(agent, environment.agents[agent], environment.version)
@@ -181,41 +163,6 @@ class RunningStack:
             record_bodies=request.record_bodies,
             metadata_routing=metadata_routing,
         )
-
-    def choose(
-        self, row: Mapping[str, Any], environment: str | None, agent: str | None
-    ) -> tuple[Environment, str]:
-        """The environment and agent for a row: as named, else by the row's `agent_ref`, else the default."""
-        check_row(row)
-        if environment is not None and environment not in self.environments:
-            environment = self._named.get(environment, environment)
-        if environment is not None and environment not in self.environments:
-            known = ", ".join(sorted(self.environments))
-            raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
-        places = [self.environments[environment]] if environment else list(self.environments.values())
-        name = agent or agent_of(row)
-        if name is None:
-            return self._default(places)
-        found = [place for place in places if name in place.agents]
-        if len(found) == 1:
-            return found[0], name
-        if found:
-            raise ConfigError(
-                f"agent {name!r} is in {', '.join(e.name for e in found)}; name the environment"
-            )
-        known = ", ".join(sorted(agent for place in places for agent in place.agents))
-        where = f"environment {environment!r}" if environment else "this stack"
-        raise ConfigError(f"agent {name!r} is not in {where}; there is {known}")
-
-    def _default(self, places: list[Environment]) -> tuple[Environment, str]:
-        if len(places) > 1:
-            names = ", ".join(place.name for place in places)
-            raise ConfigError(
-                f"the row has no agent_ref, so it could go to any of {names}; name the environment"
-            )
-        place = places[0]
-        assert place.default_agent is not None
-        return place, place.default_agent
 
     async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> dict[str, Any]:
         """Run the job once a slot is free, unless its process or a server it needs dies first."""
@@ -277,15 +224,15 @@ class RunningStack:
 
     def _host(self, runtime: Runtime) -> Host:
         return Host(
-            spawner=lambda: self._spawner(runtime.python),
-            ray_address=self._ray_address,
+            spawner=lambda: self._fork_servers.spawner(runtime.python),
+            ray_address=self._fork_servers.ray_address,
             gateway=self.gateway,
             version=runtime.version,
             site=runtime.site,
             component_roots=self.config.component_roots,
             directory=self.directory,
-            cache_dir=cache_dir() / "gym",
-            programs=self._agents_commands(),
+            cache_dir=gym_cache(),
+            programs=self._fork_servers.agents_commands(),
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
             agent_slots=self.config.agent_slots,
@@ -293,75 +240,13 @@ class RunningStack:
             endpoints=frozenset(_for_keyless(self.config)),
         )
 
-    async def _spawner(self, python: Path) -> Spawner:
-        """The fork server of an interpreter: one for all who ask, another if it died."""
-        task = self._spawners.get(python)
-        if task is None or (task.done() and (not _succeeded(task) or task.result().dead.is_set())):
-            self._progress("importing NeMo Gym")
-            task = self._spawners[python] = asyncio.create_task(self._start_spawner(python))
-        return await asyncio.shield(task)
-
-    async def _start_spawner(self, python: Path) -> Spawner:
-        environment = {**clean_env(self.config.env_vars), "PYTHONUNBUFFERED": "1"}
-        # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
-        commands, path = str(self._agents_commands()), environment.get("PATH", os.defpath)
-        places = [str(python.parent), commands, path, str(self._own_programs())]
-        environment["PATH"] = os.pathsep.join(places)
-        environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
-        if self.config.component_roots:
-            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self.config.component_roots)
-        return await Spawner.start(python, environment, self.directory)
-
-    def _agents_commands(self) -> Path:
-        """A directory for the commands that agents run, in the versions of their configs: before all others."""
-        directory = self.directory / "commands"
-        directory.mkdir(exist_ok=True)
-        return directory
-
-    def _own_programs(self) -> Path:
-        """A directory with the uv that gymgate has and the interpreters of this machine, which uv finds on PATH
-        only: for servers that make environments of their own."""
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have tidied up
-        directory = self.directory / "bin"
-        directory.mkdir(exist_ok=True)
-        with contextlib.suppress(FileExistsError, GymgateError):
-            (directory / "uv").symlink_to(find_uv())
-        for name, path in numbered_commands().items():
-            with contextlib.suppress(FileExistsError):
-                (directory / name).symlink_to(path)
-        return directory
-
-    async def _ray_address(self, spawner: Spawner) -> str:
-        if spawner not in self._rays:
-            self._progress("starting Ray")
-            self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
-        return await asyncio.shield(self._rays[spawner])
-
-    async def _start_ray(self, spawner: Spawner) -> str:
-        child, address = await spawner.start_ray(self.directory / "ray.log")
-        while child.alive:
-            if address.exists():
-                return address.read_text()
-            await asyncio.sleep(RAY_POLL_S)
-        tail = child.log_tail()
-        raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
-
-    def _fork_servers(self) -> list[Spawner]:
-        """Those that run."""
-        started = [task.result() for task in self._spawners.values() if _succeeded(task)]
-        return [spawner for spawner in started if not spawner.dead.is_set()]
-
     def _watch_for_hangs(self) -> None:
         if given_s := self.config.hang_timeout_s:
             watch = HangWatch(
-                lambda: processes_of(self.environments.values(), self._fork_servers(), given_s), given_s
+                lambda: processes_of(self.environments.values(), self._fork_servers.running(), given_s),
+                given_s,
             )
             self._exits.callback(asyncio.create_task(watch.run()).cancel)
-
-    async def _close_spawner(self, task: asyncio.Task[Spawner]) -> None:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, GymgateError):
-            await (await task).close()
 
 
 def places_for_files() -> int:
@@ -407,28 +292,6 @@ def _for_keyless(config: StackConfig) -> dict[str, Endpoint | Backend]:
     }
 
 
-def _succeeded(task: asyncio.Task[Any]) -> bool:
-    return task.done() and not task.cancelled() and task.exception() is None
-
-
 def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[ModelCall]) -> bool:
     """Whether a score is that of a command which failed before it asked the policy: agents score that 0."""
     return agent_type in PROGRAMS and not calls and outcome["status"] != "failed"
-
-
-def check_row(row: Mapping[str, Any]) -> None:
-    """Raise `DataError` for a row that no agent can take."""
-    params = row.get("responses_create_params")
-    if not isinstance(params, dict):
-        raise DataError(
-            "row has no responses_create_params (an object with input); benchmarks' raw rows need preparing first"
-        )
-    if "input" not in params:
-        raise DataError("row's responses_create_params has no input")
-
-
-def agent_of(row: Mapping[str, Any]) -> str | None:
-    """The agent that the row names, if it does."""
-    reference = row.get("agent_ref")
-    name = reference.get("name") if isinstance(reference, dict) else reference
-    return name if isinstance(name, str) and name else None

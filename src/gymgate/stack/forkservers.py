@@ -1,0 +1,105 @@
+"""A stack's fork servers, one for each interpreter: what they see of this machine, and the Ray that their servers share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gymgate.config import StackConfig
+from gymgate.errors import GymgateError, StackStartError
+from gymgate.runtime import clean_env
+from gymgate.runtime.installer import find_uv
+from gymgate.runtime.interpreters import numbered_commands
+from gymgate.stack.spawner import Spawner
+
+RAY_POLL_S = 0.1
+
+Progress = Callable[[str], None]
+
+
+class ForkServers:
+    """Started when they are asked for, replaced when they died, closed with the stack. Belongs to one event loop."""
+
+    def __init__(self, config: StackConfig, directory: Path, progress: Progress) -> None:
+        self._config = config
+        self._directory = directory
+        self._progress = progress
+        self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
+        self._rays: dict[Spawner, asyncio.Task[str]] = {}
+
+    async def spawner(self, python: Path) -> Spawner:
+        """The fork server of an interpreter: one for all who ask, another if it died."""
+        task = self._spawners.get(python)
+        if task is None or (task.done() and (not _succeeded(task) or task.result().dead.is_set())):
+            self._progress("importing NeMo Gym")
+            task = self._spawners[python] = asyncio.create_task(self._start_spawner(python))
+        return await asyncio.shield(task)
+
+    async def _start_spawner(self, python: Path) -> Spawner:
+        environment = {**clean_env(self._config.env_vars), "PYTHONUNBUFFERED": "1"}
+        # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
+        commands, path = str(self.agents_commands()), environment.get("PATH", os.defpath)
+        places = [str(python.parent), commands, path, str(self._own_programs())]
+        environment["PATH"] = os.pathsep.join(places)
+        environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
+        if self._config.component_roots:
+            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self._config.component_roots)
+        return await Spawner.start(python, environment, self._directory)
+
+    def agents_commands(self) -> Path:
+        """A directory for the commands that agents run, in the versions of their configs: before all others."""
+        directory = self._directory / "commands"
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def _own_programs(self) -> Path:
+        """A directory with the uv that gymgate has and the interpreters of this machine, which uv finds on PATH
+        only: for servers that make environments of their own."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # somebody may have tidied up
+        directory = self._directory / "bin"
+        directory.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError, GymgateError):
+            (directory / "uv").symlink_to(find_uv())
+        for name, path in numbered_commands().items():
+            with contextlib.suppress(FileExistsError):
+                (directory / name).symlink_to(path)
+        return directory
+
+    async def ray_address(self, spawner: Spawner) -> str:
+        """Of the Ray that a fork server's children share, started by the first who asks."""
+        if spawner not in self._rays:
+            self._progress("starting Ray")
+            self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
+        return await asyncio.shield(self._rays[spawner])
+
+    async def _start_ray(self, spawner: Spawner) -> str:
+        child, address = await spawner.start_ray(self._directory / "ray.log")
+        while child.alive:
+            if address.exists():
+                return address.read_text()
+            await asyncio.sleep(RAY_POLL_S)
+        tail = child.log_tail()
+        raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
+
+    def running(self) -> list[Spawner]:
+        """Those that run."""
+        started = [task.result() for task in self._spawners.values() if _succeeded(task)]
+        return [spawner for spawner in started if not spawner.dead.is_set()]
+
+    async def close(self) -> None:
+        """End them all."""
+        await asyncio.gather(*(_closed(task) for task in self._spawners.values()))
+
+
+async def _closed(task: asyncio.Task[Spawner]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, GymgateError):
+        await (await task).close()
+
+
+def _succeeded(task: asyncio.Task[Any]) -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None
