@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from gymgate.cli import collect_plan, run_plan
 from gymgate.cli.collect_progress import close, progress
-from gymgate.cli.options import endpoint_options, environment_options
+from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.options import EndpointOptions, EnvironmentOptions, endpoint_options, environment_options
 from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
 from gymgate.collection.retries import parse_budgets
 from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.tally import Tally
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint
 from gymgate.errors import ConfigError
 
 FAILED = 1
-INTERRUPTED = 130
 UNFINISHED = 75
 """Drained before the end: the same command goes on (`EX_TEMPFAIL`)."""
 
@@ -150,22 +149,11 @@ def _prepare(
     shard: str | None,
     concurrency: int,
     urls: str | None,
-    model: str | None,
-    dialect: Literal["chat", "responses"],
-    api_key_var: str | None,
-    wait_for_policy: float | None,
+    endpoint: EndpointOptions,
     sampling: tuple[str, ...],
     call_timeout: float,
     files: tuple[str, ...],
-    judges: tuple[str, ...],
-    settings: tuple[str, ...],
-    env_vars: tuple[str, ...],
-    agent_slots: int,
-    hang_timeout: float,
-    config: str | None,
-    agent: str | None,
-    timeout: float,
-    max_calls: int | None,
+    served: EnvironmentOptions,
     retries: tuple[str, ...],
     rerun_failed: bool,
     stop_after_failures: int | None,
@@ -181,23 +169,23 @@ def _prepare(
     wanted_seeds = parse_seeds(seeds) if seeds else None
     pace = Pace(concurrency, parse_budgets(retries), sync_every, stall_warning, stop_after_failures)
     collect_plan.checked_output(output)
-    _refuse_idle_options(urls, model, sampling, api_key_var, wait_for_policy, files)
+    _refuse_idle_options(urls, endpoint, sampling, files)
     policy: HTTPEndpoint | ReplayEndpoint | None = None
     if urls:
         policy = collect_plan.policy_endpoint(
-            urls, model, dialect, api_key_var, sampling, call_timeout, wait_s=wait_for_policy, say=say
+            urls,
+            endpoint.model,
+            endpoint.dialect,
+            endpoint.api_key_var,
+            sampling,
+            call_timeout,
+            wait_s=endpoint.wait_for_policy,
+            say=say,
         )
     environments, source = collect_plan.split_arguments(arguments, named, data)
     if not environments:
         environments = collect_plan.environments_of_rows(source, gym, say)
-    stack = StackConfig(
-        environments=run_plan.environment_configs(environments, config, agent, settings),
-        runtime=collect_plan.runtime_config(gym),
-        models=tuple(sorted(run_plan.judges(judges).items())),
-        env_vars=run_plan.env_vars(env_vars),
-        agent_slots=agent_slots,
-        hang_timeout_s=hang_timeout or None,
-    )
+    stack = run_plan.stack_config(environments, served, collect_plan.runtime_config(gym))
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]
     sources = collect_plan.sources(source, found, rows)
@@ -211,27 +199,29 @@ def _prepare(
         plan=Plan(sources, repeats=repeats, seeds=wanted_seeds, shard=part),
         names=[source],
         output=output,
-        limits=RolloutLimits(timeout_s=timeout, max_calls=max_calls),
+        limits=served.limits,
         pace=pace,
         rerun_failed=rerun_failed,
         record_bodies=bodies,
         ray=ray,
         # Ray's nodes may reach an endpoint that this machine does not.
-        wait_for_policy_s=0.0 if wait_for_policy is None and ray is None else wait_for_policy,
+        wait_for_policy_s=0.0
+        if endpoint.wait_for_policy is None and ray is None
+        else endpoint.wait_for_policy,
         say=say,
     )
 
 
 def _refuse_idle_options(
-    urls: str | None,
-    model: str | None,
-    sampling: tuple[str, ...],
-    key: str | None,
-    wait: float | None,
-    files: tuple[str, ...],
+    urls: str | None, endpoint: EndpointOptions, sampling: tuple[str, ...], files: tuple[str, ...]
 ) -> None:
     """Options that belong to an endpoint, without one; and the other way round."""
-    given = {"-m": model, "--sampling": sampling, "--api-key-var": key, "--wait-for-policy": wait}
+    given = {
+        "-m": endpoint.model,
+        "--sampling": sampling,
+        "--api-key-var": endpoint.api_key_var,
+        "--wait-for-policy": endpoint.wait_for_policy,
+    }
     if not urls and (idle := [name for name, value in given.items() if value not in (None, ())]):
         raise ConfigError(
             f"{' and '.join(idle)}: there is no endpoint for it; name one: -b http://host:8000/v1"
@@ -244,45 +234,21 @@ def _execute(
     run: Collection, show: Callable[[Tally], None], budget: float | None
 ) -> tuple[int, Exception | None]:
     """Run it; the exit code that a signal or the time's end asks for, and the fault that ended it early."""
-    import uvloop
-
-    from gymgate.errors import GymgateError
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            runner.run(_with_signals(run, show, budget))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            return INTERRUPTED, None
-        except GymgateError as error:
-            return FAILED, error
+    interrupted, error = run_interruptibly(_drainable(run, show, budget))
+    if interrupted or error is not None:
+        return INTERRUPTED if interrupted else FAILED, error
     drained = run.draining and run.tally.left > 0
     return (UNFINISHED if drained else 0), None
 
 
-async def _with_signals(run: Collection, show: Callable[[Tally], None], budget: float | None) -> None:
-    """The first SIGINT or SIGTERM cancels, the second ends this process at once; SIGUSR1 drains.
-
-    Nothing is lost or outlives either: what has finished is on disk, and the stack goes with its lease.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    signals = 0
-
-    def interrupt() -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1:
-            os.write(2, b"\x1b[?25h\ninterrupted twice\n" if os.isatty(2) else b"interrupted twice\n")
-            os._exit(INTERRUPTED)
-        task.cancel()
+async def _drainable(run: Collection, show: Callable[[Tally], None], budget: float | None) -> None:
+    """SIGUSR1 drains, and so does the end of the budget. What has finished is on disk."""
 
     def drain(why: str) -> None:
         run.say(f"{why}: starting nothing more, {len(run.collector.in_flight) if run.collector else 0} run")
         run.drain()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
     loop.add_signal_handler(signal.SIGUSR1, drain, "SIGUSR1")
     timer = loop.call_later(budget, drain, f"{budget:g} s are over") if budget else None
     try:

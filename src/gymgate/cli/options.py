@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Any, Literal
 
 import click
 
-from gymgate.config import StackConfig
+from gymgate.config import RolloutLimits, StackConfig
 
 Command = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class EndpointOptions:
+    """What `endpoint_options` read, which a command gets as `endpoint`."""
+
+    model: str | None
+    dialect: Literal["chat", "responses"]
+    api_key_var: str | None
+    wait_for_policy: float | None
+
+
+@dataclass(frozen=True)
+class EnvironmentOptions:
+    """What `environment_options` read, which a command gets as `served`."""
+
+    judges: tuple[str, ...]
+    settings: tuple[str, ...]
+    env_vars: tuple[str, ...]
+    config: str | None
+    agent: str | None
+    timeout: float
+    agent_slots: int
+    hang_timeout: float
+    max_calls: int | None
+
+    @property
+    def limits(self) -> RolloutLimits:
+        return RolloutLimits(timeout_s=self.timeout, max_calls=self.max_calls)
 
 
 def endpoint_options(command: Command) -> Command:
@@ -33,7 +64,7 @@ def endpoint_options(command: Command) -> Command:
             help="For the endpoint to answer, before anything is started.",
         ),
     )
-    return _all(options, command)
+    return _all(options, _gathered("endpoint", EndpointOptions, command))
 
 
 def environment_options(command: Command) -> Command:
@@ -88,7 +119,18 @@ def environment_options(command: Command) -> Command:
         ),
         click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]"),
     )
-    return _all(options, command)
+    return _all(options, _gathered("served", EnvironmentOptions, command))
+
+
+def _gathered(name: str, cls: type[Any], command: Command) -> Command:
+    """The command, which gets the fields of `cls` as one argument."""
+
+    @wraps(command)
+    def gathered(**given: Any) -> Any:
+        found = cls(**{each.name: given.pop(each.name) for each in fields(cls)})
+        return command(**{name: found}, **given)
+
+    return gathered
 
 
 def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import orjson
 
 from gymgate.cli import run_plan as plan
-from gymgate.cli.options import endpoint_options, environment_options
+from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.options import EndpointOptions, EnvironmentOptions, endpoint_options, environment_options
 from gymgate.cli.run_plan import Job, Source
 from gymgate.cli.run_report import Progress, Report, progress
 from gymgate.config import (
@@ -26,14 +25,12 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.errors import ConfigError, DataError, GymgateError
+from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout
 
 if TYPE_CHECKING:
     from gymgate.catalog import Environment
     from gymgate.stack import Stack
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ def command(as_json: bool, **options: Any) -> None:
     """
     run = _prepare(**options)
     report = Report()
-    interrupted, error = _execute(run, report)
+    interrupted, error = run_interruptibly(_run(run, report))
     if as_json:
         click.echo(orjson.dumps(report.as_dict(interrupted=interrupted, error=str(error) if error else None)))
     elif report.rollouts:
@@ -122,46 +119,30 @@ def _prepare(
     repeats: int,
     concurrency: int,
     base_url: str | None,
-    model: str | None,
-    dialect: Literal["chat", "responses"],
-    api_key_var: str | None,
-    wait_for_policy: float | None,
+    endpoint: EndpointOptions,
     replay: bool,
     files: tuple[str, ...],
-    judges: tuple[str, ...],
-    settings: tuple[str, ...],
-    env_vars: tuple[str, ...],
-    agent_slots: int,
-    hang_timeout: float,
-    config: str | None,
-    agent: str | None,
-    timeout: float,
-    max_calls: int | None,
+    served: EnvironmentOptions,
     gym: str,
     output: Path | None,
 ) -> Run:
     """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
-    replay = replay or bool(files)
+    replay, wait_s = replay or bool(files), endpoint.wait_for_policy
     if replay and base_url:
         raise ConfigError(f"--replay needs no endpoint, and -b names one: {base_url}")
-    if model and not base_url:
-        raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
-    if wait_for_policy is not None and not base_url:
+    if endpoint.model and not base_url:
+        raise ConfigError(f"model {endpoint.model!r} needs an endpoint: -b http://host:8000/v1")
+    if wait_s is not None and not base_url:
         raise ConfigError("--wait-for-policy needs an endpoint: -b http://host:8000/v1")
-    stack = StackConfig(
-        environments=plan.environment_configs(environments, config, agent, settings),
-        runtime=RuntimeConfig(version=gym),
-        models=tuple(sorted(plan.judges(judges).items())),
-        env_vars=plan.env_vars(env_vars),
-        agent_slots=agent_slots,
-        hang_timeout_s=hang_timeout or None,
-    )
+    policy: HTTPEndpoint | ReplayEndpoint | None = None
+    if base_url:
+        policy = plan.http_endpoint(
+            base_url, endpoint.model, endpoint.dialect, endpoint.api_key_var, wait_s=wait_s, say=_say
+        )
+    stack = plan.stack_config(environments, served, RuntimeConfig(version=gym))
     found = _environments(stack)
     sources = plan.sources(data, found, several=len(found) > 1)
-    policy: HTTPEndpoint | ReplayEndpoint
-    if base_url:
-        policy = plan.http_endpoint(base_url, model, dialect, api_key_var, wait_s=wait_for_policy, say=_say)
-    else:
+    if policy is None:
         policy = plan.replay(found, files)
         if all(source.environment for source in sources) and not files:
             sources = plan.only_recorded(sources, policy, _say)
@@ -172,9 +153,9 @@ def _prepare(
         rows=rows,
         repeats=repeats,
         concurrency=concurrency,
-        limits=RolloutLimits(timeout_s=timeout, max_calls=max_calls),
+        limits=served.limits,
         output=plan.checked(output) if output else None,
-        wait_for_policy_s=wait_for_policy,
+        wait_for_policy_s=wait_s,
     )
 
 
@@ -185,47 +166,6 @@ def _environments(stack: StackConfig) -> list[Environment]:
     runtime = ensure_runtime(stack.runtime, progress=_say)
     catalog = Catalog(runtime.site, runtime.version)
     return [catalog.find(environment.name) for environment in stack.environments]
-
-
-def _execute(run: Run, report: Report) -> tuple[bool, GymgateError | None]:
-    """Run it; whether it was interrupted, and the fault that ended it early, if one did."""
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        try:
-            runner.run(_interruptible(run, report))
-        except (asyncio.CancelledError, KeyboardInterrupt):
-            return True, None
-        except GymgateError as error:
-            return False, error
-    return False, None
-
-
-async def _interruptible(run: Run, report: Report) -> None:
-    """The first signal cancels, and what was started is stopped; the second ends this process at once.
-
-    Nothing outlives that either: the stack belongs to whoever holds its lease, and goes with it.
-    """
-    task = asyncio.current_task()
-    assert task is not None
-    signals = 0
-
-    def interrupt() -> None:
-        nonlocal signals
-        signals += 1
-        if signals > 1:
-            os.write(2, b"\x1b[?25h\ninterrupted twice\n" if os.isatty(2) else b"interrupted twice\n")
-            os._exit(INTERRUPTED)
-        task.cancel()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        await _run(run, report)
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
 
 
 async def _run(run: Run, report: Report) -> None:

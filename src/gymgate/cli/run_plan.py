@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,15 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from gymgate.catalog import Environment
-from gymgate.config import Endpoint, EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
+from gymgate.cli.options import EnvironmentOptions
+from gymgate.config import (
+    Endpoint,
+    EnvironmentConfig,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RuntimeConfig,
+    StackConfig,
+)
 from gymgate.dataset import Row, Rows, open_rows
 from gymgate.errors import ConfigError, DataError
 
@@ -104,9 +113,11 @@ def http_endpoint(
 ) -> HTTPEndpoint:
     """The policy endpoint; without a model name, the only model that it serves, for which it may be waited `wait_s`.
 
-    Raises `ConfigError` if a key variable that was named is not set or the endpoint does not tell its model, and
-    `PolicyError` if it does not answer in time.
+    Raises `ConfigError` if `base_url` is no URL, a key variable that was named is not set or the endpoint does not tell
+    its model, and `PolicyError` if it does not answer in time.
     """
+    if not re.match(r"https?://[^/]", base_url):
+        raise ConfigError(f"-b {base_url!r} is no URL; write http://host:8000/v1")
     variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
     endpoint = HTTPEndpoint(
         base_url=base_url, replicas=replicas, dialect=dialect, model=model, api_key_env=variable
@@ -198,6 +209,20 @@ def environment_configs(
     )
 
 
+def stack_config(
+    environments: Sequence[str], given: EnvironmentOptions, runtime: RuntimeConfig
+) -> StackConfig:
+    """The stack for environments with the options given; `ConfigError` for what does not fit."""
+    return StackConfig(
+        environments=environment_configs(environments, given.config, given.agent, given.settings),
+        runtime=runtime,
+        models=tuple(sorted(judges(given.judges).items())),
+        env_vars=env_vars(given.env_vars),
+        agent_slots=given.agent_slots,
+        hang_timeout_s=given.hang_timeout or None,
+    )
+
+
 def env_vars(names: Sequence[str]) -> tuple[str, ...]:
     """Variables that an environment is to see; `ConfigError` for one that is not set here."""
     if missing := [name for name in names if name not in os.environ]:
@@ -270,4 +295,14 @@ def checked(path: Path) -> Path:
         path.open("ab").close()
     except OSError as error:
         raise DataError(f"cannot write results to {path}: {error.strerror}", path=str(path)) from error
+    return path
+
+
+def checked_place(path: Path) -> Path:
+    """A path at which a file or a directory can be made, which it is not yet; `DataError` otherwise."""
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise DataError(f"cannot write {path}: {there} is no directory", path=str(path))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise DataError(f"cannot write {path}: {there} belongs to somebody else", path=str(path))
     return path

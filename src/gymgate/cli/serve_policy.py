@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.errors import ConfigError
 from gymgate.serving.ports import HeldPort
 from gymgate.serving.program import Program
@@ -19,7 +20,6 @@ from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_se
 from gymgate.serving.slurm_nodes import job_nodes
 from gymgate.serving.supervisor import alone, supervise
 
-INTERRUPTED = 130
 UNFINISHED = 75
 """Asked to drain (SIGUSR1) before there was anything to drain."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
