@@ -66,10 +66,26 @@ KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agent
     "--env-var", "env_vars", multiple=True, metavar="NAME", help="Variable that the environments may see."
 )
 @click.option(
-    "--start-timeout", type=float, default=90.0, show_default=True, help="Seconds until all servers listen."
+    "--start-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=90.0,
+    show_default=True,
+    help="Seconds until all servers listen.",
 )
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds per environment.")
-@click.option("--memory", type=float, default=8.0, show_default=True, help="GB that an environment may use.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    help="Seconds per environment.",
+)
+@click.option(
+    "--memory",
+    type=click.FloatRange(0, min_open=True),
+    default=8.0,
+    show_default=True,
+    help="GB that an environment may use.",
+)
 def command(
     environments: Sequence[str],
     everything: bool,
@@ -95,6 +111,8 @@ def command(
 
     if page is not None and report is None:
         raise ConfigError("--page writes what is in a results file: give --json FILE, too")
+    for path in filter(None, (report, page)):
+        run_plan.checked_place(path).parent.mkdir(parents=True, exist_ok=True)
     if not environments and not everything and page is None:
         raise ConfigError("name environments, or give --all")
     if settings and len(environments) != 1:

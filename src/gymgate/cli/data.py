@@ -81,10 +81,11 @@ def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
+    from gymgate.cli.run_plan import checked_place
     from gymgate.preparation import prepare as prepare_data
 
     config = _prepare_config(**options)
-    target = output or Path("data") / _file_name(config.environment.name)
+    target = checked_place(output or Path("data") / _file_name(config.environment.name))
     manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
     if as_json:
         click.echo(manifest.model_dump_json(indent=2))
@@ -120,6 +121,8 @@ def _prepare_config(
         )
     if input_ and (script or script_arguments):
         raise ConfigError("--input names rows, and a script is to make some: one or the other")
+    if input_ and not Path(input_).expanduser().is_file():
+        raise ConfigError(f"--input {input_!r}: there is no such file")
     (found,) = environment_configs((environment,), config, agent, settings)
     return PrepareConfig(
         environment=found,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from gymgate.config import RuntimeConfig, cache_dir
+from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig, cache_dir
 from gymgate.errors import ConfigError, SetupError
 from gymgate.runtime.environment import offline
 from gymgate.runtime.held import hold
@@ -162,6 +163,8 @@ def _newest_python(place: Path) -> list[int]:
 
 
 def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
+    if not re.fullmatch(r"\d+(\.\d+)*([.-]?[a-z]+\d*)*(\+[a-z0-9.]+)?", config.version):
+        raise ConfigError(f"nemo-gym release {config.version!r} is no version; write one such as {DEFAULT_NEMO_GYM}")
     lock = read_lock(config.version)
     wanted = tuple(sorted({requirement.strip() for requirement in requirements}))
     for requirement in wanted:

@@ -1,0 +1,63 @@
+"""What commands refuse before anything is started: one line, and exit code 2 where the command line is wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gymgate.cli import main
+from gymgate.config import RuntimeConfig
+from gymgate.errors import ConfigError
+from gymgate.runtime import ensure_runtime
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("check mcqa --json /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is no directory"),
+        ("check mcqa --page /dev/null/x.md --json {tmp}/x.json", "cannot write /dev/null/x.md"),
+        ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
+        ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is no directory"),
+        ("run mcqa -b nourl -m m", "-b 'nourl' is no URL; write http://host:8000/v1"),
+        ("run mcqa -m m", "model 'm' needs an endpoint"),
+        ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
+        ("run mcqa -b http://h/v1 --replay", "--replay needs no endpoint"),
+        ("collect mcqa -o {tmp}/x -m m", "-m: there is no endpoint for it"),
+        ("setup --gym abc", "nemo-gym release 'abc' is no version; write one such as 0.7.0"),
+    ],
+)
+def test_one_line_and_code_1(
+    words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([word.format(tmp=tmp_path) for word in words.split()])
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("gymgate: ")
+    assert told.format(tmp=tmp_path) in line
+    assert ended.value.code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("check mcqa --timeout -1", "-1.0 is not in the range x>0"),
+        ("check mcqa --memory 0", "0.0 is not in the range x>0"),
+        ("run mcqa -n 0", "0 is not in the range x>=1"),
+        ("cache clean --unused-for 30", "'30' is no duration"),
+        ("nosuch", "No such command 'nosuch'"),
+    ],
+)
+def test_what_does_not_fit_the_command_line_is_code_2(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert told in capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("version", ["", "abc", "0.7.0 ; x", "../0.7.0", "-r x"])
+def test_a_release_is_a_version(version: str) -> None:
+    with pytest.raises(ConfigError, match="is no version"):
+        ensure_runtime(RuntimeConfig(version=version))
