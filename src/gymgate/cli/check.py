@@ -73,6 +73,13 @@ KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agent
     help="Seconds until all servers listen.",
 )
 @click.option(
+    "--row-timeout",
+    type=click.FloatRange(0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds per rollout; agents that start a program for each may want more.",
+)
+@click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     default=600.0,
@@ -99,6 +106,7 @@ def command(
     settings: Sequence[str],
     env_vars: Sequence[str],
     start_timeout: float,
+    row_timeout: float,
     timeout: float,
     memory: float,
 ) -> None:
@@ -130,6 +138,7 @@ def command(
             overrides=overrides,
             env_vars=run_plan.env_vars(env_vars),
             start_timeout_s=start_timeout,
+            row_timeout_s=row_timeout,
             timeout_s=timeout,
             memory_gb=memory,
         )
