@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 
 NAMES = {
@@ -29,6 +30,7 @@ def main() -> None:
         sys.exit(f"benchmarks: there is no {sys.argv[1]!r}" if unknown else 0)
     name = sys.argv.pop(1)
     sys.argv[0] = f"python -m benchmarks {name}"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is stopped on the way out
     importlib.import_module(f"benchmarks.{MODULES.get(name, name)}").main()
 
 
