@@ -109,6 +109,15 @@ def test_a_model_without_an_endpoint_is_refused() -> None:
         pass
 
 
+def test_an_endpoint_that_is_no_url_is_refused() -> None:
+    settings = {"client.base_url": "nourl", "model": "m"}
+    with (
+        pytest.raises(ConfigError, match="-b 'nourl' is no URL"),
+        eval_command._policy(["mcqa"], settings, RuntimeConfig()),
+    ):
+        pass
+
+
 def test_an_unreachable_endpoint_is_one_line() -> None:
     settings = {"client.base_url": "http://127.0.0.1:1/v1"}
     policy = eval_command._policy(["mcqa"], settings, RuntimeConfig())

@@ -23,6 +23,7 @@ from gymgate.cli.eval_args import (
     split_taskset,
 )
 from gymgate.cli.eval_report import print_report, read_tallies, watch
+from gymgate.cli.options import checked_url
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.requirement import DEFAULT_ENVIRONMENT, PLUGIN_ID, require_verifiers
@@ -121,6 +122,8 @@ def _policy(names: Sequence[str], settings: Mapping[str, Any], runtime: RuntimeC
     """What to add to the command line for a policy; the replay policy runs meanwhile if no other is named."""
     base_url, model = settings.get("client.base_url"), settings.get("model") or settings.get("m")
     replayed = settings.get("client.api_key_var") == REPLAY_KEY_VARIABLE
+    if base_url:
+        checked_url(str(base_url))
     if base_url and not replayed:
         key = [] if "client.api_key_var" in settings else ["--client.api-key-var", "OPENAI_API_KEY"]
         yield [*key, *([] if model else ["--model", _only_model(base_url)])]

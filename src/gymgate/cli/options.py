@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import click
 
 from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import ConfigError
 
 Command = Callable[..., Any]
 
@@ -41,6 +43,13 @@ class EnvironmentOptions:
     @property
     def limits(self) -> RolloutLimits:
         return RolloutLimits(timeout_s=self.timeout, max_calls=self.max_calls)
+
+
+def checked_url(text: str) -> str:
+    """An endpoint's address; `ConfigError` for what is none."""
+    if not re.match(r"https?://[^/]", text):
+        raise ConfigError(f"-b {text!r} is no URL; write http://host:8000/v1")
+    return text
 
 
 def endpoint_options(command: Command) -> Command:

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from gymgate.catalog import Environment
-from gymgate.cli.options import EnvironmentOptions
+from gymgate.cli.options import EnvironmentOptions, checked_url
 from gymgate.config import (
     Endpoint,
     EnvironmentConfig,
@@ -116,8 +115,7 @@ def http_endpoint(
     Raises `ConfigError` if `base_url` is no URL, a key variable that was named is not set or the endpoint does not tell
     its model, and `PolicyError` if it does not answer in time.
     """
-    if not re.match(r"https?://[^/]", base_url):
-        raise ConfigError(f"-b {base_url!r} is no URL; write http://host:8000/v1")
+    checked_url(base_url)
     variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
     endpoint = HTTPEndpoint(
         base_url=base_url, replicas=replicas, dialect=dialect, model=model, api_key_env=variable
