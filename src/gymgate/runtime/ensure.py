@@ -164,7 +164,9 @@ def _newest_python(place: Path) -> list[int]:
 
 def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
     if not re.fullmatch(r"\d+(\.\d+)*([.-]?[a-z]+\d*)*(\+[a-z0-9.]+)?", config.version):
-        raise ConfigError(f"nemo-gym release {config.version!r} is no version; write one such as {DEFAULT_NEMO_GYM}")
+        raise ConfigError(
+            f"nemo-gym release {config.version!r} is no version; write one such as {DEFAULT_NEMO_GYM}"
+        )
     lock = read_lock(config.version)
     wanted = tuple(sorted({requirement.strip() for requirement in requirements}))
     for requirement in wanted:
