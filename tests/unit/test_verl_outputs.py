@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import DataError, PolicyError
+from gymgate.errors import DataError, PolicyError, TokenDataError
 from gymgate.integrations.training.figures import Attempt, metrics
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
 from gymgate.integrations.verl.reports import logged, most_frequent, reason
@@ -49,6 +49,12 @@ def test_what_a_server_does_not_say_stays_missing() -> None:
     (made,) = to_outputs(attempt(TokenTurn([1], [2])), 1.0)
     assert made["response_logprobs"] is None
     assert "min_global_steps" not in made["extra_fields"]
+
+
+def test_a_sampled_id_without_a_logprob_among_others_is_not_given_one() -> None:
+    mixed = attempt(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 3], [4]))
+    with pytest.raises(TokenDataError, match="some sampled ids of a rollout and not for others"):
+        to_outputs(mixed, 1.0)
 
 
 def test_extra_info_has_the_same_names_for_every_rollout() -> None:

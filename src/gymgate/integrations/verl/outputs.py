@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gymgate.errors import TokenDataError
 from gymgate.integrations.training.figures import KINDS, Attempt, metrics
 from gymgate.rollout import Segment
 
@@ -17,6 +18,8 @@ def to_outputs(attempt: Attempt, reward: float) -> list[dict[str, Any]]:
 
     Every output carries the rollout's reward: verl takes the baseline from a session's last output, and trains them all with its
     advantage. Ids that the policy did not sample have mask 0 and logprob 0.0, which no loss reads.
+
+    Raises `TokenDataError` for a segment of which some turns have logprobs and others have not.
     """
     extra = reward_extra_info(attempt)
     return [_output(attempt, segment, reward, extra) for segment in attempt.segments]
@@ -35,7 +38,7 @@ def _output(attempt: Attempt, segment: Segment, reward: float, extra: Mapping[st
         "prompt_ids": segment.prompt_ids,
         "response_ids": segment.completion_ids,
         "response_mask": segment.mask,
-        "response_logprobs": _filled(segment.logprobs),
+        "response_logprobs": _filled(segment),
         "reward_score": reward,
         "num_turns": len(attempt.turns),
         "metrics": {
@@ -50,8 +53,13 @@ def _output(attempt: Attempt, segment: Segment, reward: float, extra: Mapping[st
     }
 
 
-def _filled(logprobs: Sequence[float | None] | None) -> list[float] | None:
-    return None if logprobs is None else [0.0 if value is None else value for value in logprobs]
+def _filled(segment: Segment) -> list[float] | None:
+    if segment.logprobs is None:
+        return None
+    known = list(zip(segment.mask, segment.logprobs, strict=True))
+    if any(on and value is None for on, value in known):
+        raise TokenDataError("the engine gave logprobs for some sampled ids of a rollout and not for others")
+    return [0.0 if value is None else value for _, value in known]
 
 
 def _versions(segment: Segment) -> dict[str, int]:
