@@ -155,7 +155,26 @@ HEAVY = {
         dialect="chat",
     ),
     "pi": Case(
-        "pi_agent", {"model": "m", "pi_version": "0.74.2", **COMMON}, calls=2, tool="bash", dialect="chat"
+        "pi_agent", {"model": "m", "pi_version": "0.80.2", **COMMON}, calls=2, tool="bash", dialect="chat"
+    ),
+    "cline": Case(
+        "cline_agent",
+        {"model": "m", "cline_version": "3.0.57", "setup_timeout": 300, **COMMON},
+        calls=None,
+        dialect="chat",
+    ),
+    "kilocode": Case(
+        "kilocode_agent",
+        {
+            "model": "m",
+            "kilo_version": "7.7.7",
+            "setup_timeout": 300,
+            "kilo_config": {"permission": {"bash": "allow"}},
+            **COMMON,
+        },
+        calls=None,
+        tool="bash",
+        dialect="chat",
     ),
 }
 
