@@ -62,11 +62,12 @@ async def leave(worker: Program) -> None:
     assert await worker.ended(10) == 0
 
 
-async def test_eight_workers_on_one_stack(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [4, pytest.param(8, marks=pytest.mark.heavy)])
+async def test_workers_on_one_stack(tmp_path: Path, count: int) -> None:
     """Started at once, killed at random while they run: the rest goes on, and the memory is that of one stack."""
     chance = random.Random(8)
     async with AsyncExitStack() as exits:
-        workers = [await exits.enter_async_context(program(WORKER, tmp_path, 0, "on")) for _ in range(8)]
+        workers = [await exits.enter_async_context(program(WORKER, tmp_path, 0, "on")) for _ in range(count)]
         found = [(await worker.line()).split()[1:] for worker in workers]
         assert len(found[0]) == 4
         assert all(pids == found[0] for pids in found), found
@@ -75,14 +76,15 @@ async def test_eight_workers_on_one_stack(tmp_path: Path) -> None:
         for worker in workers:
             await worker.until_line("rollouts")
         chance.shuffle(workers)
-        for worker in workers[:7]:
+        *leaving, last = workers
+        for worker in leaving:
             worker.signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
             await worker.ended(5)
             for other in workers[workers.index(worker) + 1 :]:
                 assert (await other.line()).startswith("rollouts")
         assert alive(pids) == pids
-        workers[7].signal(signal.SIGKILL)
-        await workers[7].ended(5)
+        last.signal(signal.SIGKILL)
+        await last.ended(5)
         assert await all_gone(pids)
 
 
