@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -27,6 +28,8 @@ from gymgate.tokens import Engine, TokenPolicy
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.2
+END_S = 5.0
+"""For an orderly end when the trainer is gone; an import or a call that takes longer is not waited for."""
 FULL_S = 0.05
 """Between looks at a queue that is full."""
 SPARE_GROUPS = 2
@@ -37,6 +40,7 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 
 def child_main(plan: bytes, channels: Channels) -> None:
     """Entry point of the process; `plan` is a pickled `Plan`."""
+    threading.Thread(target=_end_with_trainer, daemon=True).start()
     os.environ.update(dict.fromkeys(_ACCELERATORS, ""))
     for name in _RANKS:
         os.environ.pop(name, None)
@@ -51,6 +55,14 @@ def child_main(plan: bytes, channels: Channels) -> None:
     finally:
         for waiting in (channels.samples, channels.metrics):
             waiting.cancel_join_thread()  # nobody may read them any more
+
+
+def _end_with_trainer() -> None:
+    """Whatever this process is at; its stack goes with it."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        time.sleep(END_S)
+        os._exit(1)
 
 
 def _tell(error: BaseException, channels: Channels) -> None:
