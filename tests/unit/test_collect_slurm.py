@@ -205,3 +205,23 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = CliRunner().invoke(command, [*arguments, "--", *COLLECT])
     assert isinstance(nowhere.exception, GymgateError)
     assert "there is no sbatch on this machine" in str(nowhere.exception)
+
+
+@pytest.mark.parametrize(
+    ("sbatch", "says"),
+    [
+        ("exec sleep 60", "sbatch did not answer in 0.5 s"),
+        ("echo no such account >&2; exit 1", "sbatch refused: no such"),
+    ],
+)
+def test_an_sbatch_that_refuses_or_hangs_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sbatch: str, says: str
+) -> None:
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\n{sbatch}\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("gymgate.cli.slurm.SUBMIT_TIMEOUT_S", 0.5)
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    done = CliRunner().invoke(command, arguments)
+    assert done.exit_code != 0
+    assert says in str(done.exception)

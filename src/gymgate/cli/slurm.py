@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -12,6 +14,8 @@ import click
 from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.errors import ConfigError, DataError
+
+SUBMIT_TIMEOUT_S = 120.0
 
 
 @click.command("slurm", context_settings={"ignore_unknown_options": True})
@@ -155,7 +159,17 @@ def _write(scripts: dict[Path, str], output: Path) -> None:
 def _submit(submit: Path) -> None:
     if shutil.which("sbatch") is None:
         raise ConfigError(f"there is no sbatch on this machine; submit with: bash {submit}")
-    done = subprocess.run(["bash", str(submit)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ConfigError(f"sbatch refused: {' '.join(done.stderr.split())}")
-    click.echo(done.stderr.strip() or done.stdout.strip())
+    words = ["bash", str(submit)]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            told, errors = process.communicate(timeout=SUBMIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise ConfigError(
+                f"sbatch did not answer in {SUBMIT_TIMEOUT_S:g} s; look with squeue before you try again: bash {submit}"
+            ) from error
+    if process.returncode:
+        raise ConfigError(f"sbatch refused: {' '.join(errors.split())}")
+    click.echo(errors.strip() or told.strip())
