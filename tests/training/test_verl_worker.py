@@ -113,7 +113,9 @@ async def test_rollouts_come_back_as_a_batch(
 
 async def test_64_sessions_run_at_once(config: DictConfig, rows: dict[str, list[dict[str, Any]]]) -> None:
     """No session is answered before 64 of them have asked."""
-    names = [name for name in BLEND if name != "math_with_judge"]  # whose verifier has a clock for its answers
+    names = [
+        name for name in BLEND if name != "math_with_judge"
+    ]  # whose verifier has a clock for its answers
     server = Scripted([row for name in names for row in rows[name]], together=64)
     batch = batch_of(config, *names).repeat(7)[:64]
     made = await worker_of(config, server).generate_sequences(batch)
