@@ -38,6 +38,9 @@ def order(tmp_path: Path) -> dict[str, Any]:
     (server / "prepare.py").write_text(WRITES)
     (server / "data" / "example.jsonl").write_text("{}\n")
     (server / "data" / "media.bin").write_bytes(b"x" * places_module.LARGE)
+    (server / ".made_venv" / "bin").mkdir(parents=True)
+    (server / ".made_venv" / "bin" / "python").symlink_to("/gone")
+    (server / "gone").symlink_to("/gone")
     for path in (workspace / "stage", mine / "configs"):
         path.mkdir(parents=True)
     (mine / "own.py").touch()
@@ -53,6 +56,7 @@ def test_scripts_run_in_a_copy_of_the_release_or_where_the_user_has_them(order: 
     assert places.script_root(str(server / "prepare.py")) == places.workspace
     assert (places.workspace / server / "data" / "media.bin").is_symlink(), "large files are not copied"
     assert not (places.workspace / server / "prepare.py").is_symlink()
+    assert {path.name for path in (places.workspace / server).iterdir()} == {"data", "prepare.py"}
     assert places.script_root("own.py") == places.roots[0]
     assert places.located(str(server / "prepare.py")) == places.workspace / server / "prepare.py"
     assert places.located(str(server / "prepare.py"), made=False) == places.site / server / "prepare.py"

@@ -56,7 +56,7 @@ class Places:
                 self.workspace / kind,
                 dirs_exist_ok=True,
                 copy_function=_copy,
-                ignore=shutil.ignore_patterns("__pycache__"),
+                ignore=_not_of_the_release,
             )
             for directory in [path for path in (self.workspace / kind).rglob("*") if path.is_dir()]:
                 directory.chmod(0o755)  # a release may be read-only
@@ -98,6 +98,12 @@ class Places:
             stream.flush()
         lines = (self.workspace / "log.txt").read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+
+
+def _not_of_the_release(directory: str, names: list[str]) -> set[str]:
+    """What servers have made beside their code: virtual environments, clones, links to what is gone."""
+    hidden = {name for name in names if name.startswith(".") or name == "__pycache__"}
+    return hidden | {name for name in names if not (Path(directory) / name).exists()}
 
 
 def _copy(source: str, target: str) -> str:
