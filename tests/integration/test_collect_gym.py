@@ -56,6 +56,7 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.heavy
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "40", "-c", "16", "--sync-every", "0")
     killed = 0
@@ -137,6 +138,7 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
     assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
 
 
+@pytest.mark.heavy
 def test_shards_make_one_run(tmp_path: Path) -> None:
     for shard in ("1/2", "2/2"):
         done = gymgate_collect(SIMPLE, "-o", tmp_path / "run", "-r", "3", "--shard", shard)

@@ -124,6 +124,7 @@ def test_a_benchmark_is_put_to_its_prompt_and_runs(hub: Hub, tmp_path: Path) -> 
     assert (done.returncode, report["rollouts"], round(6 * report["mean_reward"])) == (0, 6, 1), done.stderr
 
 
+@pytest.mark.heavy
 def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(hub: Hub, tmp_path: Path) -> None:
     rows = packaged("calendar")
     hub.repositories[CALENDAR] = {"train.jsonl": jsonl(rows[:4]), "validation.jsonl": jsonl(rows[4:])}
@@ -179,6 +180,7 @@ def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) 
     assert note.agents == {"math_with_judge_simple_agent": 2}, "the declared agent, not what the file says"
 
 
+@pytest.mark.heavy
 def test_a_gated_dataset_names_the_variable(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

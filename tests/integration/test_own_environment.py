@@ -128,6 +128,7 @@ def test_settings_and_variables_reach_the_server_by_every_command(mine: Path, tm
     assert "mine: differs 0/1" in done.stdout, "the variable is not named, so the server does not see it"
 
 
+@pytest.mark.heavy
 def test_verifiers_own_command_takes_the_same(mine: Path, tmp_path: Path) -> None:
     overrides = {f"{SERVER}.worth": 0.5, f"{SERVER}.steps": [{"value": 0.25}]}
     done = gymgate(

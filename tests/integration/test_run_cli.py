@@ -57,6 +57,7 @@ def test_several_environments_with_an_endpoint_of_either_dialect() -> None:
             assert (done.returncode, means(done)) == (0, MEANS), done.stderr
 
 
+@pytest.mark.heavy
 def test_a_blended_file(tmp_path: Path) -> None:
     catalog = load_catalog()
     rows = []

@@ -233,7 +233,7 @@ async def start_sdk(code: str) -> asyncio.subprocess.Process:
 
 @pytest.mark.parametrize(
     ("fault", "timeout_s", "words"),
-    [("die", 60.0, "'faulty'.*died while starting.*no such luck"), ("hang", 20.0, "after 20 s.*'faulty'")],
+    [("die", 60.0, "'faulty'.*died while starting.*no such luck"), ("hang", 10.0, "after 10 s.*'faulty'")],
     ids=["dies", "hangs"],
 )
 async def test_a_start_that_fails_says_which_server(

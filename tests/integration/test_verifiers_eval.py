@@ -78,6 +78,7 @@ async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
     assert [trace["id"] for trace in traces(run)[:3]] == [trace["id"] for trace in before[:3]]
 
 
+@pytest.mark.heavy
 async def test_failed_rollouts_make_it_fail_and_say_why(tmp_path: Path, policy: ScriptedPolicy) -> None:
     policy.fail = 500
     code, out, err = await finish([*GYMGATE, "-b", policy.base_url, "-r", "2"], tmp_path)

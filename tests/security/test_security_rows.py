@@ -86,6 +86,7 @@ async def test_hostile_rows_are_refused_or_served_as_data(directory: Path) -> No
     assert_no_file_named("evil", directory)
 
 
+@pytest.mark.heavy
 async def test_a_row_of_100_mb_is_served() -> None:
     """And then one of the usual size, by the same servers."""
     async with acquire(stack_config()) as stack:
