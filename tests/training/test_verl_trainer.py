@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import count
@@ -18,9 +16,9 @@ pytest.importorskip("torch", reason="training tests need torch: see docs/trainin
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
 pytest.importorskip("verl_quiet")
 
-import ray
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
+from ray_support import ray_on_loopback
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 from verl_support import VERSION, Scripted, example_rows, make_config
 from verl_trainer import CPUTrainer
@@ -42,7 +40,6 @@ N = 5
 PLAN = ("right", "wrong", "cut", "broken", "right", "right", *(("broken",) * N))
 """What the sessions of a prompt do, in the order they come: a step, a validation, a step of failures."""
 ROWS = 15
-STARTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -70,37 +67,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 @pytest.fixture(scope="module")
 def queue(config: DictConfig) -> Iterator[None]:
     """Ray and verl's TransferQueue, on this machine's loopback."""
-    folder = tempfile.mkdtemp(prefix="ray-")  # of short paths: Ray's sockets lie in it
-    try:
-        start_ray(folder)
+    variables = {"PYTHONPATH": str(Path(__file__).parent), "TRANSFER_QUEUE_ENABLE": "1"}
+    with ray_on_loopback(num_cpus=3, object_store_memory=200_000_000, runtime_env={"env_vars": variables}):
         tq.init(config.transfer_queue)
         yield
         tq.close()
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def start_ray(folder: str) -> None:
-    """Ray gives its own processes 30 s to come up, which is little on a machine with other work."""
-    for attempt in range(STARTS):
-        try:
-            ray.init(
-                num_cpus=3,
-                include_dashboard=False,
-                runtime_env={
-                    "env_vars": {"PYTHONPATH": str(Path(__file__).parent), "TRANSFER_QUEUE_ENABLE": "1"}
-                },
-                object_store_memory=200_000_000,
-                log_to_driver=False,
-                _temp_dir=f"{folder}/{attempt}",
-                _node_ip_address="127.0.0.1",
-            )
-            return
-        except Exception as error:  # Ray raises no other class
-            ray.shutdown()
-            if "timed out during startup" not in str(error) or attempt == STARTS - 1:
-                raise
 
 
 def manager_of(config: DictConfig) -> AgentLoopManagerTQ:

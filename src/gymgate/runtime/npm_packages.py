@@ -8,8 +8,8 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
@@ -82,16 +82,12 @@ def _same(refused: str, wanted: str) -> bool:
 def _follows_its_lock(module: Path) -> bool:
     """Whether the dependencies are those of the package's lock file, if it ships one."""
     try:
-        packages = json.loads((module / _LOCK).read_text(encoding="utf-8"))["packages"]
-    except FileNotFoundError:
+        packages: dict[str, Any] = json.loads((module / _LOCK).read_text(encoding="utf-8"))["packages"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # none, or an older form of it
         return True
-    except (ValueError, KeyError, TypeError):
-        return True  # an older form of it
-    return all(_version(module / path) in (None, version) for path, version in _locked(packages))
-
-
-def _locked(packages: dict[str, dict[str, object]]) -> Iterator[tuple[str, object]]:
-    return ((path, entry.get("version")) for path, entry in packages.items() if path)
+    return all(
+        _version(module / path) in (None, entry.get("version")) for path, entry in packages.items() if path
+    )
 
 
 def _version(module: Path) -> str | None:
