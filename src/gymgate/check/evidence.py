@@ -31,6 +31,7 @@ class Missing:
 _HOST = r"(?P<name>(?:[\w-]+\.)+[a-z]{2,})"
 _SIGNS: tuple[tuple[str, str], ...] = (
     ("gpu", r"(?P<name>Found no NVIDIA driver|no CUDA GPUs are available|No CUDA runtime|NVML Shared Library Not Found)"),
+    ("gpu", r"No available node types can fulfill resource request \{(?P<name>[^}\n]*[Gg][Pp][Uu]'[^}\n]*)\}"),
     ("docker", r"(?P<name>Sandbox provider) reference '[\w-]+' is not defined"),
     ("memory", r"[Pp]re-?loading[^\n]*?\((?P<name>~?\d+(?:\.\d+)? ?GB)"),
     ("docker", r"(?P<name>docker\.sock|Cannot connect to the Docker daemon|[Aa]pptainer|[Ss]ingularity)"),
@@ -49,7 +50,7 @@ _SIGNS: tuple[tuple[str, str], ...] = (
     ("download", r"Cannot connect to host " + _HOST + r":\d+"),
     ("download", r"host='" + _HOST + r"'"),
     ("download", r"(?:getaddrinfo|NameResolution|name resolution|Name or service not known)[^\n]*?https?://" + _HOST),
-    ("download", r"https?://" + _HOST + r"[^\n]*?(?:resolution|resolve|refused|unreachable|[Nn]ame or service)"),
+    ("download", r"https?://" + _HOST + r"[^\n]{0,200}?(?:resolution|resolve|refused|unreachable|[Nn]ame or service)"),
     ("download", r"connect to (?:the )?['\"]?https?://" + _HOST),
     ("download", r"(?:[Ff]ailed to (?:fetch|clone|download)|'git', 'clone')[^\n]*?https?://" + _HOST),
     ("download", r"(?P<name>LocalEntryNotFoundError|OfflineModeIsEnabled|Resource \S*[a-z_]+\S* not found)"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class Rows:
             return RowCheck(**facts, verdict="blocked", need=NO_JUDGE, error=told)
         if rollout.error is not None:
             return RowCheck(**facts, **self._explained(rollout.error, sample))
-        return RowCheck(**facts, **await self._scored(rollout, recording.reward))
+        return RowCheck(**facts, **await self._scored(rollout, recording.reward, sample.row))
 
     def _unasked(self) -> dict[str, Any]:
         """Verdict of a rollout that was scored though the policy was never asked: its agent could not."""
@@ -144,13 +144,15 @@ class Rows:
             return {"verdict": "blocked", "need": str(need), "cause": need.evidence}
         return {"verdict": "differs", "cause": UNASKED}
 
-    async def _scored(self, rollout: Rollout, recorded: float | None) -> dict[str, Any]:
+    async def _scored(
+        self, rollout: Rollout, recorded: float | None, row: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Verdict of a rollout that went through, a need that the environment took for a wrong answer included."""
         outcome = compared(rollout, recorded)
         if outcome["verdict"] != "differs":
             return outcome
         for _ in range(LATE_LOGS):
-            need = evidence.missing_in(self.new_log(), _verification(rollout), hints=self.hints)
+            need = evidence.missing_in(self.new_log(), verification(rollout, row), hints=self.hints)
             if need is not None:
                 return {"verdict": "blocked", "need": f"{need}, and that was scored", "cause": need.evidence}
             await asyncio.sleep(LATE_LOG_S)
@@ -240,13 +242,11 @@ def compared(rollout: Rollout, recorded: float | None) -> dict[str, Any]:
     return {"verdict": "match" if same_reward(rollout.reward, recorded) else "differs"}
 
 
-def _verification(rollout: Rollout) -> str:
-    """What the environment says about how it scored, as text."""
+def verification(rollout: Rollout, row: Mapping[str, Any]) -> str:
+    """What the environment says about how it scored, as text; what the row or the policy said is left out."""
     result = rollout.result or {}
-    own = {
-        name: value for name, value in result.items() if name not in ("response", "responses_create_params")
-    }
-    return orjson.dumps(own).decode()
+    echoed = {"response", "responses_create_params", "generation", *row}
+    return orjson.dumps({name: value for name, value in result.items() if name not in echoed}).decode()
 
 
 def _hopeless(row: RowCheck) -> bool:
