@@ -9,10 +9,12 @@ from typing import Any
 import aiohttp
 
 from gymgate.doctor.compare import first_difference
+from gymgate.doctor.hub import hub_or_cache, no_model
 from gymgate.doctor.servers import Served
-from gymgate.errors import ConfigError, GymgateError, MissingExtraError, PolicyError
+from gymgate.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.runtime.checks import Check
 from gymgate.tokens import Engine, Sample, TokenPolicy
+from gymgate.tokens.conversation import Renderer
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine
 from gymgate.tokens.rendering import make_renderer
 
@@ -44,45 +46,51 @@ class RecordingEngine:
             await self.engine.close()
 
 
-def load_tokenizer(model: str) -> Any:
-    """`ConfigError` where there is none."""
-    try:
+def load_policy(
+    model: str, url: str | None, renderer: str | None, served: Served
+) -> tuple[Any, TokenPolicy, RecordingEngine]:
+    """The model's tokenizer, and a policy that samples at `url`, or else with the model loaded here.
+
+    `ConfigError` where there is none; within seconds where the model hub does not answer.
+    """
+    with hub_or_cache(model) as unanswered:
         from transformers import AutoTokenizer
-    except ImportError as error:
-        raise MissingExtraError(
-            "transformers is not installed: pip install 'renderers[transformers]>=0.1.12'"
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(
-            f"no tokenizer for {model!r} ({reason}); name its directory: --model DIR"
-        ) from error
+
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            engine = RecordingEngine(
+                VLLMCompletionsEngine(url, model=served.model) if url else _in_process(model, tokenizer)
+            )
+        except (OSError, ValueError) as error:
+            raise no_model(model, unanswered or _first_line(error)) from error
+        return tokenizer, _policy(engine, make_renderer(tokenizer, renderer), served), engine
 
 
-def make_policy(
-    tokenizer: Any, model: str, url: str | None, renderer: str | None, served: Served
-) -> tuple[TokenPolicy, RecordingEngine]:
-    """One that samples at `url`, or else with the model loaded here."""
-    engine = RecordingEngine(
-        VLLMCompletionsEngine(url, model=served.model) if url else _in_process(model, tokenizer)
-    )
-    policy = TokenPolicy(
+def _policy(engine: RecordingEngine, renderer: Renderer, served: Served) -> TokenPolicy:
+    return TokenPolicy(
         engine,
-        make_renderer(tokenizer, renderer),
+        renderer,
         sampling=SAMPLING,
         max_model_len=served.max_model_len,
         max_completion_len=MAX_COMPLETION,
     )
-    return policy, engine
 
 
 def _in_process(model: str, tokenizer: Any) -> Engine:
-    from transformers import AutoModelForCausalLM
+    try:
+        from transformers import AutoModelForCausalLM
 
+        loaded = AutoModelForCausalLM.from_pretrained(model)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{_first_line(error)}; pip install torch, or name a server with --vllm URL"
+        ) from error
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return HuggingFaceEngine(AutoModelForCausalLM.from_pretrained(model), pad_token_id=pad)
+    return HuggingFaceEngine(loaded, pad_token_id=pad)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 async def template_check(policy: TokenPolicy) -> Check:

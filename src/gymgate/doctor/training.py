@@ -13,8 +13,7 @@ from gymgate.dataset import open_rows
 from gymgate.doctor.policy import (
     chat_template_check,
     greedy_check,
-    load_tokenizer,
-    make_policy,
+    load_policy,
     template_check,
 )
 from gymgate.doctor.rollouts import rollout_checks
@@ -76,8 +75,7 @@ async def _with_policy(
 ) -> AsyncIterator[Check]:
     url = target.urls[0] if target.urls else None
     try:
-        tokenizer = await asyncio.to_thread(load_tokenizer, model)
-        policy, engine = await asyncio.to_thread(make_policy, tokenizer, model, url, target.renderer, served)
+        tokenizer, policy, engine = await asyncio.to_thread(load_policy, model, url, target.renderer, served)
     except GymgateError as error:
         yield Check("policy", False, str(error))
         return
