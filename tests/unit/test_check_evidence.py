@@ -196,3 +196,9 @@ def test_what_the_row_says_is_no_sign_of_a_need() -> None:
     )
     assert verification(rollout, {"text": told}) == '{"error":"no GPU","reward":0.0}'
     assert told in verification(rollout, {})
+
+
+def test_evidence_has_no_colours() -> None:
+    need = missing_in("\x1b[33m(autoscaler)\x1b[0m fatal: Could not resolve host: github.com")
+    assert need is not None
+    assert need.evidence == "(autoscaler) fatal: Could not resolve host: github.com"

@@ -83,6 +83,7 @@ _NO_SERVICE = re.compile(
     r"All connection attempts failed|Connection refused|Connect call failed"
     r"|FileNotFoundError\(2, \\*'No such file or directory\\*'\)"
 )
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WIDTH = 240
 
 
@@ -126,7 +127,7 @@ def line_around(text: str, start: int, end: int) -> str:
     right = text.find("\n", end)
     line = text[left : len(text) if right < 0 else right]
     offset = max(0, start - left - _WIDTH // 3)
-    return " ".join(line[offset : offset + _WIDTH].split())
+    return " ".join(_COLOUR.sub("", line[offset : offset + _WIDTH]).split())
 
 
 def setup_need(message: str) -> Missing | None:
