@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -191,6 +192,30 @@ def alive(pids: Iterable[int]) -> list[int]:
         if state != "Z":
             found.append(pid)
     return found
+
+
+LOOPBACK = {
+    "0100007F",
+    "00000000000000000000000001000000",
+    "0000000000000000FFFF00000100007F",
+}
+"""127.0.0.1, ::1 and ::ffff:127.0.0.1 as `listening` gives them."""
+_LISTEN = "0A"
+
+
+def listening(pid: int) -> set[str]:
+    """Addresses (hex, as in /proc/net/tcp) that a process listens on. Raises `OSError` if it is gone."""
+    inodes = set()
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        if found := re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())):
+            inodes.add(found[1])
+    addresses = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN and fields[9] in inodes:
+                addresses.add(fields[1].partition(":")[0])
+    return addresses
 
 
 async def all_gone(pids: Iterable[int], seconds: float = 5.0) -> bool:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
+from stack_support import LOOPBACK, listening
 
 from gymgate.catalog import Catalog
 from gymgate.check import Check, Job, check_all
@@ -15,10 +19,12 @@ from gymgate.dataset import open_rows
 from gymgate.gateway.replay.answer import response_object
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
+from gymgate.stack.forkserver import descendants
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 
 MATH = "resources_servers/math_with_judge"
+RAY = ("raylet", "gcs_server")
 USE_JUDGE = (("math_with_judge.resources_servers.math_with_judge.should_use_judge", True),)
 
 
@@ -62,7 +68,21 @@ async def test_a_model_judges_what_the_library_does_not_see() -> None:
 
 
 async def test_code_is_run_and_scored_through_ray() -> None:
-    (outcome,) = await check_all([Job(environment="code_gen", version="0.7.0")])
+    """Ray, which runs whatever it is sent, listens on loopback only and asks for a token."""
+    checking = asyncio.create_task(check_all([Job(environment="code_gen", version="0.7.0")]))
+    seen: dict[str, set[str]] = {}
+    while not checking.done():
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()  # noqa: ASYNC240
+                seen.setdefault(name, set()).update(listening(pid))
+                if name in RAY:
+                    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # noqa: ASYNC240
+                    assert b"RAY_AUTH_MODE=token" in variables
+        await asyncio.wait([checking], timeout=0.2)
+    assert all(seen.get(name) for name in RAY), seen
+    assert set().union(*seen.values()) <= LOOPBACK, seen
+    (outcome,) = await checking
     assert isinstance(outcome, Check), outcome
     assert (outcome.verdict, outcome.matched) == ("match", 5), outcome.detail
     assert {row.reward for row in outcome.rows} == {0.0, 1.0}

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-from pathlib import Path
 
 import aiohttp
 import pytest
-from stack_support import ROW, SIMPLE, call_then_answer, pids_of, stack_config
+from stack_support import LOOPBACK, ROW, SIMPLE, call_then_answer, listening, pids_of, stack_config
 
 from gymgate.errors import StackLostError
 from gymgate.stack import acquire
-
-LOOPBACK4, LOOPBACK6 = "0100007F", "00000000000000000000000001000000"
-LISTEN = "0A"
-
-
-def listening(pid: int) -> set[str]:
-    """Addresses (hex, as in /proc/net/tcp) that a process listens on."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        if found := re.fullmatch(r"socket:\[(\d+)\]", str(fd.readlink())):
-            inodes.add(found[1])
-    addresses = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTEN and fields[9] in inodes:
-                addresses.add(fields[1].partition(":")[0])
-    return addresses
 
 
 @pytest.mark.gym
@@ -38,7 +19,7 @@ async def test_everything_listens_on_loopback_and_needs_a_live_key() -> None:
         pids = pids_of(await stack.status())
         found = set().union(*(listening(pid) for pid in pids))
         assert found
-        assert found <= {LOOPBACK4, LOOPBACK6}
+        assert found <= LOOPBACK
         policy = stack.register("scripted", call_then_answer, dialect="responses")
         first, second = await stack.open_route(policy), await stack.open_route(policy)
         body = {"input": "hi"}

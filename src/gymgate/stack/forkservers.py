@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,17 @@ from gymgate.errors import GymgateError, StackStartError
 from gymgate.runtime import clean_env
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
+from gymgate.stack.places import ray_directory
 from gymgate.stack.spawner import Spawner
 
 RAY_POLL_S = 0.1
+_RAY = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's way to say: on loopback only
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+}
+"""Whoever reaches a Ray can have it run code: it listens on loopback, and there it asks for a token."""
 
 Progress = Callable[[str], None]
 
@@ -30,6 +40,8 @@ class ForkServers:
         self._progress = progress
         self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
         self._rays: dict[Spawner, asyncio.Task[str]] = {}
+        self._ray_directories: list[Path] = []
+        self._ray = {**_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
     async def spawner(self, python: Path) -> Spawner:
         """The fork server of an interpreter: one for all who ask, another if it died."""
@@ -40,7 +52,7 @@ class ForkServers:
         return await asyncio.shield(task)
 
     async def _start_spawner(self, python: Path) -> Spawner:
-        environment = {**clean_env(self._config.env_vars), "PYTHONUNBUFFERED": "1"}
+        environment = {**self._ray, **clean_env(self._config.env_vars), "PYTHONUNBUFFERED": "1"}
         # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
         commands, path = str(self.agents_commands()), environment.get("PATH", os.defpath)
         places = [str(python.parent), commands, path, str(self._own_programs())]
@@ -77,7 +89,9 @@ class ForkServers:
         return await asyncio.shield(self._rays[spawner])
 
     async def _start_ray(self, spawner: Spawner) -> str:
-        child, address = await spawner.start_ray(self._directory / "ray.log")
+        directory = ray_directory()
+        self._ray_directories.append(directory)
+        child, address = await spawner.start_ray(self._directory / "ray.log", directory / "r")
         while child.alive:
             if address.exists():
                 return address.read_text()
@@ -93,6 +107,11 @@ class ForkServers:
     async def close(self) -> None:
         """End them all."""
         await asyncio.gather(*(_closed(task) for task in self._spawners.values()))
+
+    def remove_files(self) -> None:
+        """What Ray leaves, once none of its processes runs."""
+        for directory in self._ray_directories:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 async def _closed(task: asyncio.Task[Spawner]) -> None:

@@ -16,6 +16,7 @@ from gymgate.errors import SetupError
 MAX_SOCKET_PATH = 107
 _OWN = "p"
 _SHARED = "shared"
+_RAY = "gymgate-ray-"
 
 
 def base_directory() -> Path:
@@ -58,6 +59,20 @@ def process_directory() -> Path:
     path = base / f"{_OWN}{os.getpid()}-{os.urandom(4).hex()}"
     make_private(path)
     return path
+
+
+def ray_directory() -> Path:
+    """A new directory, ours alone, for the files and sockets of a Ray that this process starts; its path is short.
+
+    Those of dead processes are removed on the way. Ray opens the directory that it is given to everybody: give it one in this.
+    """
+    base = Path("/tmp")
+    for entry in base.glob(f"{_RAY}*-*"):
+        owner = entry.name[len(_RAY) :].partition("-")[0]
+        with contextlib.suppress(OSError):
+            if owner.isdigit() and entry.lstat().st_uid == os.getuid() and _has_ended(owner):
+                shutil.rmtree(entry, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_RAY}{os.getpid()}-", dir=base))
 
 
 def shared_directory() -> Path:

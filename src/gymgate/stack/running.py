@@ -99,6 +99,7 @@ class RunningStack:
                 await self._exits.aclose()
         for pid in forkserver.descendants(os.getpid()):
             forkserver.send_signal(pid, signal.SIGKILL)
+        self._fork_servers.remove_files()
 
     def describe(self) -> dict[str, Any]:
         """What a client needs to know once the stack is up."""

@@ -134,10 +134,10 @@ class Spawner:
         """A server; it is not ready yet when this returns."""
         return await self._spawn("serve", name, log, **order)
 
-    async def start_ray(self, log: Path) -> tuple[Child, Path]:
-        """A local Ray; the file that its address will be in."""
+    async def start_ray(self, log: Path, directory: Path) -> tuple[Child, Path]:
+        """A local Ray, with its sockets and files in `directory`; the file that its address will be in."""
         out = log.with_suffix(".address")
-        return await self._spawn("ray", "ray", log, out=str(out)), out
+        return await self._spawn("ray", "ray", log, out=str(out), directory=str(directory)), out
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> None:
         """Signal a child: SIGKILL goes to its whole process group."""

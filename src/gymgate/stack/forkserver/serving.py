@@ -50,11 +50,8 @@ def keep_out_keys(stream: Any) -> None:
 
 def ray_head(order: dict[str, Any]) -> None:
     """Be the driver of a local Ray until killed; its address goes to `out`."""
-    os.environ.update(
-        RAY_AUTH_MODE="disabled", RAY_USAGE_STATS_ENABLED="0", RAY_ENABLE_UV_RUN_RUNTIME_ENV="0"
-    )
     ray: Any = importlib.import_module("ray")
-    ray.init(include_dashboard=False, log_to_driver=False)
+    ray.init(include_dashboard=False, log_to_driver=False, _temp_dir=order["directory"])
     ready = Path(order["out"])
     ready.with_suffix(".tmp").write_text(ray.get_runtime_context().gcs_address)
     ready.with_suffix(".tmp").rename(ready)
