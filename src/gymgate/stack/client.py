@@ -158,12 +158,15 @@ class Connection:
 class OpenRoute:
     """A route that is not one rollout's: for clients that call the gateway themselves. Close it."""
 
-    def __init__(self, connection: Connection, name: str, described: Mapping[str, str]) -> None:
+    def __init__(
+        self, connection: Connection, name: str, described: Mapping[str, str], forget: Callable[[], None]
+    ) -> None:
         self._name = name
         self.key = described["key"]
         self.base_url = described["base_url"]
         self.rollout_id = described["rollout_id"]
         self._connection = connection
+        self._forget = forget
 
     async def calls(self) -> list[ModelCall]:
         """The calls so far."""
@@ -176,6 +179,7 @@ class OpenRoute:
             await self._connection.peer.call("close_route", key=self.key)
         finally:
             self._connection.peer.tell("forget_route", name=self._name)  # the call may have been cancelled
+            self._forget()
 
     async def __aenter__(self) -> OpenRoute:
         return self
@@ -250,10 +254,11 @@ class Stack:
         name = secrets.token_hex(8)
         try:
             described = await self._peer.call("open_route", name=name, **message)
-        except asyncio.CancelledError:
+        except BaseException:
             self._connection.peer.tell("forget_route", name=name)
+            self._forget(message)
             raise
-        return OpenRoute(self._connection, name, described)
+        return OpenRoute(self._connection, name, described, functools.partial(self._forget, message))
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
@@ -305,7 +310,7 @@ class Stack:
         }
 
     def _forget(self, message: Mapping[str, Any]) -> None:
-        """Drop a callable that was registered for one rollout."""
+        """Drop a callable that was registered for one rollout or route."""
         name = str(message["policy"].get("name", ""))
         if name.startswith(f"{message['rollout_id']}-"):
             self._connection.callables.pop(name, None)

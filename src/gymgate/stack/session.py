@@ -27,9 +27,10 @@ class Session:
         self.leased = False
         self.left = False
         """It said bye."""
-        self.routes: dict[str, Route] = {}
+        self._routes: dict[str, tuple[str, Route]] = {}
+        """By key, with what the SDK process calls it, which may give it up before it knows the key."""
         self._keys: dict[str, str] = {}
-        """What the SDK process calls a route, which it may give up before it knows the key, to that key."""
+        """By that name."""
         handlers = {
             "hello": self.hello,
             "bye": self.bye,
@@ -80,22 +81,22 @@ class Session:
     async def open_route(self, message: dict[str, Any]) -> dict[str, Any]:
         """A route that lives until it is closed or the connection is."""
         route = self.daemon.running.open(self._request(message), metadata_routing=True)
-        self.routes[route.key] = route
+        self._routes[route.key] = message["name"], route
         self._keys[message["name"]] = route.key
         return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
 
     async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        if (route := self.routes.get(message["key"])) is None:
+        if (found := self._routes.get(message["key"])) is None:
             raise StackLostError("this connection has no open route of that key")
-        return [call.model_dump() for call in route.calls]
+        return [call.model_dump() for call in found[1].calls]
 
     async def close_route(self, message: dict[str, Any]) -> None:
-        if (route := self.routes.pop(message["key"], None)) is not None:
+        if (route := self._take(message["key"])) is not None:
             await route.close()
 
     def forget_route(self, message: dict[str, Any]) -> None:
         """Close a route that the caller gave up on, whether it ever heard of it or not."""
-        if (route := self.routes.pop(self._keys.pop(message["name"], ""), None)) is not None:
+        if (route := self._take(self._keys.get(message["name"], ""))) is not None:
             self.daemon.close_later(route)
 
     def on_lost(self) -> None:
@@ -103,9 +104,15 @@ class Session:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        for route in self.routes.values():
+        for _, route in self._routes.values():
             self.daemon.close_later(route)
         self.daemon.session_lost(self)
+
+    def _take(self, key: str) -> Route | None:
+        """The route of a key, which is this connection's no more."""
+        name, route = self._routes.pop(key, ("", None))
+        self._keys.pop(name, None)
+        return route
 
     def _request(self, message: Mapping[str, Any]) -> Request:
         stack_judges = self.daemon.running.config.models

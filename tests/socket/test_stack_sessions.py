@@ -1,0 +1,97 @@
+"""What a connection to the daemon holds for as long as it lives: nothing of a route that is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from gateway_upstream import chat_answer
+
+from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.stack.client import Connection, Stack
+from gymgate.stack.daemon import Daemon
+from gymgate.stack.launch import Place
+from gymgate.stack.running import RunningStack
+from gymgate.stack.session import Session
+
+ENDPOINT = HTTPEndpoint(base_url="http://127.0.0.1:9/v1")
+CONFIG = StackConfig(environments=("none",))
+
+
+class Up(Daemon):
+    """A daemon whose stack has its gateway, and no environments."""
+
+    alone: RunningStack
+
+    @property
+    def running(self) -> RunningStack:
+        return self.alone
+
+
+@asynccontextmanager
+async def joined(directory: Path) -> AsyncIterator[tuple[Stack, Connection, Session]]:
+    """A client's stack, its connection, and the daemon's end of that."""
+    with socket.socket() as listener:
+        daemon = Up(listener, directory / "s.sock", directory, os.getpid())
+        daemon.alone = RunningStack(CONFIG, directory, print)
+        async with daemon.alone.gateway:
+            session, connection = Session(daemon), Connection(Place(directory / "s.sock", directory), None)
+            loop = asyncio.get_running_loop()
+            for peer, end in zip((session.peer, connection.peer), socket.socketpair(), strict=True):
+                end.setblocking(False)
+                await loop.create_unix_connection(lambda peer=peer: peer, sock=end)
+            try:
+                yield Stack(CONFIG, connection, release=lambda: asyncio.sleep(0)), connection, session
+            finally:
+                connection.peer.abort()
+                await session.peer.lost.wait()
+
+
+def held(thing: object) -> dict[str, Any]:
+    """What is in its dictionaries."""
+    return {name: value for name, value in vars(thing).items() if isinstance(value, dict) and value}
+
+
+async def test_a_closed_route_leaves_no_name(tmp_path: Path) -> None:
+    """By whichever of its names it is closed."""
+    async with joined(tmp_path) as (stack, connection, session):
+        gateway = session.daemon.running.gateway
+        async with await stack.open_route(ENDPOINT) as route:
+            assert [found.key for found in gateway.routes.values()] == [route.key]
+        by_key, by_name = await stack.open_route(ENDPOINT), await stack.open_route(ENDPOINT)
+        await connection.peer.call("close_route", key=by_key.key)
+        connection.peer.tell("forget_route", name=by_name._name)
+        connection.peer.tell("forget_route", name="never heard of")
+        with pytest.raises(Exception, match="no open route"):
+            await by_name.calls()
+        assert held(session) == {}
+        assert not gateway.routes
+
+
+async def test_a_closed_route_leaves_no_function(tmp_path: Path) -> None:
+    """One that was made for the route alone; it answers until then."""
+    async with joined(tmp_path) as (stack, connection, _):
+        kept = stack.register("kept", lambda body: chat_answer("kept"))
+        async with await stack.open_route(lambda body: chat_answer("mine")) as route:
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(f"{route.base_url}/chat/completions", json={"messages": []}) as response,
+            ):
+                assert (await response.json())["choices"][0]["message"]["content"] == "mine"
+            assert len(connection.callables) == 2
+        async with await stack.open_route(kept):
+            pass
+        assert list(connection.callables) == ["kept"]
+        opening = asyncio.create_task(stack.open_route(lambda body: {}))
+        await asyncio.sleep(0)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert list(connection.callables) == ["kept"]
