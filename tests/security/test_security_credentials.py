@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
+import shutil
 import signal
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from stack_support import ROW, call_then_answer, faulty, pids_of, stack_config
 
 from gymgate.config import HTTPEndpoint, cache_dir
 from gymgate.stack import Stack, acquire
-from gymgate.stack.places import base_directory
+from gymgate.stack.forkserver import descendants
 
 pytestmark = pytest.mark.gym
 
@@ -54,6 +57,7 @@ async def test_credentials_reach_their_endpoints_and_nothing_else(
 ) -> None:
     """Also after the daemon crashed: no core file, nothing in its logs."""
     serving, url = endpoints
+    allow_core_files()
     monkeypatch.setenv("THE_POLICY_KEY", POLICY_KEY)
     monkeypatch.setenv("THE_JUDGE_KEY", JUDGE_KEY)
     judge = HTTPEndpoint(base_url=url, dialect="responses", api_key_env="THE_JUDGE_KEY")
@@ -68,13 +72,14 @@ async def test_credentials_reach_their_endpoints_and_nothing_else(
         assert serving.seen == {f"Bearer {POLICY_KEY}", f"Bearer {JUDGE_KEY}"}
         assert not any(canary in rollout.model_dump_json().encode() for canary in CANARIES)
         status = await stack.status()
-        for pid in pids_of(status):
+        assert set(pids_of(status)) <= {status["pid"], *descendants(status["pid"])}
+        for pid in (status["pid"], *descendants(status["pid"])):
             for name in ("environ", "cmdline"):
                 assert_clean(Path(f"/proc/{pid}/{name}"))
+            assert core_limit(pid) <= 1, "a core file would hold keys"
         assert_files_clean(state, cache_dir() / "run", cache_dir() / "gym")
         await crash(stack, status["pid"])
         assert_files_clean(state, cache_dir() / "run")
-        assert not list_core_files()
 
 
 async def crash(stack: Stack, daemon: int) -> None:
@@ -102,32 +107,54 @@ def assert_files_clean(*roots: Path) -> None:
                 assert_clean(path)
 
 
-async def test_what_a_stack_makes_is_its_users_alone(tmp_path: Path) -> None:
-    """Whatever the umask: sockets, logs, and the directories that they are in."""
+@pytest.fixture
+def open_to_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
+    """Directories for a stack's files and for its sockets that anybody may enter, and a umask that hides nothing."""
+    tmp_path.chmod(0o777)
+    sockets = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    sockets.chmod(0o777)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(sockets))
     before = os.umask(0)
-    try:
-        async with acquire(stack_config(state_dir=str(tmp_path / "state"))) as stack:
-            assert_private((await stack.status())["directory"])
-    finally:
-        os.umask(before)
+    yield [tmp_path, sockets]
+    os.umask(before)
+    shutil.rmtree(sockets)
 
 
-def list_core_files() -> list[Path]:
-    return [*Path.cwd().glob("core*"), *Path.cwd().glob("*.core")]
+async def test_what_a_stack_makes_is_its_users_alone(open_to_all: list[Path]) -> None:
+    """Sockets, locks, logs, and what lies beside them."""
+    state, sockets = open_to_all
+    config = stack_config(state_dir=str(state / "state"), share="machine")
+    async with acquire(config) as stack:
+        rollout = await stack.run(ROW, policy=lambda body: {})
+        assert rollout.error is not None
+        assert {".log", ".sock", ".lock"} <= made_by_stack(state) | made_by_stack(sockets)
 
 
-def assert_private(name: str) -> None:
-    directory = Path(name)
-    sockets = list(base_directory().rglob("*.sock"))
-    assert sockets
-    for path in (directory, *directory.rglob("*"), *sockets):
-        assert is_private(path), path
+def made_by_stack(top: Path) -> set[str]:
+    """The kinds of files below a directory, all of which are private."""
+    found = [path for path in top.rglob("*") if not path.is_symlink()]
+    for path in found:
+        assert is_private(path, top), path
+    return {path.suffix for path in found}
 
 
-def is_private(path: Path) -> bool:
-    """Nobody else can open it: by its own mode, or by that of a directory above it."""
+def allow_core_files() -> None:
+    """As far as this machine does: the limit is inherited."""
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+
+
+def core_limit(pid: int) -> float:
+    """How many bytes of a core file a process may write; 1 also stops a handler that the kernel would pipe it to."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    soft = next(line for line in lines if line.startswith("Max core file size"))[26:].split()[0]
+    return float("inf" if soft == "unlimited" else soft)
+
+
+def is_private(path: Path, top: Path) -> bool:
+    """Nobody else can open it: by its own mode, or by that of a directory between it and `top`, which anybody can enter."""
+    own = [path, *path.parents]
     return any(
-        not stat.S_IMODE(each.lstat().st_mode) & 0o077 and each.owner() == path.owner()
-        for each in (path, *path.parents[:6])
-        if not each.is_symlink()
+        not stat.S_IMODE(each.stat().st_mode) & 0o077 and each.owner() == Path.home().owner()
+        for each in own[: own.index(top)]
     )

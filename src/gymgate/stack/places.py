@@ -105,7 +105,9 @@ def log_directory(config: StackConfig, socket_path: Path) -> Path:
     if config.state_dir is None:
         path = socket_path.with_suffix("")
     else:
-        path = Path(config.state_dir).expanduser().absolute() / config.digest()
+        state = Path(config.state_dir).expanduser().absolute()
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = state / config.digest()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
