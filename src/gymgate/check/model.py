@@ -36,11 +36,11 @@ class Job(Config):
     """Dotted keys and values for the environment's config."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that its servers may see."""
-    start_timeout_s: float = 90.0
+    start_timeout_s: float = 150.0
     """Seconds from the first process of the stack until every server listens; installing is not counted."""
-    row_timeout_s: float = 60.0
+    row_timeout_s: float = 180.0
     """Seconds that one rollout may take."""
-    timeout_s: float = 600.0
+    timeout_s: float = 900.0
     """Seconds for all of it, installing not counted."""
     memory_gb: float = 8.0
     """Proportional set size of all its processes together, at which they are killed."""

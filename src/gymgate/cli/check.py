@@ -68,21 +68,21 @@ KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agent
 @click.option(
     "--start-timeout",
     type=click.FloatRange(0, min_open=True),
-    default=90.0,
+    default=150.0,
     show_default=True,
     help="Seconds until all servers listen.",
 )
 @click.option(
     "--row-timeout",
     type=click.FloatRange(0, min_open=True),
-    default=60.0,
+    default=180.0,
     show_default=True,
     help="Seconds per rollout; agents that start a program for each may want more.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
-    default=600.0,
+    default=900.0,
     show_default=True,
     help="Seconds per environment.",
 )
