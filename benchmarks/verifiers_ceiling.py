@@ -53,32 +53,27 @@ BUILTIN = [
 ]
 
 
+def eval_command(
+    arguments: list[str], base_url: str, rollouts: int, concurrency: int, output: str
+) -> list[str]:
+    """One `vf-eval`, its traces in `output`/run; for PYTHONPATH it needs the directory of this file."""
+    return [
+        *(sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()"),
+        *arguments,
+        *("-r", str(rollouts), "-c", str(concurrency), "-m", "scripted", "-o", output, "--run.name", "run"),
+        *("--client.base-url", base_url, "--client.api-key-var", "NO_KEY", "--no-push", "--no-rich"),
+    ]
+
+
 def measure(arguments: list[str], base_url: str, rollouts: int, concurrency: int) -> Figure:
     """Run one `vf-eval` in a process of its own."""
     with tempfile.TemporaryDirectory() as output:
-        command = [
-            *(sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()"),
-            *arguments,
-            *(
-                "-r",
-                str(rollouts),
-                "-c",
-                str(concurrency),
-                "-m",
-                "scripted",
-                "-o",
-                output,
-                "--run.name",
-                "run",
-            ),
-            *("--client.base-url", base_url, "--client.api-key-var", "NO_KEY", "--no-push", "--no-rich"),
-        ]
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
             os.pathsep
         )
         started = time.monotonic()
         done = subprocess.run(
-            command,
+            eval_command(arguments, base_url, rollouts, concurrency, output),
             check=False,
             env={**os.environ, "PYTHONPATH": path},
             capture_output=True,
