@@ -176,6 +176,12 @@ HEAVY = {
         tool="bash",
         dialect="chat",
     ),
+    "openclaw": Case(
+        "openclaw_agent",
+        {"model": "gym/m", "openclaw_version": "2026.6.11", **COMMON},
+        calls=None,
+        dialect="chat",
+    ),
 }
 
 
