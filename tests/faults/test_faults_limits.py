@@ -23,12 +23,14 @@ pytestmark = pytest.mark.gym
 NAMESPACE = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 ROLLOUTS = """
 options = dict(word.split("=", 1) for word in sys.argv[1:])
-config = stack_config(state_dir=options.get("state") or None, start_timeout_s=60)
+seen = options.get("seen", "").split()
+config = stack_config(state_dir=options.get("state") or None, start_timeout_s=60, env_vars=seen)
 
 async def main():
     async with acquire(config) as stack:
         policy = stack.register("scripted", call_then_answer, dialect="responses")
-        say("up")
+        status = await stack.status()
+        say("up", status["pid"], *status["fork_servers"])
         if options.get("pause"):
             await asyncio.to_thread(sys.stdin.readline)
         count = int(options.get("count", "8"))
@@ -129,17 +131,24 @@ async def test_a_read_only_cache_and_no_shared_memory() -> None:
 
 
 JUMPING = """
-import itertools, time
+import itertools, os, pathlib, time
+(pathlib.Path(__file__).parent / str(os.getpid())).touch()
 real, jumps = time.time, itertools.cycle((0.0, 86400.0 * 400, -86400.0 * 4000))
 time.time = lambda: real() + next(jumps)
 """
 
 
 async def test_a_clock_that_jumps(tmp_path: Path) -> None:
-    """Deadlines are counted on the monotonic clock: in the SDK process, the daemon, and NeMo Gym's servers' too."""
+    """In the SDK process, the daemon, and NeMo Gym's servers, which are the fork server's children: deadlines are counted on
+    the monotonic clock."""
     (tmp_path / "sitecustomize.py").write_text(JUMPING)
     code = "assert abs(time.time() - time.time()) > 86400\n"
-    async with program(code + ROLLOUTS, quiet=False, PYTHONPATH_FIRST=str(tmp_path)) as sdk:
+    async with program(
+        code + ROLLOUTS, "seen=PYTHONPATH", quiet=False, PYTHONPATH_FIRST=str(tmp_path)
+    ) as sdk:
+        _, *pids = (await sdk.until_line("up")).split()
+        assert len(pids) == 2
+        assert all((tmp_path / pid).exists() for pid in (*pids, str(sdk.pid)))
         await all_well(sdk)
 
 
