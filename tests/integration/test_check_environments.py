@@ -2,126 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from check_support import CONFIG, PARIS, checked, config_of, home_with, made_in, message, recorded
 
-from gymgate.check import Check, Job, check_all, load_report
+from gymgate.check import Job, check_all, load_report
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
-
-SERVER = """
-import os, shutil, subprocess, time, urllib.request
-from nemo_gym.base_resources_server import (
-    BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
-from nemo_gym.config_types import ModelServerRef
-
-class Config(BaseResourcesServerConfig):
-    fault: str = "none"
-    judge: ModelServerRef | None = None
-
-class Request(BaseVerifyRequest):
-    wanted: str
-
-class Server(SimpleResourcesServer):
-    ray_enabled = False
-    config: Config
-
-    def setup_webserver(self):
-        fault = self.config.fault
-        assert os.path.isabs(__file__) and shutil.which("uv")
-        if fault == "hang":
-            time.sleep(600)
-        if fault == "memory":
-            self.__dict__["hoard"] = bytearray(b"x") * (3 << 30)
-            time.sleep(600)
-        if fault == "writes":
-            open(os.path.join(os.path.dirname(__file__), "made_at_start.txt"), "w").close()
-        if fault == "host":
-            urllib.request.urlopen("https://data.invalid/file.zip", timeout=5)
-        if fault == "binary":
-            subprocess.run(["lean4-that-is-not-here"])
-        if fault == "bug":
-            raise ZeroDivisionError("of our own")
-        return super().setup_webserver()
-
-    async def verify(self, body: Request) -> BaseVerifyResponse:
-        text = body.response.output[-1].content[0].text
-        if self.config.fault == "judge":
-            answer = await self.server_client.post(
-                server_name=self.config.judge.name,
-                url_path="/v1/responses",
-                json={"input": [{"role": "user", "content": "Is this right: " + text}]},
-            )
-            text = (await answer.json())["output"][0]["content"][0]["text"]
-        return BaseVerifyResponse(**body.model_dump(), reward=float(body.wanted in text))
-
-if __name__ == "__main__":
-    Server.run_webserver()
-"""
-CONFIG = """
-own:
-  resources_servers:
-    own:
-      entrypoint: app.py
-      domain: other
-      verified: false
-      description: a server with faults
-      value: tests
-      fault: none
-      judge: {type: responses_api_models, name: a_judge}
-own_agent:
-  responses_api_agents:
-    simple_agent:
-      entrypoint: app.py
-      resources_server: {type: resources_servers, name: own}
-      model_server: {type: responses_api_models, name: policy_model}
-      datasets:
-      - {name: example, type: example, jsonl_fpath: data/example.jsonl, license: one that Gym does not know}
-"""
-
-
-def message(text: str) -> list[dict[str, Any]]:
-    return [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}]
-
-
-def recorded(question: str, answer: str, reward: float, **fields: Any) -> str:
-    params = {"input": [{"role": "user", "content": question}]}
-    response = {"id": "resp_1", "output": message(answer)}
-    return json.dumps({"responses_create_params": params, "response": response, "reward": reward, **fields})
-
-
-def config_of(directory: Path, *lines: str) -> Path:
-    return Path(home_with(directory, *lines))
-
-
-def home_with(directory: Path, *lines: str) -> str:
-    """A directory with the server above and these recorded lines; the path to its config."""
-    home = directory / "resources_servers" / "own"
-    (home / "configs").mkdir(parents=True)
-    (home / "data").mkdir()
-    (home / "app.py").write_text(SERVER)
-    (home / "configs" / "own.yaml").write_text(CONFIG)
-    rows = [
-        {"responses_create_params": {"input": [{"role": "user", "content": question}]}, "wanted": wanted}
-        for question, wanted in (("capital of France?", "Paris"), ("of Italy?", "Rome"))
-    ]
-    (home / "data" / "example.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (home / "data" / "example_rollouts.jsonl").write_text("\n".join(lines))
-    return str(home / "configs" / "own.yaml")
-
-
-def made_in(directory: Path) -> list[Path]:
-    """What a server wrote into its own directory."""
-    return list(directory.rglob("made_at_start.txt"))
 
 
 def stat_of(pid: int) -> str:
@@ -147,44 +41,48 @@ def nothing_is_left() -> Iterator[None]:
     assert not left
 
 
-async def checked(config: str, fault: str = "none", **settings: Any) -> Check:
-    overrides = (("own.resources_servers.own.fault", fault),)
-    (outcome,) = await check_all([Job(environment=config, version="0.7.0", overrides=overrides, **settings)])
-    assert isinstance(outcome, Check), outcome
-    return outcome
-
-
-PARIS = recorded("capital of France?", "Paris", 1.0)
-
-
 async def test_every_recorded_reward_comes_out(tmp_path: Path) -> None:
     check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Milan", 0.0)))
     assert (check.verdict, check.matched, check.compared, check.rewarded) == ("match", 2, 2, True)
     assert all(row.packaged for row in check.rows)
 
 
+@pytest.mark.heavy
+async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
+    check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Rome", 0.0)), version="0.4.0")
+    assert (check.version, check.verdict, check.matched, check.compared) == ("0.4.0", "differs", 1, 2)
+
+
 async def test_a_differing_reward_and_a_broken_line(tmp_path: Path) -> None:
     check = await checked(home_with(tmp_path, PARIS, "<PLACEHOLDER>", recorded("of Italy?", "Rome", 0.0)))
     assert (check.verdict, check.matched, check.compared) == ("differs", 1, 2)
     assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
+    assert check.detail == "cause not known"
     assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict", "detail"),
+    ("fault", "verdict", "detail", "evidence"),
     [
-        ("hang", "blocked", "start: not up within 6 s"),
-        ("memory", "blocked", "memory: more than 2 GB"),
-        ("host", "blocked", "download: "),
-        ("binary", "blocked", "binary: lean4-that-is-not-here"),
-        ("bug", "failed", "StackStartError: server 'own'"),
-        ("judge", "blocked", "judge: the record does not hold its answers"),
+        ("hang", "blocked", "start: not up within 6 s", ""),
+        ("memory", "blocked", "memory: more than 2 GB", "GB of memory; the limit is 2 GB"),
+        ("host", "blocked", "download: ", "<urlopen error [Errno"),
+        ("binary", "blocked", "binary: lean4-that-is-not-here", "No such file or directory: 'lean4-that"),
+        ("bug", "failed", "StackStartError: server 'own'", ""),
+        ("judge", "blocked", "judge: the record does not hold its answers", ""),
+        pytest.param(
+            "gpu", "blocked", "gpu: Found no NVIDIA driver", "RuntimeError", marks=pytest.mark.heavy
+        ),
+        pytest.param("variable", "blocked", "key: SEARCH_API_KEY", "KeyError", marks=pytest.mark.heavy),
     ],
 )
-async def test_what_stands_in_the_way_is_named(tmp_path: Path, fault: str, verdict: str, detail: str) -> None:
+async def test_what_stands_in_the_way_is_named(
+    tmp_path: Path, fault: str, verdict: str, detail: str, evidence: str
+) -> None:
     timeout = 6.0 if fault == "hang" else 60.0
     check = await checked(home_with(tmp_path, PARIS), fault, start_timeout_s=timeout, memory_gb=2.0)
     assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
+    assert evidence in check.evidence
     assert not check.rewarded
     assert ("ZeroDivisionError: of our own" in check.log_tail) == (fault == "bug")
 
@@ -221,6 +119,15 @@ async def test_requirements_that_conflict_and_values_that_are_missing_are_named(
     assert conflict.startswith("without openai==1.3.0: conflict: ")
     assert conflict.count("openai") >= 3, "the requirement, and nemo-gym's own"
     assert made_up == "with a placeholder for service_api_key"
+
+
+@pytest.mark.heavy
+async def test_a_reward_that_differs_with_a_made_up_value_is_blocked_by_that_value(tmp_path: Path) -> None:
+    config = config_of(tmp_path, recorded("of Italy?", "Rome", 0.0))
+    config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
+    check = await checked(str(config))
+    assert (check.verdict, check.rows[0].verdict) == ("blocked", "differs")
+    assert check.detail == "config: a value for service_api_key; a made-up one lets it start"
 
 
 async def test_rows_without_a_prompt_are_said_to_be_so(tmp_path: Path) -> None:

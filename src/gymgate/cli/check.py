@@ -113,7 +113,7 @@ def command(
     """Set environments up, start each, replay its recorded rollouts and compare the rewards.
 
     Prints a verdict per environment: match, differs, blocked (and by what), incomplete, failed. Exits with 1 if
-    one failed. ENV may be a path to a config of your own.
+    one failed. ENV may be a path to a config of your own, which is checked anew each time.
     """
     from gymgate.check import Job, load_report, save_report, status_page
 

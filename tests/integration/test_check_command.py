@@ -1,0 +1,171 @@
+"""The command `gymgate check`: what it is asked for, results that outlive it, endpoints of judges, its exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_support import CONFIG, config_of, home_with, recorded
+from click.testing import CliRunner
+from scripted_chat import scripted_chat
+from stack_support import SIMPLE
+
+import gymgate.check
+from gymgate.check import Check, Job, load_report, save_report
+from gymgate.cli import cli
+from gymgate.config import HTTPEndpoint
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that the command would run; each fails."""
+    jobs: list[Job] = []
+
+    async def check_all(wanted: Sequence[Job], *, done: Any, **settings: Any) -> list[Check]:
+        jobs.extend(wanted)
+        checks = [made(job) for job in wanted]
+        for job, check in zip(wanted, checks, strict=True):
+            done(job, check)
+        return checks
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    return jobs
+
+
+def made(job: Job) -> Check:
+    kind, _, name = job.environment.rpartition("/")
+    return Check(
+        environment=name, kind=kind, version=job.version, verdict="failed", settings=job.settings, date="d"
+    )
+
+
+def check(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "version", "count"),
+    [
+        ([], "resources_servers", "0.7.0", 145),
+        (["--kind", "environments"], "environments", "0.7.0", 49),
+        (["--kind", "responses_api_agents"], "responses_api_agents", "0.7.0", 13),
+        (["--gym", "0.4.0"], "resources_servers", "0.4.0", 95),
+    ],
+)
+def test_all_of_a_kind_of_a_release(
+    asked: list[Job], arguments: list[str], kind: str, version: str, count: int
+) -> None:
+    done = check("--all", *arguments)
+    assert done.exit_code == 1, "one that failed is the command's failure"
+    names = [job.environment for job in asked]
+    assert len({*names}) == len(names) == count
+    assert {name.partition("/")[0] for name in names} == {kind}
+    assert {job.version for job in asked} == {version}
+    assert f"{count} environments: {count} failed; 0 returned a reward" in done.output
+
+
+def test_settings_endpoints_and_limits_reach_the_job(asked: list[Job], tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("a: {b: 2}")
+    settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
+    limits = ("--start-timeout", "1", "--row-timeout", "2", "--timeout", "3", "--memory", "4")
+    check("calendar", *settings, "--model", "judge=http://h/v1", "--model", "sim=policy", *limits)
+    (job,) = asked
+    assert (job.environment, dict(job.overrides), job.env_vars) == (
+        "resources_servers/calendar",
+        {"x.y": 1, "a.b": 2},
+        ("HOME",),
+    )
+    assert dict(job.models) == {"judge": HTTPEndpoint(base_url="http://h/v1"), "sim": "policy"}
+    assert (job.start_timeout_s, job.row_timeout_s, job.timeout_s, job.memory_gb) == (1, 2, 3, 4)
+
+
+def test_results_are_kept_by_settings_and_done_again_if_told(asked: list[Job], tmp_path: Path) -> None:
+    results = tmp_path / "deep" / "results.json"
+    check("calendar", "mcqa", "--json", str(results))
+    assert [one.environment for one in load_report(results)] == ["calendar", "mcqa"]
+    for arguments, again in (
+        ([], []),
+        (["--memory", "4"], ["calendar", "mcqa"]),
+        (["--memory", "4", "--redo", "match"], []),
+        (["--memory", "4", "--redo", "failed"], ["calendar", "mcqa"]),
+        (["--memory", "4", "--gym", "0.4.0"], ["calendar", "mcqa"]),
+    ):
+        asked.clear()
+        check("calendar", "mcqa", "--json", str(results), *arguments)
+        assert [job.environment.rpartition("/")[2] for job in asked] == again, arguments
+    assert len(load_report(results)) == 4, "of each release"
+    check("--json", str(results), "--page", str(tmp_path / "page.md"))
+    assert "2 checked" in (tmp_path / "page.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name environments, or give --all"),
+        (["mcqa", "--page", "x.md"], "give --json FILE, too"),
+        (["mcqa", "calendar", "--set", "a=1"], "name exactly one"),
+        (["no_such_environment"], "no environment 'no_such_environment'"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_line(arguments: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "gymgate", "check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert said in done.stderr
+
+
+def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path: Path) -> None:
+    """Of two at once, one hangs; the other one's result is on disk before the command ends."""
+    hanging, results = config_of(tmp_path), tmp_path / "results.json"
+    hanging.write_text(CONFIG.replace("fault: none", "fault: hang"))
+    command = [sys.executable, "-m", "gymgate", "check"]
+    with subprocess.Popen(
+        [*command, str(hanging), SIMPLE, "--jobs", "2", "--json", str(results)], stderr=subprocess.DEVNULL
+    ) as killed:
+        deadline = time.monotonic() + 80  # before the hanging one's own is over
+        while not results.exists() and time.monotonic() < deadline:
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    (kept,) = load_report(results)
+    assert (kept.environment, kept.verdict) == (SIMPLE, "match")
+    done = subprocess.run(
+        [*command, SIMPLE, "--json", str(results)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "1 of 1 are in" in done.stderr
+    assert load_report(results) == [kept]
+
+
+def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
+    """The record does not hold what its judge said; with an endpoint it is scored."""
+    config, results = home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0)), tmp_path / "r.json"
+    questions: list[str] = []
+
+    def judge(question: str) -> str:
+        questions.append(question)
+        return "No, it is Paris."
+
+    with scripted_chat(judge) as url:
+        arguments = ["--set", "own.resources_servers.own.fault=judge", "--model", f"a_judge=m@{url}"]
+        command = [sys.executable, "-m", "gymgate", "check", config, *arguments, "--json", str(results)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert questions == ["Is this right: Lyon"]
+    assert json.loads(results.read_text())["checks"][0]["rows"][0]["judged_by"] == "endpoint"
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    save_report(tmp_path / "results.json", [])
+    other.write_text('{"mine": 1}')
+    done = check("calendar", "--json", str(other))
+    assert "holds no results of gymgate check" in str(done.exception)
+    assert other.read_text() == '{"mine": 1}'
