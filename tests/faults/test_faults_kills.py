@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from faults_support import children, daemon_of, fork_server_of, program, until
+from faults_support import all_gone, children, daemon_of, fork_server_of, program, until
 from stack_support import SIMPLE, pids_of, server_pid, stack_config
 
 from gymgate.errors import GymgateError, StackLostError, StackStartError
@@ -155,3 +155,26 @@ async def test_an_sdk_process_that_dies_while_its_stack_starts(moment: str) -> N
                 line = await sdk.line()
         sdk.signal(signal.SIGKILL)
         await sdk.ended(5)
+
+
+STOPS = """
+async def main():
+    stack = await connect(stack_config())
+    say(*pids_of(await stack.status()))
+    closing = asyncio.create_task(stack.close())
+    await asyncio.sleep(float(sys.argv[1]))
+    say("closing" if not closing.done() else "closed")
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_an_sdk_process_that_dies_while_its_stack_stops() -> None:
+    """In the servers' period of grace: they do not outlive it."""
+    async with program(STOPS, 0.05) as sdk:
+        pids = await sdk.numbers()
+        assert len(pids) == 4
+        assert await sdk.line() == "closing"
+        sdk.signal(signal.SIGKILL)
+        await sdk.ended(5)
+        assert await all_gone(pids)
