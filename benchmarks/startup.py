@@ -22,8 +22,8 @@ A step that is not done within `--limit-s` seconds is ended and its row says so,
 for each number of environments: gymgate in this process, `gymgate run`, `gym env start` (its `gym eval run` has 5 minutes of
 its own), each order of builtin. Each figure is on stderr as soon as it is there.
 
-Warm, a round takes on two cores: gymgate 30 s for one environment and 1 minute for eight; stock 1 and 2 minutes; builtin
-1 minute for each environment, and half that again for several. Cold, gymgate and stock take about 4 minutes for four.
+Warm, a round of 1, 4 and 8 environments takes on two cores about 2 minutes for gymgate, 5 for stock and 10 to 15 for builtin.
+Cold, a start of one environment takes about 1 minute with gymgate, 3 with stock and 1 with builtin, without downloads.
 """
 
 from __future__ import annotations
@@ -104,11 +104,13 @@ class Figures:
         print_table(["environments", *map(str, counts)], rows)
 
     def _cell(self, figure: str, count: int) -> str:
+        missed = self._missed.get((figure, count), "")
         found = self._values[figure].get(count)
         if not found:
-            return self._missed.get((figure, count), "-")
+            return missed or "-"
         value: Any = statistics.median(found)
-        return f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.2f}"
+        text = f"{value:,.0f}" if value >= 100 or float(value).is_integer() else f"{value:.2f}"
+        return f"{text} ({missed})" if missed else text
 
 
 async def first_rollout(stack: Stack) -> None:
@@ -204,13 +206,11 @@ def measure_warm(args: argparse.Namespace, url: str, figures: Figures, steps: St
 def measure_cold(args: argparse.Namespace, url: str, figures: Figures, steps: Steps) -> None:
     """The same without a virtual environment."""
     limit_s = args.limit_s
-    say("reading how large uv's cache is, as after each start")
-    sizes = [directory_mb(uv_cache())]
     for _, count in itertools.product(range(args.rounds), args.environments):
         if "gymgate" in args.only:
             steps.begin(f"cold `gymgate run`, environments: {count}", expected_s("gymgate", count))
             with (
-                downloads(figures, "gymgate", count, sizes),
+                downloads(figures, "gymgate", count),
                 figures.attempt("gymgate: `gymgate run`, wall s", count, limit_s),
                 tempfile.TemporaryDirectory(prefix="gymgate-bench-", ignore_cleanup_errors=True) as name,
             ):
@@ -218,7 +218,7 @@ def measure_cold(args: argparse.Namespace, url: str, figures: Figures, steps: St
         if "stock" in args.only:
             steps.begin(f"cold `gym env start`, environments: {count}", expected_s("stock", count))
             with (
-                downloads(figures, "NeMo Gym", count, sizes),
+                downloads(figures, "NeMo Gym", count),
                 figures.attempt("NeMo Gym: ready, s", count, limit_s),
             ):
                 measure_stock(url, count, figures.add, limit_s, cold=True)
@@ -226,7 +226,7 @@ def measure_cold(args: argparse.Namespace, url: str, figures: Figures, steps: St
             steps.begin(f"cold `vf-eval`, environments: {count}", expected_s("builtin", count))
             order = ORDERS[0]
             with (
-                downloads(figures, "verifiers' built-in", count, sizes),
+                downloads(figures, "verifiers' built-in", count),
                 figures.attempt(f"verifiers' built-in, {order}: a rollout of each, s", count, limit_s),
                 contextlib.closing(BuiltinHome(uv_cache())) as home,
             ):
@@ -234,13 +234,19 @@ def measure_cold(args: argparse.Namespace, url: str, figures: Figures, steps: St
 
 
 @contextlib.contextmanager
-def downloads(figures: Figures, contender: str, count: int, sizes: list[float]) -> Iterator[None]:
-    """What uv's cache grew by in the block, however it ended, since the last of `sizes`, where its new size goes."""
+def downloads(figures: Figures, contender: str, count: int) -> Iterator[None]:
+    """What uv's cache grew by in the block, however it ended: the packages newly unpacked in it."""
+    before = unpacked()
     try:
         yield
     finally:
-        sizes.append(directory_mb(uv_cache()))
-        figures.add(f"{contender}: uv's cache grew by, MB", count, sizes[-1] - sizes[-2])
+        grown = sum(directory_mb(path) for path in unpacked() - before)
+        figures.add(f"{contender}: uv's cache grew by, MB", count, grown)
+
+
+def unpacked() -> set[Path]:
+    """A directory for each package; to size all of a large cache takes longer than a start."""
+    return set(uv_cache().glob("archive-*/*"))
 
 
 def directory_mb(path: Path) -> float:
@@ -251,7 +257,7 @@ def directory_mb(path: Path) -> float:
             with contextlib.suppress(FileNotFoundError):
                 status = (Path(directory) / name).lstat()
                 sizes[status.st_ino] = status.st_size
-    return float(round(sum(sizes.values()) / 2**20))
+    return sum(sizes.values()) / 2**20
 
 
 def expected_s(contender: str, count: int) -> float:
