@@ -1,4 +1,4 @@
-"""An environment whose server fails in the way that a rollout names: `tool:<fault>` or `verify:<fault>` in its prompt."""
+"""An environment whose servers fail as a rollout says in its prompt: `tool:<fault>`, `verify:<fault>`, `run:<fault>`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from stack_support import ROW, answer
 
 from gymgate.config import EnvironmentConfig
 
-SERVER = """
+FAILING = """
 import asyncio, subprocess, sys, threading, time
 from fastapi import Request
 from starlette.responses import Response, StreamingResponse
-from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
 
 COMPUTE = "import time\\nend = time.monotonic() + 4\\nwhile time.monotonic() < end: pass"
 
@@ -63,19 +62,27 @@ async def faulty(fault, request):
         return Response(b'{"reward": NaN}', media_type="application/json")
     return None
 
+def fail_at(app, path, word):
+    @app.middleware("http")
+    async def fail(request, call_next):
+        if request.url.path.endswith(path):
+            text = (await request.json())["responses_create_params"]["input"][0]["content"]
+            if text.startswith(word) and (bad := await faulty(text.removeprefix(word), request)) is not None:
+                return bad
+        return await call_next(request)
+"""
+SERVER = (
+    FAILING
+    + """
+from nemo_gym.base_resources_server import BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer
+
 class Faulty(SimpleResourcesServer):
     ray_enabled = False
 
     def setup_webserver(self):
         app = super().setup_webserver()
         app.post("/get_weather")(self.get_weather)
-        @app.middleware("http")
-        async def fail(request, call_next):
-            if request.url.path == "/verify":
-                text = (await request.json())["responses_create_params"]["input"][0]["content"]
-                if text.startswith("verify:") and (bad := await faulty(text[7:], request)) is not None:
-                    return bad
-            return await call_next(request)
+        fail_at(app, "/verify", "verify:")
         return app
 
     async def get_weather(self, request: Request):
@@ -88,13 +95,31 @@ class Faulty(SimpleResourcesServer):
 if __name__ == "__main__":
     Faulty.run_webserver()
 """
+)
+AGENT = (
+    FAILING
+    + """
+from responses_api_agents.simple_agent.app import SimpleAgent
+
+class FailingAgent(SimpleAgent):
+    ray_enabled = False
+
+    def setup_webserver(self):
+        app = super().setup_webserver()
+        fail_at(app, "/run", "run:")
+        return app
+
+if __name__ == "__main__":
+    FailingAgent.run_webserver()
+"""
+)
 CONFIG = """
 failing:
   resources_servers:
     failing: {entrypoint: app.py, domain: other, verified: false, description: fails as told, value: tests}
 failing_agent:
   responses_api_agents:
-    simple_agent:
+    failing_agent:
       entrypoint: app.py
       resources_server: {type: resources_servers, name: failing}
       model_server: {type: responses_api_models, name: policy_model}
@@ -109,6 +134,9 @@ def failing(directory: Path) -> EnvironmentConfig:
     (home / "configs").mkdir(parents=True, exist_ok=True)
     (home / "app.py").write_text(SERVER)
     (home / "configs" / "failing.yaml").write_text(CONFIG)
+    agent = directory / "responses_api_agents" / "failing_agent"
+    agent.mkdir(parents=True, exist_ok=True)
+    (agent / "app.py").write_text(AGENT)
     return EnvironmentConfig(name=str(home / "configs" / "failing.yaml"))
 
 

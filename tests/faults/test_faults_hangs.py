@@ -90,13 +90,32 @@ async def test_an_environments_server_that_fails_in_every_way(shared: StackConfi
         verifying = [timed(stack, f"verify:{fault}") for fault in VERIFY_FAULTS]
         found = await asyncio.gather(*tools, *verifying)
         for rollout, took_s in found:
-            assert took_s < DEADLINE_S + LATE_S, rollout.id
-            if rollout.id.startswith("verify") or rollout.error is not None:
-                assert rollout.status == "failed", rollout.id
-                assert rollout.reward is None, rollout.id
-                assert rollout.error is not None, rollout.id
-                assert rollout.error.kind in ("environment", "timeout", "infrastructure"), rollout.error
-                assert "\n" not in rollout.error.message
+            check_bounded(rollout, took_s, may_go_on=rollout.id.startswith("tool"))
+        again, _ = await timed(stack, "fine")
+        assert (again.reward, again.error) == (0.5, None)
+
+
+def check_bounded(rollout: Rollout, took_s: float, *, may_go_on: bool) -> None:
+    """It ended by its deadline, and where it failed there is a typed error of one line and no reward."""
+    assert took_s < DEADLINE_S + LATE_S, rollout.id
+    if may_go_on and rollout.error is None:
+        return
+    assert rollout.status == "failed", rollout.id
+    assert rollout.reward is None, rollout.id
+    assert rollout.error is not None, rollout.id
+    assert rollout.error.kind in ("environment", "timeout", "infrastructure"), rollout.error
+    assert "\n" not in rollout.error.message
+
+
+async def test_an_agents_server_that_fails_in_every_way(shared: StackConfig) -> None:
+    """An answer without a reward is no failure: the rollout has none either."""
+    async with acquire(shared) as stack, none_harmed(stack):
+        for rollout, took_s in await asyncio.gather(
+            *(timed(stack, f"run:{fault}") for fault in (*FAULTS, "NaN"))
+        ):
+            check_bounded(rollout, took_s, may_go_on=False)
+        nothing, _ = await timed(stack, "run:no reward")
+        assert (nothing.status, nothing.reward) == ("completed", None)
         again, _ = await timed(stack, "fine")
         assert (again.reward, again.error) == (0.5, None)
 
