@@ -152,6 +152,13 @@ def test_a_package_that_is_on_no_index_is_no_conflict() -> None:
     assert (need.kind, need.name) == ("package", "acereason-math, which the package index does not have")
 
 
+def test_a_command_that_npm_does_not_have_is_named() -> None:
+    need = setup_need(
+        "npm cannot install cline@3.0.55: code ETARGET notarget No matching version found for cline@3.0.55."
+    )
+    assert str(need) == "package: cline@3.0.55, which the npm registry does not have"
+
+
 def test_two_versions_of_one_package_conflict() -> None:
     message = (
         "No solution found when resolving dependencies: Because you require openai==1.3.0 and openai==2.44.0, we can "

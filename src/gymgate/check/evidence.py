@@ -135,6 +135,8 @@ def setup_need(message: str) -> Missing | None:
     line = " ".join(message.split())[-2 * _WIDTH :]
     if match := re.search(r"Because ([\w.-]+) was not found in the package registry", message):
         return Missing("package", f"{match[1]}, which the package index does not have", line)
+    if match := re.search(r"npm cannot install (\S+): code (?:ETARGET|E404)", message):
+        return Missing("package", f"{match[1]}, which the npm registry does not have", line)
     if re.search(r"No solution found|unsatisfiable|conflict", message):
         return Missing("conflict", "; ".join(_conflicting(message)) or "requirements", line)
     if match := re.search(r"git\+https?://[^\s,'`]+|https?://(?!\S*pypi)[^\s,'`]+", message):
