@@ -10,7 +10,8 @@ for it takes one environment; from the first one's start until the last environm
 (so one environment is up at a time) and, for several, all at once. It runs nemo-gym 0.4.0's resources servers without a Gym
 agent; a first, unmeasured one makes its virtual environments. Memory is PSS: of gymgate's and stock's processes once ready;
 of `gymgate run` and builtin, sampled every half second, the most that everything they started had together, they themselves
-included. What `vf-eval` itself had of it is also shown alone.
+included. What `vf-eval` itself had of it is also shown alone. verifiers gives a resources server 60 tries, half a second
+apart, to start; many at once on few cores can miss that, and then the row says that it failed.
 
 Cold (`--cold`, instead of warm): no virtual environment is there. `gymgate run` with an empty GYMGATE_CACHE makes one,
 `gym env start`, which is installed itself, one for each kind of server, and the first `vf-eval` one for verifiers' script of
