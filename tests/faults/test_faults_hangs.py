@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -27,6 +28,8 @@ pytestmark = pytest.mark.gym
 DEADLINE_S = 3.0
 LATE_S = 1.5
 """What a busy machine may add to a deadline."""
+KEY = re.compile(r"(?<![0-9a-f])[0-9a-f]{32}(?![0-9a-f])")
+"""Of any rollout."""
 LIMITS = RolloutLimits(timeout_s=DEADLINE_S)
 SESSION_ROW = {**ROW, "initial_count": 1, "expected_count": 1}
 
@@ -78,6 +81,7 @@ async def timed(stack: Stack, prompt: str) -> tuple[Rollout, float]:
     rollout = await stack.run(
         row(prompt), policy=policy, agent="failing_agent", limits=LIMITS, rollout_id=prompt
     )
+    assert not KEY.search(rollout.model_dump_json()), rollout.id  # this agent has it in every URL
     return rollout, time.monotonic() - started
 
 

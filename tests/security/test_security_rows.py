@@ -15,6 +15,7 @@ from gymgate.stack import Stack, acquire
 
 pytestmark = pytest.mark.gym
 
+SIZE = 100_000_000
 INJECTION = "a\r\nX-Evil: 1\r\n\r\nGET / HTTP/1.1\r\n"
 
 
@@ -53,6 +54,7 @@ SERVED: dict[str, Callable[[], dict[str, Any]]] = {
     "names that are paths": lambda: changed(
         **{"../../../tmp/evil": "x", "id": "../../evil", "uuid": "/evil"}
     ),
+    "five megabytes": lambda: asked(input="x" * 5_000_000),
     "deep nesting": lambda: changed(extra=nested(200)),
 }
 
@@ -79,16 +81,14 @@ async def test_hostile_rows_are_refused_or_served_as_data(directory: Path) -> No
             assert len(str(refused.value)) < 2000, name
         for name, make in SERVED.items():
             rollout = await stack.run(make(), policy=policy)
-            if rollout.error is not None:
-                assert rollout.error.kind in ("environment", "data"), (name, rollout.error)
-                assert "\n" not in rollout.error.message, name
+            assert (rollout.reward, rollout.error) == (1.0, None), name
         await serves(stack)
     assert_no_file_named("evil", directory)
 
 
 @pytest.mark.heavy
 async def test_a_row_of_100_mb_is_served() -> None:
-    """And then one of the usual size, by the same servers."""
+    """Whole; and then one of the usual size, by the same servers."""
     async with acquire(stack_config()) as stack:
         seen: list[int] = []
 
@@ -97,9 +97,10 @@ async def test_a_row_of_100_mb_is_served() -> None:
             return call_then_answer(body)
 
         endpoint = stack.register("big", policy, dialect="responses")
-        big = asked(input="x" * 100_000_000)
-        rollout = await stack.run(big, policy=endpoint, record_bodies=False)
-        assert rollout.error is None or rollout.error.kind in ("environment", "data"), rollout.error
+        rollout = await stack.run(asked(input="x" * SIZE), policy=endpoint, record_bodies=False)
+        assert (rollout.reward, rollout.error) == (1.0, None)
+        assert len(seen) == 2
+        assert min(seen) >= SIZE
         await serves(stack)
 
 
