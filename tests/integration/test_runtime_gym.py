@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from check_support import home_with
 from stack_support import SIMPLE
 
 from gymgate.config import RuntimeConfig, StackConfig
@@ -79,6 +80,49 @@ def test_setup_a_second_time_says_where_it_is(tmp_path: Path) -> None:
     assert done.stdout == f"nemo-gym 0.7.0 at {made.python}\n"
     report = json.loads(gymgate("setup", "workplace_assistant", "--json", cwd=tmp_path, **DEAD_INDEX).stdout)
     assert [runtime["python"] for runtime in report["runtimes"]] == [str(made.python)]
+
+
+ELSEWHERE = "nowhere @ http://127.0.0.1:9/nowhere-1.0-py3-none-any.whl"
+
+
+@pytest.mark.heavy  # a runtime is made before its requirements are looked for
+def test_setup_installs_what_an_index_has_and_says_what_it_cannot(tmp_path: Path) -> None:
+    """Of three environments one requires what is on no index, and one downloads when it starts."""
+    config = Path(home_with(tmp_path))
+    (config.parents[1] / "requirements.txt").write_text(f"tiktoken\n{ELSEWHERE}\n")
+    done = gymgate("setup", str(config), "mcqa", "bird_sql", "--json", cwd=tmp_path, UV_HTTP_RETRIES="0")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    [failed] = report["failed"]
+    assert failed["environment"] == str(config)
+    assert f"cannot fetch {ELSEWHERE}, which is on no package index: Connection refused" in failed["detail"]
+    [_, made] = report["runtimes"]
+    assert (made["environment"], made["requirements"]) == ("mcqa", ["tiktoken"])
+    subprocess.run([made["python"], "-I", "-c", "import tiktoken, nemo_gym"], env=clean_env(), check=True)
+    needs = [need for need in report["needs"] if need["environment"] == "bird_sql"]
+    assert [need["kind"] for need in needs] == ["download"]
+
+
+@pytest.mark.parametrize("version", ["0.144.4", "0.1"])
+def test_setup_uses_the_commands_that_are_there(tmp_path: Path, version: str) -> None:
+    """In the version that the config names; without npm in any other one, which is told."""
+    programs, cache = tmp_path / "programs", tmp_path / "cache"
+    for path in (programs, cache):
+        path.mkdir()
+    made = ensure_runtime(RuntimeConfig())
+    (cache / "runtimes").symlink_to(made.python.parents[2])
+    (programs / "codex").write_text(f"#!/bin/sh\necho codex-cli {version}\n")
+    (programs / "codex").chmod(0o755)
+    variables = {"PATH": f"{programs}:/nowhere", "GYMGATE_CACHE": str(cache)}
+    done = gymgate("setup", "codex_reasoning_gym", "--json", cwd=tmp_path, **variables)
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["commands"], report["failed"]) == (0, [], [])
+    told = f"warning: {programs}/codex is not codex 0.144.4; it is used, since there is no npm"
+    assert (told in done.stderr.splitlines()) == (version != "0.144.4")
+    (programs / "codex").unlink()
+    done = gymgate("setup", "codex_reasoning_gym", "--json", cwd=tmp_path, **variables)
+    needs = [need["detail"] for need in json.loads(done.stdout)["needs"]]
+    assert any("there is no npm to install @openai/codex with" in need for need in needs)
 
 
 @pytest.mark.parametrize(

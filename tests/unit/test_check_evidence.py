@@ -101,10 +101,30 @@ def test_requirements_in_conflict_are_both_named() -> None:
     assert "openai==2.44.0" in need.name
 
 
-def test_a_source_no_index_has_is_named() -> None:
-    need = setup_need("installing x: Failed to fetch git+https://github.com/a/b.git@1234: dns error")
+@pytest.mark.parametrize(
+    ("message", "kind", "name"),
+    [
+        ("installing x: Failed to fetch git+https://github.com/a/b.git@1234: dns error", "git", "git+https://github.com/a/b.git@1234"),
+        (
+            "cannot set up nemo-gym 0.7.0: cannot fetch b @ git+https://github.com/a/b.git, which is on no package index: "
+            "fatal: unable to access 'https://github.com/a/b.git/': Could not resolve host: github.com",
+            "git",
+            "git+https://github.com/a/b.git",
+        ),
+        (
+            "cannot set up nemo-gym 0.7.0: cannot fetch x @ https://h.example/x-1.0-py3-none-any.whl, which is on no package "
+            "index: Connection refused (os error 111)",
+            "download",
+            "https://h.example/x-1.0-py3-none-any.whl",
+        ),
+    ],
+)  # fmt: skip
+def test_a_source_no_index_has_is_named(message: str, kind: str, name: str) -> None:
+    need = setup_need(message)
     assert need is not None
-    assert (need.kind, need.name) == ("git", "git+https://github.com/a/b.git@1234")
+    assert (need.kind, need.name) == (kind, name)
+    wanted = ["numpy", f"x @ {name}"]
+    assert unobtainable(wanted, need, message) == wanted[1:]
 
 
 @pytest.mark.parametrize(

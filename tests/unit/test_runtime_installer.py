@@ -10,6 +10,7 @@ import pytest
 
 from gymgate.errors import SetupError
 from gymgate.runtime import installer
+from gymgate.runtime.ensure import what_failed
 from gymgate.runtime.installer import UvFailedError, condense, find_uv, kind_of, run_uv
 from gymgate.runtime.lockfile import floor_of, locked_releases, package_of, pins, read_lock, split_lock
 
@@ -42,6 +43,46 @@ def test_condensed() -> None:
         condense("error: got 401 from https://user:secret@host/simple") == "got 401 from https://host/simple"
     )
     assert condense("\n") == "uv failed without a message"
+
+
+GIT_WORDS = """\
+   Updating https://github.com/a/b.git (HEAD)
+error: Git operation failed
+  cause: failed to clone into: /c/git-v1/db/297d2e6bd8ddcf52
+  cause: process didn't exit successfully: `/usr/bin/git fetch --force 'https://github.com/a/b.git' '+HEAD'` (exit status: 128)
+         --- stderr
+         fatal: unable to access 'https://github.com/a/b.git/': Could not resolve host: github.com
+"""
+WHEEL_WORDS = """\
+error: Failed to download `x @ https://h.example/x-1.0-py3-none-any.whl`
+  cause: Request failed after 3 retries in 4.5s
+  cause: Failed to fetch: https://h.example/x-1.0-py3-none-any.whl
+  cause: dns error
+  cause: failed to lookup address information: Name or service not known
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            GIT_WORDS,
+            "cannot fetch b @ git+https://github.com/a/b.git@v1, which is on no package index: fatal: unable to access "
+            "'https://github.com/a/b.git/': Could not resolve host: github.com",
+        ),
+        (
+            WHEEL_WORDS,
+            "cannot fetch x @ https://h.example/x-1.0-py3-none-any.whl, which is on no package index: failed to lookup "
+            "address information: Name or service not known",
+        ),
+    ],
+)
+def test_a_requirement_that_is_elsewhere_is_not_the_indexs_fault(words: str, told: str) -> None:
+    wanted = ["a", "b @ git+https://github.com/a/b.git@v1", "x @ https://h.example/x-1.0-py3-none-any.whl"]
+    error = UvFailedError(words)
+    assert error.kind == "network"
+    assert what_failed(error, wanted) == told
+    assert what_failed(error, wanted[:1]).startswith("cannot reach the package index: ")
 
 
 def test_unreachable_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -45,61 +46,81 @@ def command(environments: Sequence[str], version: str, python: str | None, as_js
     """Make the environment that NeMo Gym runs in, and install what ENVs require beside it.
 
     What is made here works without a network afterwards. Without ENV: the release alone, which is all that most
-    environments need.
+    environments need. An ENV that cannot be set up is named; the others are, and the exit code is 1.
     """
     config = RuntimeConfig(version=version, python=python)
-    commands: list[dict[str, str]] = []
+    report = _Report()
     with _progress() as say:
-        made = [_made(config, (), None, say)]
-        needs = list(_set_up(config, environments, made, commands, say)) if environments else []
+        report.runtimes.append(_made(config, (), None, say))
+        if environments:
+            _set_up(config, environments, report, say)
     if as_json:
         import orjson
 
-        report = {"runtimes": made, "commands": commands, "needs": needs}
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
-        return
-    for runtime in made:
+    else:
+        _print(report)
+    if report.failed:
+        click.get_current_context().exit(1)
+
+
+@dataclass
+class _Report:
+    """What came of it; each entry but the first runtime names its environment."""
+
+    runtimes: list[dict[str, Any]] = field(default_factory=list)
+    commands: list[dict[str, str]] = field(default_factory=list)
+    needs: list[dict[str, str]] = field(default_factory=list)
+    """What no package index can give."""
+    failed: list[dict[str, str]] = field(default_factory=list)
+    """What one should have given, and the reason."""
+
+
+def _print(report: _Report) -> None:
+    for runtime in report.runtimes:
         beside = f" with {', '.join(runtime['requirements'])}" if runtime["requirements"] else ""
         user = f"{runtime['environment']}: " if runtime["environment"] else ""
         click.echo(f"{user}nemo-gym {runtime['nemo_gym']}{beside} at {runtime['python']}")
-    for each in commands:
+    for each in report.commands:
         click.echo(f"{each['environment']}: {each['agent']} runs {each['command']}")
-    for need in needs:
+    for need in report.needs:
         click.echo(
             f"{need['environment']} also needs, by its files: {need['kind']}: {need['detail']}", err=True
         )
+    for each in report.failed:
+        click.echo(f"gymgate: {each['environment']} is not set up: {each['detail']}", err=True)
 
 
-def _set_up(
-    config: RuntimeConfig,
-    environments: Sequence[str],
-    made: list[dict[str, Any]],
-    commands: list[dict[str, str]],
-    say: Progress,
-) -> Iterator[dict[str, str]]:
-    """Make each environment's runtime and its agents' commands, and yield what it needs that this cannot install."""
+def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report, say: Progress) -> None:
+    """Make each environment's runtime and its agents' commands; one that cannot be made costs the others nothing."""
     from gymgate.catalog import Catalog
-    from gymgate.errors import NeedMissingError
+    from gymgate.errors import NeedMissingError, SetupError
     from gymgate.runtime import ensure_runtime
     from gymgate.runtime.npm import PROGRAMS, ensure_program
 
     base = ensure_runtime(config, progress=say)
     catalog = Catalog(base.site, base.version)
-    for name in environments:
-        environment = catalog.find(name)
+    for name, environment in [(name, catalog.find(name)) for name in environments]:
         chosen = environment.config(None)
-        if requirements := catalog.requirements(environment, chosen):
-            made.append(_made(config, requirements, name, say))
         for need in _left(chosen.needs, {agent.type for agent in chosen.agents} & {*PROGRAMS}):
-            yield {"environment": name, "kind": need.kind, "detail": need.detail}
+            report.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
+        try:
+            if requirements := catalog.requirements(environment, chosen):
+                report.runtimes.append(_made(config, requirements, name, say))
+        except SetupError as error:
+            report.failed.append({"environment": name, "detail": str(error)})
         for agent in chosen.agents:
             try:
                 command = ensure_program(agent.type, _settings(chosen.path, agent), say)
             except NeedMissingError as error:
-                yield {"environment": name, "kind": "binary", "detail": str(error)}
-                continue
-            if command is not None:
-                commands.append({"environment": name, "agent": agent.name, "command": str(command)})
+                report.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
+            except SetupError as error:
+                report.failed.append({"environment": name, "detail": str(error)})
+            else:
+                if command is not None:
+                    report.commands.append(
+                        {"environment": name, "agent": agent.name, "command": str(command)}
+                    )
 
 
 def _settings(path: Path, agent: AgentInstance) -> dict[str, Any]:

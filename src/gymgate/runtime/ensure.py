@@ -6,7 +6,7 @@ import hashlib
 import logging
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ from gymgate.runtime.venv import MARKER, build_once, facts_of, no_space, writing
 
 logger = logging.getLogger(__name__)
 Progress = Callable[[str], None]
+_ADDRESS = re.compile(r"https?://[^\s@#]+")
+"""Of a requirement that is not on an index, without the revision."""
 
 
 @dataclass(frozen=True)
@@ -138,14 +140,20 @@ def _build(config: RuntimeConfig, recipe: Recipe, interpreter: Interpreter, say:
     except UvFailedError as error:
         if error.kind == "disk":
             raise no_space(root) from error
-        raise SetupError(f"cannot set up nemo-gym {recipe.version}: {_told(error)}") from error
+        raise SetupError(
+            f"cannot set up nemo-gym {recipe.version}: {what_failed(error, recipe.requirements)}"
+        ) from error
 
 
-def _told(error: UvFailedError) -> str:
+def what_failed(error: UvFailedError, requirements: Sequence[str]) -> str:
+    """On one line, with what to do; names the requirement that is fetched from elsewhere than an index, if it is one."""
     if offline() and error.kind in ("network", "conflict"):
         return f"the network is off (GYMGATE_OFFLINE or UV_OFFLINE) and uv's cache lacks a package: {error}"
     if error.kind != "network":
         return str(error)
+    for requirement in requirements:
+        if (address := _ADDRESS.search(requirement)) is not None and address[0] in error.output:
+            return f"cannot fetch {requirement}, which is on no package index: {error}"
     return (
         f"cannot reach the package index: {error}; check the network, HTTPS_PROXY, and the index that is configured "
         f"(UV_DEFAULT_INDEX, UV_INDEX, PIP_INDEX_URL, pip.conf)"

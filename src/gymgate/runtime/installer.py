@@ -34,12 +34,15 @@ _SIGNS: tuple[tuple[FailureKind, tuple[str, ...]], ...] = (
             "request failed after",
             "network was disabled",
             "network connectivity is disabled",
+            "could not resolve host",
         ),
     ),
     ("conflict", ("no solution found", "unsatisfiable")),
 )
 _STATEMENT = re.compile(r"\s*(error:|cause:|Caused by:|×|[├╰]─▶)\s")
 _ASIDE = re.compile(r"(warning|hint): ")
+_GIT = re.compile(r"process didn't exit successfully: `[^`]*` \(exit status: \d+\) --- stderr ")
+"""Before git's own words."""
 _SHOWN = re.compile(r"^\s*(Downloading|Building|Updating) (.+)")
 
 
@@ -48,6 +51,8 @@ class UvFailedError(Exception):
 
     def __init__(self, output: str) -> None:
         self.kind = kind_of(output)
+        self.output = output
+        """All of it, as it came."""
         self.reason = condense(output, self.kind)
         super().__init__(self.reason)
 
@@ -149,7 +154,7 @@ def condense(output: str, kind: FailureKind = "other") -> str:
     else:
         chosen = parts
     words = ": ".join(re.sub(r"^(error|cause): ", "", part).rstrip(":") for part in chosen)
-    words = re.sub(r"//[^/@\s]+@", "//", words)
+    words = re.sub(r"//[^/@\s]+@", "//", _GIT.sub("", words))
     return words if len(words) <= 500 else words[:497] + "..."
 
 
