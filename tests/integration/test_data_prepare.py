@@ -20,8 +20,10 @@ from gymgate.api import load_catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError, NeedMissingError
+from gymgate.integrations.verifiers import load_environment
 from gymgate.preparation import Manifest, PrepareConfig, prepare
 from gymgate.runtime import ensure_runtime
+from gymgate.trl import NeMoGymSpec
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
@@ -291,6 +293,26 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     ]
     assert messages == [("system", "Be brief."), ("user", "Solve: 1 + 1?")]
     assert row.agent == "math_with_judge_simple_agent"
+
+
+def test_what_is_prepared_is_what_the_taskset_and_trl_read(hub: Hub, tmp_path: Path) -> None:
+    hub.repositories[MATH] = {
+        "train.jsonl": jsonl([math_row(n) for n in range(3)]),
+        "validation.jsonl": jsonl([math_row(7)]),
+    }
+    prepared("math_with_judge", tmp_path)
+    train, validation = (str(tmp_path / f"{split}.jsonl") for split in ("train", "validation"))
+    rows = [row.data for row in open_rows(train, environment=None)]
+    tasks = list(load_environment(env="math_with_judge", data=train).taskset)
+    assert [task.data.row for task in tasks] == rows
+    assert {row["agent_ref"]["name"] for row in rows} == {"math_with_judge_simple_agent"}
+    assert [row["expected_answer"] for row in rows] == ["0", "2", "4"]
+    spec = NeMoGymSpec("math_with_judge", data=train, eval_data=validation)
+    datasets = spec.train_dataset, spec.eval_dataset
+    assert datasets[1] is not None
+    train_rows, (held_out,) = ([spec.row(item["prompt"]) for item in each] for each in datasets)
+    assert sorted(row["expected_answer"] for _, row in train_rows) == ["0", "2", "4"]
+    assert (held_out[0], held_out[1]["expected_answer"]) == ("math_with_judge", "14")
 
 
 def test_the_older_release_prepares_the_same_rows(hub: Hub, tmp_path: Path) -> None:

@@ -24,8 +24,10 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
 from verl.utils.dataset.rl_dataset import collate_fn
 
+from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.verl.worker import LoopConfig
+from gymgate.preparation import PrepareConfig, prepare
 from gymgate.verl import NeMoGymDataset
 
 EXAMPLES = Path(__file__).parents[2] / "examples/verl"
@@ -67,6 +69,24 @@ def own_rows(tmp_path: Path) -> str:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n\n".join(json.dumps(row) for row in rows))
     return str(path)
+
+
+@pytest.mark.gym
+def test_what_gymgate_data_prepare_leaves_is_read(tmp_path: Path) -> None:
+    """Raw rows put to a prompt, each for its agent."""
+    raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
+    raw.write_text(
+        "".join(json.dumps({"problem": f"{n} + 1?", "expected_answer": n + 1}) + "\n" for n in range(3))
+    )
+    prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
+    environment = EnvironmentConfig(name="math_with_judge")
+    prepare(PrepareConfig(environment=environment, input=str(raw), prompt=str(prompt)), tmp_path / "out")
+    dataset = made(str(tmp_path / "out" / "train.jsonl"))
+    assert len(dataset) == 3
+    item = dataset[2]
+    assert [message["content"] for message in item["raw_prompt"]] == ["Be brief.", "Solve: 2 + 1?"]
+    assert item["data_source"] == "math_with_judge_simple_agent"
+    assert json.loads(item["nemo_gym_row"])["expected_answer"] == 3
 
 
 def test_a_row_is_kept_whole(own_rows: str) -> None:
