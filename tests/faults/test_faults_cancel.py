@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults_support import all_gone, held, idle, program
+from faults_support import all_gone, daemon_of, held, idle, program, until
 from stack_support import ROW, call_then_answer, pids_of, stack_config
 
 from gymgate import errors
@@ -50,11 +50,10 @@ async def cancelled_at_every_step(work: Callable[[], Coroutine[Any, Any, Any]], 
     """Cancel the work in its first wait, then in its second, until it has no more; how many there were."""
     for step in range(1, limit):
         task = asyncio.create_task(_until(interrupted(work(), step)))
-        try:
-            reached = await asyncio.wait_for(task, 20)
-        except asyncio.CancelledError:
-            reached = True
-        if not reached:
+        await asyncio.wait([task], timeout=20)
+        assert task.done(), f"step {step} hangs"
+        if not task.cancelled():
+            assert not task.result(), f"cancelled in step {step}, it went on"
             return step - 1
     return limit
 
@@ -98,6 +97,19 @@ async def test_cancelled_at_every_wait_of_the_sdk(shared: StackConfig) -> None:
         assert await asyncio.to_thread(in_its_own_loop) >= 2
         await idle(stack)
         assert (await stack.status())["leases"] == 2
+
+
+@pytest.mark.gym
+@pytest.mark.heavy
+async def test_cancelled_at_every_wait_of_a_start() -> None:
+    """Of a stack that nobody else has: its daemon goes with whoever wanted it."""
+
+    async def alone() -> None:
+        async with acquire(stack_config()):
+            pass
+
+    assert await cancelled_at_every_step(alone) >= 2
+    await until(lambda: daemon_of(os.getpid()) is None, 6)
 
 
 @pytest.mark.gym

@@ -11,14 +11,17 @@ from stack_support import LOOPBACK, ROW, SIMPLE, call_then_answer, listening, pi
 
 from gymgate.errors import StackLostError
 from gymgate.stack import acquire
+from gymgate.stack.forkserver import descendants
 
 
 @pytest.mark.gym
 async def test_everything_listens_on_loopback_and_needs_a_live_key() -> None:
     async with acquire(stack_config()) as stack, aiohttp.ClientSession() as http:
-        pids = pids_of(await stack.status())
+        status = await stack.status()
+        pids = {status["pid"], *descendants(status["pid"])}
+        assert pids >= set(pids_of(status))
+        assert all(listening(pid) for pid in {*pids_of(status)} - {*status["fork_servers"]})
         found = set().union(*(listening(pid) for pid in pids))
-        assert found
         assert found <= LOOPBACK
         policy = stack.register("scripted", call_then_answer, dialect="responses")
         first, second = await stack.open_route(policy), await stack.open_route(policy)
