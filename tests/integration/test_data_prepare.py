@@ -287,6 +287,8 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     )
     done = gymgate(*command, "--skip-bad", "--split", "validation")
     assert done.returncode == 0, done.stderr
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert "question" in warning, "which NeMo Gym's schema of the task requires"
     (row,) = open_rows(str(out / "validation.jsonl"), environment=None)
     messages = [
         (message["role"], message["content"]) for message in row.data["responses_create_params"]["input"]
