@@ -82,11 +82,12 @@ class ForkServers:
         return directory
 
     async def ray_address(self, spawner: Spawner) -> str:
-        """Of the Ray that a fork server's children share, started by the first who asks."""
-        if spawner not in self._rays:
+        """Of the Ray that a fork server's children share, started by the first who asks, and again if it died."""
+        task = self._rays.get(spawner)
+        if task is None or (task.done() and not _succeeded(task)):
             self._progress("starting Ray")
-            self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
-        return await asyncio.shield(self._rays[spawner])
+            task = self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
+        return await asyncio.shield(task)
 
     async def _start_ray(self, spawner: Spawner) -> str:
         directory = ray_directory()
@@ -94,10 +95,15 @@ class ForkServers:
         child, address = await spawner.start_ray(self._directory / "ray.log", directory / "r")
         while child.alive:
             if address.exists():
+                child.exited.add_done_callback(lambda _: self._ray_died(spawner))
                 return address.read_text()
             await asyncio.sleep(RAY_POLL_S)
         tail = child.log_tail()
         raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
+
+    def _ray_died(self, spawner: Spawner) -> None:
+        self._rays.pop(spawner, None)
+        spawner.kill_users_of_ray()
 
     def running(self) -> list[Spawner]:
         """Those that run."""

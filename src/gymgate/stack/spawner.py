@@ -39,6 +39,8 @@ class Child:
     """Exit status as of `subprocess`; `None` where the fork server died before it could tell."""
     killed_for: str | None = None
     """Why it was killed, where it is not stopped in order."""
+    uses_ray: bool = False
+    """It works through the fork server's Ray."""
 
     @property
     def alive(self) -> bool:
@@ -132,17 +134,27 @@ class Spawner:
 
     async def serve(self, name: str, log: Path, **order: Any) -> Child:
         """A server; it is not ready yet when this returns."""
-        return await self._spawn("serve", name, log, **order)
+        child = await self._spawn("serve", name, log, **order)
+        child.uses_ray = bool(order["ray"])
+        return child
 
     async def start_ray(self, log: Path, directory: Path) -> tuple[Child, Path]:
         """A local Ray, with its sockets and files in `directory`; the file that its address will be in."""
         out = log.with_suffix(".address")
+        out.unlink(missing_ok=True)
         return await self._spawn("ray", "ray", log, out=str(out), directory=str(directory)), out
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> None:
         """Signal a child: SIGKILL goes to its whole process group."""
         if child.alive and not self.dead.is_set():
             self._order(op="kill", pid=child.pid, signal=int(number), group=number == signal.SIGKILL)
+
+    def kill_users_of_ray(self) -> None:
+        """Kill the servers that know a Ray which is gone: they would fail one rollout after another."""
+        for child in self._children.values():
+            if child.uses_ray:
+                child.killed_for = child.killed_for or "its Ray died"
+                self.kill(child)
 
     async def ping(self) -> None:
         """Return when the fork server has answered; one at a time."""

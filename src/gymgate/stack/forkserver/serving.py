@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import signal
+import select
 import sys
 from pathlib import Path
 from typing import Any
 
+from .processes import descendants
+
+RAY_PROCESSES = ("gcs_server", "raylet")
+"""Without which a Ray does nothing any more, though its drivers wait for it."""
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 
 
@@ -49,11 +53,15 @@ def keep_out_keys(stream: Any) -> None:
 
 
 def ray_head(order: dict[str, Any]) -> None:
-    """Be the driver of a local Ray until killed; its address goes to `out`."""
+    """Be the driver of a local Ray until killed, or until one of its processes dies; its address goes to `out`."""
     ray: Any = importlib.import_module("ray")
     ray.init(include_dashboard=False, log_to_driver=False, _temp_dir=order["directory"])
     ready = Path(order["out"])
     ready.with_suffix(".tmp").write_text(ray.get_runtime_context().gcs_address)
     ready.with_suffix(".tmp").rename(ready)
-    while True:
-        signal.pause()
+    ended = select.poll()
+    for pid in descendants(os.getpid()):
+        if Path(f"/proc/{pid}/comm").read_text().strip() in RAY_PROCESSES:
+            ended.register(os.pidfd_open(pid), select.POLLIN)
+    ended.poll()
+    os._exit(1)
