@@ -35,12 +35,13 @@ SERVERS = {
     "example_session_state_mgmt": "StatefulCounterResourcesServer",
     "example_multi_step": "ExampleMultiStepResourcesServer",
     "workplace_assistant": "WorkbenchResourcesServer",
-    "calendar": "CalendarResourcesServer",
     "circle_click": "CircleClickResourcesServer",
     "circle_count": "CircleCountResourcesServer",
     "example_tool_call_multireward": "ToolCallMultiRewardResourcesServer",
+    "equivalence_rule": "EquivalenceRuleResourcesServer",
 }
-"""Class in `resources_servers.<environment>.app` of nemo-gym 0.4.0."""
+"""Class in `resources_servers.<environment>.app` of nemo-gym 0.4.0. Servers that import a module beside their own, such as
+calendar, cannot be among them: the taskset does not put their directory on the path."""
 
 
 class Start(NamedTuple):

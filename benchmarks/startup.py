@@ -46,7 +46,6 @@ from typing import Any
 
 from benchmarks.builtin import SERVERS, BuiltinHome, Order, start_builtin
 from benchmarks.contenders import memory_mb
-from benchmarks.growth import ENVIRONMENTS
 from benchmarks.gym_collector import stock_stack, uv_cache
 from benchmarks.machine import describe, print_table
 from benchmarks.progress import Steps, say
@@ -58,6 +57,8 @@ from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 
 Add = Callable[[str, int, float], None]
+ENVIRONMENTS = tuple(SERVERS)
+"""Those that every contender can start."""
 ORDERS: tuple[Order, ...] = ("one after another", "all at once")
 
 EXPECTED_S = {"gymgate": (25, 5), "stock": (50, 10), "builtin": (0, 80)}
@@ -291,8 +292,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def _numbers(text: str) -> list[int]:
     numbers = [int(part) for part in text.split(",")]
-    if not all(1 <= number <= len(SERVERS) for number in numbers):
-        raise argparse.ArgumentTypeError(f"{text!r}: each must be 1 to {len(SERVERS)}")
+    if not all(1 <= number <= len(ENVIRONMENTS) for number in numbers):
+        raise argparse.ArgumentTypeError(f"{text!r}: each must be 1 to {len(ENVIRONMENTS)}")
     return numbers
 
 
