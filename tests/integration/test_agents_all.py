@@ -1,13 +1,14 @@
 """Every agent that can run here, each with eight rollouts at once whose policies are told apart by content.
 
-A policy stamps all that it says, its row's prompt asks for the same stamp, and the environment looks for it in the answer.
+No policy answers before all eight were asked. A policy stamps all that it says, its row's prompt asks for the same
+stamp, and the environment looks for it in the answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,25 @@ from gymgate.stack import acquire
 
 ROLLOUTS = 8
 Json = dict[str, Any]
+
+
+class Meeting:
+    """Lets nobody's model call through before every rollout has made one: all of them are under way at once."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._there: set[int] = set()
+        self._all = asyncio.Event()
+
+    def policy(self, policy: StampingPolicy) -> Callable[[Json], Awaitable[Json]]:
+        async def answer(request: Json) -> Json:
+            self._there.add(policy.number)
+            if len(self._there) == self._size:
+                self._all.set()
+            await self._all.wait()
+            return await policy(request)
+
+        return answer
 
 
 def plain(number: int) -> Json:
@@ -83,6 +103,8 @@ class Case:
     says: Callable[[str, Json], str] = lambda stamp, request: stamp
     make: Callable[..., str] = environment_with
     version: str = "0.7.0"
+    meets: bool = True
+    """Whether each rollout's first call is held until all have made theirs."""
     beside: tuple[str, ...] = ()
     """Installed in place of requirements that only a git server has."""
 
@@ -195,15 +217,19 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize("case", cases())
 async def test_no_call_reaches_another_rollouts_policy(case: Case, tmp_path: Path) -> None:
     path = case.make(tmp_path, case.agent, **case.settings)
-    config = stack_config(path, version=case.version, component_roots=(str(tmp_path),))
+    config = stack_config(path, version=case.version, component_roots=(str(tmp_path),), agent_slots=ROLLOUTS)
     if case.beside:
         runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig(version=case.version), case.beside)
         config = config.model_copy(update={"runtime": RuntimeConfig(interpreter=str(runtime.python))})
     policies = [StampingPolicy(number, TOOLS, case.says) for number in range(1, ROLLOUTS + 1)]
+    meeting = Meeting(ROLLOUTS if case.meets else 1)
     async with acquire(config) as stack:
         limits = RolloutLimits(timeout_s=500)
         rollouts = await asyncio.gather(
-            *(stack.run(case.row(each.number), policy=each, limits=limits) for each in policies)
+            *(
+                stack.run(case.row(each.number), policy=meeting.policy(each), limits=limits)
+                for each in policies
+            )
         )
     for rollout, policy in zip(rollouts, policies, strict=True):
         assert rollout.error is None, rollout.error
