@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.trees import Trees
-from benchmarks.verifiers_ceiling import BUILTIN, eval_command
 from gymgate.api import load_catalog
 from gymgate.cli.eval_report import read_tallies
 from gymgate.runtime.environment import installer_env
@@ -52,6 +51,24 @@ class Start(NamedTuple):
     peak_mb: float
     programs_mb: float
     processes: int
+
+
+BUILTIN = [
+    *("builtin-nemo-gym", "-n", "1", "--env.agent.runtime.type", "subprocess"),
+    *("--env.agent.harness.id", "null", "--env.taskset.dataset"),
+]
+
+
+def eval_command(
+    arguments: list[str], base_url: str, rollouts: int, concurrency: int, output: str
+) -> list[str]:
+    """One `vf-eval`, its traces in `output`/run; for PYTHONPATH it needs the directory of this file."""
+    return [
+        *(sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()"),
+        *arguments,
+        *("-r", str(rollouts), "-c", str(concurrency), "-m", "scripted", "-o", output, "--run.name", "run"),
+        *("--client.base-url", base_url, "--client.api-key-var", "NO_KEY", "--no-push", "--no-rich"),
+    ]
 
 
 class BuiltinHome:

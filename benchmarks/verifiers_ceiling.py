@@ -1,11 +1,14 @@
 """Rollouts per second through verifiers, side by side: its own ceiling, gymgate, and its built-in NeMo Gym taskset.
 
-    ./dev python -m benchmarks verifiers [--rollouts 200] [--concurrency 20] [--rounds 3] [--builtin]
+    ./dev python -m benchmarks verifiers [--rollouts 200] [--concurrency 1,20,64,256] [--rounds 1] [--builtin]
 
 Every contender is one `vf-eval` over the same scripted policy: two chat calls per rollout. The rate is that of its
 saved traces, first start to last end, so imports and server start are left out; they are in the wall time beside it.
 
-A round of all takes about a minute on two cores, the built-in taskset another; a run is given half an hour at most.
+The built-in taskset runs 20 rollouts once, at up to 20 at a time: it starts a server for each.
+
+A round of all takes about a minute for each concurrency on two cores, the built-in taskset another; a run is given
+half an hour at most.
 """
 
 from __future__ import annotations
@@ -17,9 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
+from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command
+from benchmarks.gym_collector import uv_cache
 from benchmarks.machine import describe
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
@@ -47,44 +54,47 @@ CONTENDERS = {
         *("--env.taskset.dialect", "responses"),
     ],
 }
-BUILTIN = [
-    *("builtin-nemo-gym", "-n", "1", "--env.agent.runtime.type", "subprocess"),
-    *("--env.agent.harness.id", "null", "--env.taskset.dataset"),
-]
 
 
-def eval_command(
-    arguments: list[str], base_url: str, rollouts: int, concurrency: int, output: str
-) -> list[str]:
-    """One `vf-eval`, its traces in `output`/run; for PYTHONPATH it needs the directory of this file."""
-    return [
-        *(sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()"),
-        *arguments,
-        *("-r", str(rollouts), "-c", str(concurrency), "-m", "scripted", "-o", output, "--run.name", "run"),
-        *("--client.base-url", base_url, "--client.api-key-var", "NO_KEY", "--no-push", "--no-rich"),
-    ]
-
-
-def measure(arguments: list[str], base_url: str, rollouts: int, concurrency: int) -> Figure:
-    """Run one `vf-eval` in a process of its own."""
+def measure(
+    arguments: list[str],
+    base_url: str,
+    rollouts: int,
+    concurrency: int,
+    environment: Mapping[str, str] = MappingProxyType({}),
+) -> Figure:
+    """Run one `vf-eval` in a process of its own. Raises `RuntimeError` if it fails."""
     with tempfile.TemporaryDirectory() as output:
-        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(
-            os.pathsep
-        )
+        path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         started = time.monotonic()
         done = subprocess.run(
             eval_command(arguments, base_url, rollouts, concurrency, output),
             check=False,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
             capture_output=True,
             text=True,
             timeout=1800,
         )
         if done.returncode:
-            raise SystemExit(f"{arguments[0]} failed: {done.stderr[-2000:]}")
+            raise RuntimeError(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
         (tally,) = read_tallies(Path(output) / "run").values()
     return Figure(tally.rate or 0.0, wall_s, tally.failed)
+
+
+def measure_builtin(base_url: str, concurrency: int) -> Figure:
+    """Verifiers' own taskset, in a home of its own."""
+    rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
+    home = BuiltinHome(uv_cache())
+    try:
+        return measure([*BUILTIN, rows], base_url, 20, concurrency, home.environment())
+    finally:
+        home.close()
+
+
+def numbers(text: str) -> list[int]:
+    """Of `1,20`."""
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> None:
@@ -92,37 +102,41 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rollouts", type=int, default=200)
-    parser.add_argument("--concurrency", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrency", type=numbers, default=[1, 20, 64, 256])
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--builtin", action="store_true", help="also verifiers' own taskset, 20 rollouts, once"
     )
     options = parser.parse_args()
-    figures: dict[str, list[Figure]] = {name: [] for name in CONTENDERS}
     print(describe("verifiers", "openai"), flush=True)
-    steps = Steps(options.rounds * len(CONTENDERS) + 5 * options.builtin)
+    builtin = [c for c in options.concurrency if c <= 20] if options.builtin else []
+    steps = Steps(options.rounds * len(CONTENDERS) * len(options.concurrency) + 5 * len(builtin))
     with scripted_policy() as base_url:
-        for number in range(options.rounds):
-            for name, arguments in CONTENDERS.items():
-                steps.begin(f"round {number + 1} of {options.rounds}: {name}")
-                figures[name].append(measure(arguments, base_url, options.rollouts, options.concurrency))
-        if options.builtin:
-            steps.begin("verifiers' built-in taskset", 5)
-            rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
-            figures["verifiers' built-in"] = [measure([*BUILTIN, rows], base_url, 20, options.concurrency)]
-    report(figures)
+        for concurrency in options.concurrency:
+            figures: dict[str, list[Figure]] = {name: [] for name in CONTENDERS}
+            for number in range(options.rounds):
+                for name, arguments in CONTENDERS.items():
+                    steps.begin(f"c={concurrency}, round {number + 1} of {options.rounds}: {name}")
+                    figures[name].append(measure(arguments, base_url, options.rollouts, concurrency))
+            if concurrency in builtin:
+                steps.begin(f"c={concurrency}: verifiers' built-in taskset", 5)
+                try:
+                    figures["verifiers' built-in"] = [measure_builtin(base_url, concurrency)]
+                except RuntimeError as error:
+                    print(str(error)[-400:], file=sys.stderr)
+            report(figures, concurrency)
 
 
-def report(figures: dict[str, list[Figure]]) -> None:
+def report(figures: dict[str, list[Figure]], concurrency: int) -> None:
     """Medians, spread, and the share of the ceiling."""
     ceiling = statistics.median(figure.rate for figure in next(iter(figures.values())))
-    print(f"{'':30}{'rollouts/s':>12}{'runs':>24}{'of ceiling':>12}{'wall':>8}{'failed':>8}")
+    print(f"{f'c={concurrency}':30}{'rollouts/s':>12}{'runs':>24}{'of ceiling':>12}{'wall':>8}{'failed':>8}")
     for name, runs in figures.items():
         rate = statistics.median(run.rate for run in runs)
         each = " ".join(f"{run.rate:.1f}" for run in runs)
         wall = statistics.median(run.wall_s for run in runs)
         failed = sum(run.failed for run in runs)
-        print(f"{name:30}{rate:12.1f}{each:>24}{rate / ceiling:12.0%}{wall:7.1f}s{failed:8}")
+        print(f"{name:30}{rate:12.1f}{each:>24}{rate / ceiling:12.0%}{wall:7.1f}s{failed:8}", flush=True)
 
 
 if __name__ == "__main__":
