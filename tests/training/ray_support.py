@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
@@ -15,6 +17,8 @@ STARTS = 4
 @contextmanager
 def ray_on_loopback(**options: Any) -> Iterator[None]:
     """Ray, which gives its own processes 30 s to come up: little on a machine with other work."""
+    if "ray" not in sys.modules:  # Ray reads it once; a node's address does not keep it on loopback
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     ray = pytest.importorskip("ray")
     with TemporaryDirectory(
         prefix="ray-", dir="/tmp", ignore_cleanup_errors=True
@@ -26,7 +30,6 @@ def ray_on_loopback(**options: Any) -> Iterator[None]:
                         include_dashboard=False,
                         log_to_driver=False,
                         _temp_dir=f"{folder}/{attempt}",
-                        _node_ip_address="127.0.0.1",
                         **options,
                     )
                     break
