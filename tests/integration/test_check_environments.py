@@ -81,6 +81,7 @@ async def test_what_stands_in_the_way_is_named(
 ) -> None:
     timeout = 6.0 if fault == "hang" else 60.0
     check = await checked(home_with(tmp_path, PARIS), fault, start_timeout_s=timeout, memory_gb=2.0)
+    assert (check.kind, check.environment) == ("config", "own")
     assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
     assert evidence in check.evidence
     assert not check.rewarded

@@ -11,9 +11,11 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import orjson
 
+from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.memory import over_limit
 from gymgate.check.model import Check, Job
 from gymgate.errors import GymgateError, from_wire
@@ -120,6 +122,10 @@ def _failed(job: Job, started: float, detail: str, log: str) -> Check:
 
 def _made(job: Job, started: float, verdict: str, detail: str, evidence: str, log: str) -> Check:
     kind, _, name = job.environment.rpartition("/")
+    if name.endswith((".yaml", ".yml")):  # the user's own, by path
+        kind, name = "config", Path(name).stem
+    elif kind and kind not in (*PACKAGED_KINDS, AGENT_KIND):
+        kind = "config"
     return Check.model_validate(
         {
             "environment": name,
