@@ -165,7 +165,8 @@ class _Installation:
         try:
             with _file(others) as rest, _file(own) as itself:
                 self._install(*exact, "-r", rest)
-                self._install(*exact, *self._lifted, "-r", itself)
+                copied = ("--link-mode", "copy")  # servers write beside their code: never into uv's cache
+                self._install(*exact, *self._lifted, *copied, "-r", itself)
         except UvFailedError as error:
             if not _NO_BUILD.search(str(error)):
                 raise
