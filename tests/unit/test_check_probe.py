@@ -54,6 +54,14 @@ async def test_a_reward_counts_only_if_the_policy_was_asked(tmp_path: Path) -> N
     assert (asked.rewarded, asked.by_stand_in, asked.judge_missing) == (True, False, False)
 
 
+async def test_a_masked_reward_does_not_count(tmp_path: Path) -> None:
+    """As a judge's failure, which is told by masking the sample."""
+    taken_back = rollout(0.0, "policy_model").model_copy(update={"status": "masked"})
+    masked = probe(tmp_path, lambda row: taken_back, RecordedJudge("e"))
+    await masked.run([ROW])
+    assert not masked.rewarded
+
+
 async def test_a_judge_is_stood_in_for_only_after_it_was_missed(tmp_path: Path) -> None:
     judge = RecordedJudge("e")
     tried = probe(tmp_path, lambda row: rollout(1.0, "policy_model"), judge)
@@ -76,6 +84,18 @@ async def test_a_cohort_is_run_at_once_with_a_place_for_each(tmp_path: Path) -> 
     assert tried.rewarded
     assert [place for _, place in seen] == [0, 1, 2, 3]
     assert len({group for group, _ in seen}) == 1
+
+
+async def test_each_cohort_is_a_task_of_its_own(tmp_path: Path) -> None:
+    """Else its environment gives the score of the one before, of a judge that failed."""
+    tasks: list[int] = []
+
+    def told(row: dict[str, Any]) -> Rollout:
+        tasks.append(row["_ng_task_index"])
+        return rollout(None, "policy_model")
+
+    await probe(tmp_path, told, RecordedJudge("e"), cohort=2).run([ROW, ROW])
+    assert tasks[0] == tasks[1] != tasks[2] == tasks[3]
 
 
 def message(text: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Probe:
         self._run = run
         self._judge = judge
         self._cohort = cohort_size(config)
+        self._cohorts = 0
         self.rollouts: list[Rollout] = []
         self.judge_missing = False
         """Whether a packaged row's judge was called, and nobody could answer."""
@@ -41,7 +42,7 @@ class Probe:
 
     @property
     def rewarded(self) -> bool:
-        """Whether a rollout in which the policy was asked got a reward."""
+        """Whether a rollout in which the policy was asked got a reward that its environment does not take back."""
         return any(_counts(rollout) for rollout in self.rollouts)
 
     async def run(self, rows: Sequence[dict[str, Any]]) -> None:
@@ -67,14 +68,15 @@ class Probe:
         waits for."""
         if self._cohort == 1:
             return await self._run(row, say_nothing)
-        group = {"_ng_group_id": uuid.uuid4().hex, "_ng_task_index": 0}
+        self._cohorts += 1  # or an earlier one's score is given again
+        group = {"_ng_group_id": uuid.uuid4().hex, "_ng_task_index": self._cohorts}
         members = ({**row, **group, "_ng_rollout_index": index} for index in range(self._cohort))
         rollouts = await asyncio.gather(*(self._run(member, say_nothing) for member in members))
         return rollouts[0]
 
 
 def _counts(rollout: Rollout) -> bool:
-    return rollout.reward is not None and bool(rollout.policy_calls)
+    return rollout.reward is not None and rollout.status != "masked" and bool(rollout.policy_calls)
 
 
 def cohort_size(config: EnvConfig) -> int:
