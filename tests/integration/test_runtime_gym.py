@@ -196,7 +196,9 @@ def test_every_minor_version_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         made = ensure_runtime(RuntimeConfig(python=f"{major}.{minor}"))
         assert made.site.parts[-2] == f"python{major}.{minor}"
         packaged = made.site / "resources_servers" / "mcqa" / "app.py"
-        assert packaged.stat().st_nlink == 1, "a server that writes beside its code writes for its runtime alone"
+        assert packaged.stat().st_nlink == 1, (
+            "a server that writes beside its code writes for its runtime alone"
+        )
 
 
 async def test_a_running_stack_keeps_its_runtime() -> None:
