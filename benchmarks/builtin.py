@@ -17,9 +17,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
 from gymgate.api import load_catalog
 from gymgate.cli.eval_report import read_tallies
@@ -74,11 +76,12 @@ def eval_command(
 class BuiltinHome:
     """A home directory for `vf-eval`; `close` removes it and the script environments that uv made for it."""
 
-    def __init__(self, uv_cache: Path) -> None:
-        self._uv_cache = uv_cache
+    def __init__(self) -> None:
+        self._uv_cache = uv_cache()
         self._directory = tempfile.TemporaryDirectory(prefix="gymgate-bench-", ignore_cleanup_errors=True)
         self.path = Path(self._directory.name)
 
+    @cached_property
     def environment(self) -> dict[str, str]:
         """uv and this Python's programs first on PATH; UV_PYTHON, if there is one that nemo-gym 0.4.0's script takes."""
         programs = [str(Path(sys.executable).parent), str(find_uv().parent), os.environ.get("PATH", "")]
@@ -92,11 +95,10 @@ class BuiltinHome:
         }
 
     def close(self) -> None:
-        environment = self.environment()
         for script in self.path.glob(".cache/verifiers/runtimes/scripts/*.py"):
             command = [str(find_uv()), "python", "find", "--script", str(script), "--no-config"]
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=60, check=False
+                command, env=self.environment, capture_output=True, text=True, timeout=60, check=False
             )
             made = Path(done.stdout.strip()).parent.parent
             if made.is_relative_to(self._uv_cache / "environments-v2"):
@@ -108,7 +110,7 @@ def start_builtin(
     home: BuiltinHome, url: str, environments: Sequence[str], order: Order, limit_s: float
 ) -> Start:
     """One rollout of each environment's first row. Raises TimeoutError after `limit_s`, RuntimeError if one failed."""
-    trees, deadline = Trees(), time.monotonic() + limit_s
+    trees, deadline, variables = Trees(), time.monotonic() + limit_s, home.environment
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
         outputs = [Path(name) / str(number) for number in range(len(environments))]
         commands = [
@@ -117,7 +119,7 @@ def start_builtin(
         ]
         batches = [commands] if order == "all at once" else [[command] for command in commands]
         started = time.time()
-        printed = [text for batch in batches for text in trees.run(batch, home.environment(), deadline)]
+        printed = [text for batch in batches for text in trees.run(batch, variables, deadline)]
         ends = [
             _scored_at(output / "run") if not text else None
             for output, text in zip(outputs, printed, strict=True)

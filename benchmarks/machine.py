@@ -18,17 +18,22 @@ def free_port() -> int:
         return port
 
 
+def stat_fields(pid: int) -> list[str]:
+    """/proc/<pid>/stat from its third field on; empty if the process is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def session_pids(session: int) -> list[int]:
     """Processes of a session, by /proc/<pid>/stat (field 6)."""
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(fields[3]) == session:
+        fields = stat_fields(int(entry.name))
+        if fields and int(fields[3]) == session:
             found.append(int(entry.name))
     return found
 
@@ -44,11 +49,14 @@ def pss_mb(pid: int) -> float:
 
 def cpu_s(pid: int) -> float:
     """Seconds of processor time that a process has used (fields 14 and 15 of its stat); 0 if it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    if not (fields := stat_fields(pid)):
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def numbers(text: str) -> list[int]:
+    """Of an option such as `1,20`."""
+    return [int(part) for part in text.split(",")]
 
 
 def describe(*packages: str) -> str:

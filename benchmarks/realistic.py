@@ -29,7 +29,7 @@ import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, bare_agent
 from benchmarks.delayed_policy import delayed_policy, make_plan, row_with
-from benchmarks.machine import cpu_s, describe, print_table, pss_mb
+from benchmarks.machine import cpu_s, describe, numbers, print_table, pss_mb
 from benchmarks.progress import Steps, say
 from gymgate.catalog import Catalog
 from gymgate.config import HTTPEndpoint, RuntimeConfig, StackConfig
@@ -104,10 +104,10 @@ async def in_turn(
     rows: list[dict[str, Any]], workers: int, run: Callable[[int], Any], limit_s: float | None = None
 ) -> float:
     """Run every row, `workers` at once, or as many as end within the limit; seconds."""
-    numbers = iter(range(len(rows)))
+    indices = iter(range(len(rows)))
 
     async def worker() -> None:
-        for number in numbers:
+        for number in indices:
             await run(number)
 
     started = time.perf_counter()
@@ -259,7 +259,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--concurrency", type=numbers, default=[64, 128, 512, 2048])
     parser.add_argument("--waves", type=int, default=1, help="rollouts of a level over its concurrency")
     parser.add_argument("--limit-s", type=float, default=100, help="of each contender at each level")

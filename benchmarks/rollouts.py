@@ -23,7 +23,7 @@ import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, Run, bare_agent, bare_run, rate, stack_run
 from benchmarks.gym_collector import stock_stack
-from benchmarks.machine import describe, print_table
+from benchmarks.machine import describe, numbers, print_table
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.catalog import Catalog
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rollouts", type=int, default=500, help="a multiple of 20")
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 20, 64, 256])
+    parser.add_argument("--concurrency", type=numbers, default=[1, 20, 64, 256])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--interpreter")
     parser.add_argument("--without-stock", action="store_true", help="leave NeMo Gym's own command out")
@@ -126,10 +126,6 @@ def main(argv: list[str] | None = None) -> None:
         if not args.without_stock:
             rates |= measure_stock(url, args, steps)
     report(rates, args.concurrency)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -14,10 +14,9 @@ import argparse
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from benchmarks.machine import print_table
+from benchmarks.machine import numbers, print_table
 
 COSTS = {"agent": 1.55, "resources": 1.0, "daemon": 0.5, "sdk": 0.15}
 """Processor ms per model call: simple_agent, a light resources server, the stack's daemon, the SDK's process."""
@@ -144,7 +143,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    numbers: Callable[[str], list[int]] = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--cores", type=numbers, default=[2, 16, 64])
     parser.add_argument("--nodes", type=numbers, default=[1, 10, 1000])
     parser.add_argument(

@@ -47,7 +47,7 @@ from typing import Any
 from benchmarks.builtin import SERVERS, BuiltinHome, Order, start_builtin
 from benchmarks.contenders import memory_mb
 from benchmarks.gym_collector import stock_stack, uv_cache
-from benchmarks.machine import describe, print_table
+from benchmarks.machine import describe, numbers, print_table
 from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from benchmarks.trees import Trees
@@ -179,7 +179,7 @@ def measure_builtin(home: BuiltinHome, url: str, count: int, order: Order, add: 
 def measure_warm(args: argparse.Namespace, url: str, figures: Figures, steps: Steps) -> None:
     """Rounds in which the contenders take turns."""
     limit_s = args.limit_s
-    with contextlib.closing(BuiltinHome(uv_cache())) as home:
+    with contextlib.closing(BuiltinHome()) as home:
         if "builtin" in args.only:
             steps.begin("verifiers' built-in taskset makes its virtual environments", 80)
             with figures.attempt("verifiers' built-in, virtual environments", 1, limit_s):
@@ -230,7 +230,7 @@ def measure_cold(args: argparse.Namespace, url: str, figures: Figures, steps: St
             with (
                 downloads(figures, "verifiers' built-in", count),
                 figures.attempt(f"verifiers' built-in, {order}: a rollout of each, s", count, limit_s),
-                contextlib.closing(BuiltinHome(uv_cache())) as home,
+                contextlib.closing(BuiltinHome()) as home,
             ):
                 measure_builtin(home, url, count, order, figures.add, limit_s)
 
@@ -271,7 +271,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--environments", type=_numbers, default=[1, 4, 8], help="of 1 to 8")
+    parser.add_argument("--environments", type=_counts, default=[1, 4, 8], help="of 1 to 8")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--only", type=_contenders, default=list(EXPECTED_S), metavar="CONTENDER,...")
     parser.add_argument(
@@ -290,11 +290,11 @@ def main(argv: list[str] | None = None) -> None:
         figures.print_table(args.environments)
 
 
-def _numbers(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if not all(1 <= number <= len(ENVIRONMENTS) for number in numbers):
+def _counts(text: str) -> list[int]:
+    counts = numbers(text)
+    if not all(1 <= count <= len(ENVIRONMENTS) for count in counts):
         raise argparse.ArgumentTypeError(f"{text!r}: each must be 1 to {len(ENVIRONMENTS)}")
-    return numbers
+    return counts
 
 
 def _contenders(text: str) -> list[str]:

@@ -9,10 +9,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import IO
 
-from benchmarks.machine import pss_mb
+from benchmarks.machine import pss_mb, stat_fields
 from gymgate.stack.forkserver import descendants
 
 SAMPLE_S = 0.5
@@ -118,11 +117,8 @@ class Trees:
 
 def _start_time(pid: int) -> str:
     """Tells a process from a later one of the same number; "" if it is gone or only waits to be reaped."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    return "" if fields[0] == "Z" else fields[19]
+    fields = stat_fields(pid)
+    return "" if not fields or fields[0] == "Z" else fields[19]
 
 
 def _tail(sink: IO[bytes]) -> str:

@@ -14,6 +14,7 @@ half an hour at most.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import subprocess
@@ -22,12 +23,10 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command
-from benchmarks.gym_collector import uv_cache
-from benchmarks.machine import describe
+from benchmarks.machine import describe, numbers
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.api import load_catalog
@@ -57,20 +56,15 @@ CONTENDERS = {
 
 
 def measure(
-    arguments: list[str],
-    base_url: str,
-    rollouts: int,
-    concurrency: int,
-    environment: Mapping[str, str] = MappingProxyType({}),
+    arguments: list[str], base_url: str, rollouts: int, concurrency: int, environment: Mapping[str, str]
 ) -> Figure:
     """Run one `vf-eval` in a process of its own. Raises `RuntimeError` if it fails."""
     with tempfile.TemporaryDirectory() as output:
-        path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         started = time.monotonic()
         done = subprocess.run(
             eval_command(arguments, base_url, rollouts, concurrency, output),
             check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=1800,
@@ -85,16 +79,8 @@ def measure(
 def measure_builtin(base_url: str, concurrency: int) -> Figure:
     """Verifiers' own taskset, in a home of its own."""
     rows = str(load_catalog().find(ENVIRONMENT).data_file().path)
-    home = BuiltinHome(uv_cache())
-    try:
-        return measure([*BUILTIN, rows], base_url, 20, concurrency, home.environment())
-    finally:
-        home.close()
-
-
-def numbers(text: str) -> list[int]:
-    """Of `1,20`."""
-    return [int(number) for number in text.split(",")]
+    with contextlib.closing(BuiltinHome()) as home:
+        return measure([*BUILTIN, rows], base_url, 20, concurrency, home.environment)
 
 
 def main() -> None:
@@ -110,6 +96,8 @@ def main() -> None:
     options = parser.parse_args()
     print(describe("verifiers", "openai"), flush=True)
     builtin = [c for c in options.concurrency if c <= 20] if options.builtin else []
+    path = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     steps = Steps(options.rounds * len(CONTENDERS) * len(options.concurrency) + 5 * len(builtin))
     with scripted_policy() as base_url:
         for concurrency in options.concurrency:
@@ -117,7 +105,8 @@ def main() -> None:
             for number in range(options.rounds):
                 for name, arguments in CONTENDERS.items():
                     steps.begin(f"c={concurrency}, round {number + 1} of {options.rounds}: {name}")
-                    figures[name].append(measure(arguments, base_url, options.rollouts, concurrency))
+                    figure = measure(arguments, base_url, options.rollouts, concurrency, environment)
+                    figures[name].append(figure)
             if concurrency in builtin:
                 steps.begin(f"c={concurrency}: verifiers' built-in taskset", 5)
                 try:

@@ -94,11 +94,7 @@ def recorded(question: str, answer: str, reward: float, **fields: Any) -> str:
     return json.dumps({"responses_create_params": params, "response": response, "reward": reward, **fields})
 
 
-def config_of(directory: Path, *lines: str) -> Path:
-    return Path(home_with(directory, *lines))
-
-
-def home_with(directory: Path, *lines: str) -> str:
+def home_with(directory: Path, *lines: str) -> Path:
     """A directory with the server above and these recorded lines; the path to its config."""
     home = directory / "resources_servers" / "own"
     (home / "configs").mkdir(parents=True)
@@ -111,7 +107,7 @@ def home_with(directory: Path, *lines: str) -> str:
     ]
     (home / "data" / "example.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "data" / "example_rollouts.jsonl").write_text("\n".join(lines))
-    return str(home / "configs" / "own.yaml")
+    return home / "configs" / "own.yaml"
 
 
 def made_in(directory: Path) -> list[Path]:
@@ -119,9 +115,11 @@ def made_in(directory: Path) -> list[Path]:
     return list(directory.rglob("made_at_start.txt"))
 
 
-async def checked(config: str, fault: str = "none", version: str = "0.7.0", **settings: Any) -> Check:
+async def checked(config: Path, fault: str = "none", version: str = "0.7.0", **settings: Any) -> Check:
     overrides = (("own.resources_servers.own.fault", fault),)
-    (outcome,) = await check_all([Job(environment=config, version=version, overrides=overrides, **settings)])
+    (outcome,) = await check_all(
+        [Job(environment=str(config), version=version, overrides=overrides, **settings)]
+    )
     assert isinstance(outcome, Check), outcome
     return outcome
 

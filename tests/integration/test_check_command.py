@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_support import CONFIG, config_of, home_with, recorded
+from check_support import CONFIG, home_with, recorded
 from click.testing import CliRunner
 from scripted_chat import scripted_chat
 from stack_support import SIMPLE
@@ -124,7 +124,7 @@ def test_what_cannot_be_checked_is_one_line(arguments: list[str], said: str) -> 
 
 def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path: Path) -> None:
     """Of two at once, one hangs; the other one's result is on disk before the command ends."""
-    hanging, results = config_of(tmp_path), tmp_path / "results.json"
+    hanging, results = home_with(tmp_path), tmp_path / "results.json"
     hanging.write_text(CONFIG.replace("fault: none", "fault: hang"))
     command = [sys.executable, "-m", "gymgate", "check"]
     with subprocess.Popen(
@@ -155,7 +155,7 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
 
     with scripted_chat(judge) as url:
         arguments = ["--set", "own.resources_servers.own.fault=judge", "--model", f"a_judge=m@{url}"]
-        command = [sys.executable, "-m", "gymgate", "check", config, *arguments, "--json", str(results)]
+        command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "--json", str(results)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
     assert questions == ["Is this right: Lyon"]

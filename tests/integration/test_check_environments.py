@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from check_support import CONFIG, PARIS, checked, config_of, home_with, made_in, message, recorded
+from check_support import CONFIG, PARIS, checked, home_with, made_in, message, recorded
 
 from gymgate.check import Job, check_all, load_report
 from gymgate.errors import ConfigError
@@ -111,10 +111,10 @@ async def test_an_agent_that_is_gone_is_named_and_its_recording_played_by_the_on
 
 
 async def test_requirements_that_conflict_and_values_that_are_missing_are_named(tmp_path: Path) -> None:
-    config = config_of(tmp_path, PARIS)
+    config = home_with(tmp_path, PARIS)
     (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
     config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
-    check = await checked(str(config))
+    check = await checked(config)
     assert check.verdict == "match", check
     conflict, made_up = check.notes
     assert conflict.startswith("without openai==1.3.0: conflict: ")
@@ -124,19 +124,19 @@ async def test_requirements_that_conflict_and_values_that_are_missing_are_named(
 
 @pytest.mark.heavy
 async def test_a_reward_that_differs_with_a_made_up_value_is_blocked_by_that_value(tmp_path: Path) -> None:
-    config = config_of(tmp_path, recorded("of Italy?", "Rome", 0.0))
+    config = home_with(tmp_path, recorded("of Italy?", "Rome", 0.0))
     config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
-    check = await checked(str(config))
+    check = await checked(config)
     assert (check.verdict, check.rows[0].verdict) == ("blocked", "differs")
     assert check.detail == "config: a value for service_api_key; a made-up one lets it start"
 
 
 async def test_rows_without_a_prompt_are_said_to_be_so(tmp_path: Path) -> None:
-    config = config_of(tmp_path)
+    config = home_with(tmp_path)
     (config.parents[1] / "data" / "example.jsonl").write_text(
         '{"question": "of France?", "wanted": "Paris"}\n'
     )
-    check = await checked(str(config))
+    check = await checked(config)
     assert (check.verdict, check.rewarded) == ("incomplete", False)
     assert check.detail.startswith(
         "no data: the rows of example are raw and need a prompt config; `gymgate data"
@@ -160,7 +160,7 @@ def test_nothing_is_left_of_a_check_that_is_killed(tmp_path: Path) -> None:
         "-m",
         "gymgate",
         "check",
-        config,
+        str(config),
         "--set",
         "own.resources_servers.own.fault=hang",
     ]

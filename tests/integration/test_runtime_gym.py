@@ -88,7 +88,7 @@ ELSEWHERE = "nowhere @ http://127.0.0.1:9/nowhere-1.0-py3-none-any.whl"
 @pytest.mark.heavy  # a runtime is made before its requirements are looked for
 def test_setup_installs_what_an_index_has_and_says_what_it_cannot(tmp_path: Path) -> None:
     """Of three environments one requires what is on no index, and one downloads when it starts."""
-    config = Path(home_with(tmp_path))
+    config = home_with(tmp_path)
     (config.parents[1] / "requirements.txt").write_text(f"tiktoken\n{ELSEWHERE}\n")
     done = gymgate("setup", str(config), "mcqa", "bird_sql", "--json", cwd=tmp_path, UV_HTTP_RETRIES="0")
     report = json.loads(done.stdout)

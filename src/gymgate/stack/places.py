@@ -52,10 +52,7 @@ def make_private(path: Path) -> None:
 def process_directory() -> Path:
     """A new directory for the stacks of this process; those of dead processes are removed on the way."""
     base = base_directory()
-    for entry in base.glob(f"{_OWN}*-*"):
-        owner = entry.name[len(_OWN) :].partition("-")[0]
-        if owner.isdigit() and _has_ended(owner):
-            shutil.rmtree(entry, ignore_errors=True)
+    _remove_left(base, _OWN)
     path = base / f"{_OWN}{os.getpid()}-{os.urandom(4).hex()}"
     make_private(path)
     return path
@@ -67,11 +64,7 @@ def ray_directory() -> Path:
     Those of dead processes are removed on the way. Ray opens the directory that it is given to everybody: give it one in this.
     """
     base = Path("/tmp")
-    for entry in base.glob(f"{_RAY}*-*"):
-        owner = entry.name[len(_RAY) :].partition("-")[0]
-        with contextlib.suppress(OSError):
-            if owner.isdigit() and entry.lstat().st_uid == os.getuid() and _has_ended(owner):
-                shutil.rmtree(entry, ignore_errors=True)
+    _remove_left(base, _RAY)
     return Path(tempfile.mkdtemp(prefix=f"{_RAY}{os.getpid()}-", dir=base))
 
 
@@ -86,10 +79,22 @@ def remove_traces(socket_path: Path, directory: Path) -> None:
     """What a daemon removes as it exits: its logs, unless they were wanted elsewhere, and what a dead process left."""
     if directory == socket_path.with_suffix(""):
         shutil.rmtree(directory, ignore_errors=True)
-    parent = socket_path.parent
-    owner = parent.name[len(_OWN) :].partition("-")[0]
-    if parent.name.startswith(_OWN) and owner.isdigit() and _has_ended(owner):
-        shutil.rmtree(parent, ignore_errors=True)
+    if _is_left(socket_path.parent, _OWN):
+        shutil.rmtree(socket_path.parent, ignore_errors=True)
+
+
+def _remove_left(base: Path, prefix: str) -> None:
+    """Remove our directories of dead processes; `base` may be everybody's."""
+    for entry in base.glob(f"{prefix}*-*"):
+        with contextlib.suppress(OSError):
+            if entry.lstat().st_uid == os.getuid() and _is_left(entry, prefix):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_left(directory: Path, prefix: str) -> bool:
+    """Whether it is a directory `<prefix><pid>-...` of a dead process."""
+    owner = directory.name.removeprefix(prefix).partition("-")[0]
+    return directory.name.startswith(prefix) and owner.isdigit() and _has_ended(owner)
 
 
 def _has_ended(pid: str) -> bool:
