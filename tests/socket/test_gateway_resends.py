@@ -63,7 +63,7 @@ async def said(connection: RawConnection) -> str:
 
 
 async def finished(route: Route) -> None:
-    await asyncio.wait([call.task for call in route._calls if call.task is not None])
+    await asyncio.wait([call.task for call in route.log if call.task is not None])
 
 
 Play = Callable[[Scene], Awaitable[None]]

@@ -33,14 +33,14 @@ async def joined(left: Peer, right: Peer) -> AsyncIterator[None]:
 async def test_calls_cross_both_ways_at_once() -> None:
     """An answer may need a call back; a frame may be larger than any buffer."""
 
-    async def double(message: dict[str, Any]) -> Any:
+    async def double(message: dict[str, Any], _: bytes) -> Any:
         return (
             await left.call("add", a=message["value"], b=message["value"])
             if message["value"]
             else "x" * 5_000_000
         )
 
-    async def add(message: dict[str, Any]) -> int:
+    async def add(message: dict[str, Any], _: bytes) -> int:
         return int(message["a"]) + int(message["b"])
 
     told: list[Any] = []
@@ -54,7 +54,7 @@ async def test_calls_cross_both_ways_at_once() -> None:
 
 
 async def test_errors_cross_with_their_attributes() -> None:
-    async def fail(message: dict[str, Any]) -> None:
+    async def fail(message: dict[str, Any], _: bytes) -> None:
         raise ConfigError("no such thing") if message["known"] else ZeroDivisionError("oh")
 
     left, right = Peer({"fail": fail}), Peer()
@@ -70,7 +70,7 @@ async def test_errors_cross_with_their_attributes() -> None:
 async def test_cancelling_a_call_cancels_the_work() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
-    async def hang(message: dict[str, Any]) -> None:
+    async def hang(message: dict[str, Any], _: bytes) -> None:
         begun.set()
         try:
             await asyncio.Event().wait()
@@ -90,7 +90,7 @@ async def test_cancelling_a_call_cancels_the_work() -> None:
 async def test_losing_the_other_end_ends_calls_and_work() -> None:
     ended = asyncio.Event()
 
-    async def hang(message: dict[str, Any]) -> None:
+    async def hang(message: dict[str, Any], _: bytes) -> None:
         left.abort()
         try:
             await asyncio.Event().wait()

@@ -7,7 +7,7 @@ import resource
 import pytest
 from yarl import URL
 
-from gymgate.gateway import codec
+from gymgate import codec
 from gymgate.gateway.backends import http
 from gymgate.gateway.limits import raise_file_limit
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "gymgate"
 ROOMS = {
     "errors": 0,
+    "codec": 0,
     "config": 1,
+    "rollout.bodies": 1,
     "rollout.record": 2,
     "catalog": 3,
     "dataset": 4,

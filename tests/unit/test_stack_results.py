@@ -22,7 +22,8 @@ KEY = "0123456789abcdef" * 2
 
 
 def read(value: Any) -> dict[str, Any] | None:
-    return results.read_result(json.dumps(value).encode(), key=KEY, rollout_id="r-1", metadata_key="route")
+    found = results.read_result(json.dumps(value).encode(), key=KEY, rollout_id="r-1")
+    return None if found is None else results.measured(found[0], {}, "route")["result"]
 
 
 def test_routing_is_taken_out_of_the_result() -> None:
@@ -46,7 +47,7 @@ def test_routing_is_taken_out_of_the_result() -> None:
 @pytest.mark.parametrize("value", [None, [1], "text", 3])
 def test_anything_but_an_object_is_no_result(value: Any) -> None:
     assert read(value) is None
-    assert results.read_result(b"<html>", key=KEY, rollout_id="r", metadata_key="m") is None
+    assert results.read_result(b"<html>", key=KEY, rollout_id="r") is None
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_anything_but_an_object_is_no_result(value: Any) -> None:
     ],
 )
 def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | None) -> None:
-    scored = results.scored(result, {})
+    scored = results.scored(result)
     assert (scored["status"], scored["reward"]) == ("completed", reward)
 
 
@@ -77,7 +78,7 @@ def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | 
     ],
 )
 def test_status(result: dict[str, Any], truncated: str | None, status: str) -> None:
-    assert results.scored({"reward": 1, **result}, {}, truncated)["status"] == status
+    assert results.scored({"reward": 1, **result}, truncated)["status"] == status
 
 
 def test_parts_and_metrics() -> None:
@@ -95,9 +96,9 @@ def test_parts_and_metrics() -> None:
         "_ng_task_index": 1,
         "mask_sample": False,
     }
-    scored = results.scored(result, {"level": 3, "attempts": 1})
-    assert scored["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
-    assert scored["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
+    measured = results.measured(result, {"level": 3, "attempts": 1}, "route")
+    assert measured["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
+    assert measured["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,7 @@ def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: boo
     assert failed["status"] == "failed"
     assert "reward" not in failed
     assert (failed["error"]["kind"], failed["error"]["retryable"]) == (kind, retryable)
-    rollout = results.as_rollout(
-        {"id": "r", "environment": "e", "agent": "a", "calls": [], "timing": {}, **failed}
-    )
+    rollout = results.failed_rollout(error, id="r")
     assert rollout.reward is None
     assert rollout.error is not None
     assert rollout.error.type == type(error).__name__
@@ -148,5 +147,6 @@ def test_an_agents_422_is_the_rows_fault() -> None:
 
 def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
     body = json.dumps({"log": f"at {KEY}", "reward": 1.0}).encode()
-    result = results.read_result(body, key=KEY, rollout_id='a"b\\c', metadata_key="route")
-    assert result == {"log": 'at a"b\\c', "reward": 1.0}
+    found = results.read_result(body, key=KEY, rollout_id='a"b\\c')
+    assert found is not None
+    assert found[0] == {"log": 'at a"b\\c', "reward": 1.0}

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gymgate import codec
 from gymgate.errors import DataError
-from gymgate.stack.routing import Strategy, routed_row, strategy_for
+from gymgate.stack import routing
+from gymgate.stack.routing import Strategy, strategy_for
 
 ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
+
+
+def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[str, Any]:
+    body: dict[str, Any] = codec.loads(routing.routed_row(codec.dumps(row), strategy, **route))
+    return body
 
 
 @pytest.mark.parametrize(
@@ -59,6 +68,23 @@ def test_metadata_that_is_full_is_the_rows_fault() -> None:
     with pytest.raises(DataError, match="16 metadata entries"):
         routed_row(
             {"responses_create_params": {"metadata": full}},
+            "metadata",
+            key="k",
+            base_url="u",
+            metadata={"gymgate_route": "k"},
+        )
+
+
+def test_a_row_that_brings_entries_of_ours_is_given_the_routes() -> None:
+    row = {**ROW, "_ng_rollout_id": "another's", "policy_api_key": "mine"}
+    body = routed_row(row, "body", key="k", base_url="http://h", metadata={})
+    assert (body["_ng_rollout_id"], body["policy_api_key"], body["policy_base_url"]) == ("k", "k", "http://h")
+
+
+def test_metadata_that_is_no_object_is_the_rows_fault() -> None:
+    with pytest.raises(DataError, match="metadata is a list"):
+        routed_row(
+            {"responses_create_params": {"metadata": ["a"]}},
             "metadata",
             key="k",
             base_url="u",

@@ -25,7 +25,7 @@ from gymgate.errors import (
     from_wire,
 )
 from gymgate.rollout import Rollout
-from gymgate.rollout.result import as_rollout, failed
+from gymgate.rollout.result import failed_rollout
 from gymgate.stack import Policy, Stack, connect
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
@@ -61,7 +61,7 @@ class NodeStack:
             rollout = await self._stack.run(row, policy=endpoint, limits=RolloutLimits(**limits), **options)
         except GymgateError as error:
             return {"raised": error.to_wire()}
-        return {"rollout": rollout.model_dump()}
+        return {"rollout": rollout}
 
     async def status(self) -> dict[str, Any]:
         assert self._stack is not None
@@ -115,7 +115,8 @@ class RayStacks:
         finally:
             node.in_flight -= 1
         if "rollout" in outcome:
-            return as_rollout(outcome["rollout"])
+            rollout: Rollout = outcome["rollout"]
+            return rollout
         raised = from_wire(outcome["raised"])
         if isinstance(raised, StackLostError):
             self._lose(node, raised.message)
@@ -218,7 +219,7 @@ def _sendable(policy: Policy) -> HTTPEndpoint | ReplayEndpoint:
 
 def _lost(node: Node, environment: str | None) -> Rollout:
     error = ServerDiedError(f"node {node.name} was lost while the rollout was on it", server=node.name)
-    return as_rollout({"id": "", "environment": environment or "", "agent": "", **failed(error)})
+    return failed_rollout(error, environment=environment or "")
 
 
 def _ray() -> Any:

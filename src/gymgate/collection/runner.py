@@ -17,7 +17,7 @@ from gymgate.collection.store import RunDirectory
 from gymgate.collection.tally import Tally
 from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, from_wire
 from gymgate.rollout import Rollout, RolloutError
-from gymgate.rollout.result import as_rollout, failed
+from gymgate.rollout.result import failed_rollout
 
 STALL_NAMES = 3
 LOOK_S = 5.0
@@ -146,8 +146,7 @@ class Collector:
             return await self._run_one(job)
         except (ConfigError, DataError) as error:  # this row cannot be run; the others can
             data = DataError(f"{job.row.source}:{job.row.line}: {error}")
-            outcome = {"id": "", "environment": job.environment or "", "agent": job.row.agent or ""}
-            return as_rollout({**outcome, **failed(data)})
+            return failed_rollout(data, environment=job.environment or "", agent=job.row.agent or "")
 
     async def _finish(self, job: Job, rollout: Rollout, attempt: int) -> None:
         result = collected(job, rollout, attempt)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from gymgate.config import Dialect
-from gymgate.gateway import codec
 from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
+from gymgate.rollout.bodies import BodyLog, BodyReader, RecordedBodies
 from gymgate.rollout.record import ModelCall, Usage
 
 Connection = web.RequestHandler
@@ -39,23 +39,24 @@ def facts_of(answer: dict[str, Any], dialect: Dialect) -> Facts:
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Bodies are kept as bytes and parsed when the record is read."""
+    """One model call. Bodies are kept as bytes, requests in the route's `BodyLog`."""
 
     index: int
     model_server: str
     dialect: Dialect
     started_s: float
-    request: bytes | None = None
+    request: int | None = None
+    """Position in the log of bodies; `None` if bodies are not kept."""
     response: bytes | None = None
-    upstream_request: bytes | None = None
+    upstream_request: int | None = None
     upstream_response: bytes | None = None
-    upstream_dialect: Dialect | None = None
-    facts: Facts | None = None
+    facts: Facts = NO_FACTS
+    details: dict[str, Any] = field(default_factory=dict)
     status: int | None = None
     error: str | None = None
     duration_s: float = 0.0
     payload: bytes = b""
-    """What is written to the agent: `response`, or the stream made of it."""
+    """What is written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for it again."""
     streamed: bool = False
     """Whether `payload` is a stream of server-sent events."""
     done: bool = False
@@ -64,7 +65,6 @@ class Call:
     connection: Connection | None = None
     """The connection that waits for the answer, or that it was written to."""
     _done: asyncio.Event | None = None
-    _record: ModelCall | None = None
 
     def finish(self) -> None:
         """Wake those who wait."""
@@ -96,43 +96,32 @@ class Call:
         transport = self.connection.transport if self.connection is not None else None
         return transport is None or transport.is_closing()
 
-    def record(self) -> ModelCall:
-        """The call as recorded so far; made once after it finished."""
-        if self._record is not None:
-            return self._record
-        record = self._build()
-        if self.done:
-            self._record = record
-        return record
+    def fields(self) -> dict[str, Any]:
+        """The fields of a `ModelCall` beside its bodies."""
+        facts = self.facts
+        return {
+            "index": self.index,
+            "model_server": self.model_server,
+            "dialect": self.dialect,
+            "status_code": self.status,
+            "error": self.error,
+            "details": self.details,
+            "usage": facts.usage,
+            "prompt_token_ids": facts.prompt_ids,
+            "completion_token_ids": facts.completion_ids,
+            "logprobs": facts.logprobs,
+            "started_s": self.started_s,
+            "duration_s": self.duration_s,
+            "finish_reason": facts.finish_reason,
+        }
 
-    def _build(self) -> ModelCall:
-        facts = self.facts or self._facts_of_bodies()
-        return ModelCall.model_construct(
-            index=self.index,
-            model_server=self.model_server,
-            dialect=self.dialect,
-            request=_parsed(self.request),
-            response=_parsed(self.response),
-            upstream_request=_parsed(self.upstream_request),
-            upstream_response=_parsed(self.upstream_response),
-            status_code=self.status,
-            error=self.error,
-            usage=facts.usage,
-            prompt_token_ids=facts.prompt_ids,
-            completion_token_ids=facts.completion_ids,
-            logprobs=facts.logprobs,
-            started_s=self.started_s,
-            duration_s=self.duration_s,
-            finish_reason=facts.finish_reason,
+    def record(self, requests: BodyLog) -> ModelCall:
+        """The call as recorded so far, for this process; `requests` is its route's log."""
+        return ModelCall.reading_from(
+            RecordedBodies(
+                BodyReader(requests.deltas),
+                {"request": self.request, "upstream_request": self.upstream_request},
+                {"response": self.response, "upstream_response": self.upstream_response},
+            ),
+            **self.fields(),
         )
-
-    def _facts_of_bodies(self) -> Facts:
-        if self.upstream_response is not None and self.upstream_dialect is not None:
-            return facts_of(codec.loads(self.upstream_response), self.upstream_dialect)
-        if self.response is not None and self.status == 200:
-            return facts_of(codec.loads(self.response), self.dialect)
-        return NO_FACTS
-
-
-def _parsed(body: bytes | None) -> dict[str, Any] | None:
-    return None if body is None else dict(codec.loads(body))

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from aiohttp import web
 from multidict import CIMultiDict
 
+from gymgate import codec
 from gymgate.config import Dialect
-from gymgate.gateway import codec
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body
 

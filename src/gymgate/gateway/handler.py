@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from gymgate.gateway import codec
+from gymgate import codec
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
 from gymgate.gateway.requests import (
     DIALECTS,
@@ -93,7 +93,7 @@ class Handler:
             request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         raw = await _body(request)
         try:
-            body = codec.loads(raw)
+            body, raw = codec.parse(raw)
         except ValueError as error:
             raise Refusal(400, f"the request's body is not JSON: {error}") from error
         if not isinstance(body, dict):

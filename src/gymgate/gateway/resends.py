@@ -14,13 +14,15 @@ an answer that was written to a connection that is gone by now, unless it was an
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from gymgate.gateway.call import Call
 
 RECENT_ANSWERS = 16
 MARKED_ANSWERS = 256
+KEPT_BYTES = 4 << 20
+"""Of requests and answers that are kept for either purpose; the newest one stays whatever its size."""
 HASHED = 2048
 """Bytes of each end of a long body."""
 
@@ -48,7 +50,11 @@ def is_marked_retry(headers: Mapping[str, str]) -> bool:
 
 
 class Resends:
-    """One rollout's calls whose answers may still be asked for again."""
+    """One rollout's calls whose answers may still be asked for again.
+
+    Memory: requests under way, and `KEPT_BYTES` of answered ones of either kind. A call's `payload` is dropped with its last
+    entry here.
+    """
 
     def __init__(self) -> None:
         self._unwritten: dict[RequestKey, list[Call]] = {}
@@ -77,17 +83,20 @@ class Resends:
         self._unwritten.setdefault(key, []).append(call)
         if key.idempotency_key is not None:
             self._marked[key] = call
-            if len(self._marked) > MARKED_ANSWERS:
-                self._marked.popitem(last=False)
 
     def written(self, key: RequestKey, call: Call) -> None:
         """The call's answer was fully written to the connection that asked for it last."""
         self.forget(key, call)
-        if call.failed:
-            return
-        self._recent.append((key, call))
-        if len(self._recent) > RECENT_ANSWERS:
-            self._recent.popleft()
+        if key.idempotency_key is not None:
+            self._bound_marked()
+        elif call.failed:
+            call.payload = b""
+        else:
+            self._recent.append((key, call))
+            while len(self._recent) > RECENT_ANSWERS or (
+                len(self._recent) > 1 and _size(self._recent) > KEPT_BYTES
+            ):
+                self._recent.popleft()[1].payload = b""
 
     def forget(self, key: RequestKey, call: Call) -> None:
         """An unmarked repetition of the call is a new call from now on."""
@@ -96,3 +105,15 @@ class Resends:
             calls.remove(call)
             if not calls:
                 del self._unwritten[key]
+
+    def _bound_marked(self) -> None:
+        while len(self._marked) > MARKED_ANSWERS or (
+            len(self._marked) > 1 and _size(self._marked.items()) > KEPT_BYTES
+        ):
+            key, call = self._marked.popitem(last=False)
+            if key not in self._unwritten:
+                call.payload = b""
+
+
+def _size(entries: Iterable[tuple[RequestKey, Call]]) -> int:
+    return sum(len(key.body) + len(call.payload) for key, call in entries)

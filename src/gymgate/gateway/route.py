@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gymgate import codec
 from gymgate.config import Dialect, RolloutLimits
 from gymgate.errors import GymgateError, PolicyError
-from gymgate.gateway import codec
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.call import Call, Connection, facts_of
 from gymgate.gateway.dialects import (
@@ -27,13 +27,15 @@ from gymgate.gateway.dialects import (
 )
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.resends import RequestKey, Resends
-from gymgate.rollout.record import ModelCall
+from gymgate.rollout.bodies import BodyLog
+from gymgate.rollout.record import Limit, ModelCall
 
 POLICY = "policy_model"
 POLICY_AS_JUDGE = "policy_model_as_judge"
 """The policy's model server under the name that resources servers know it by, where a config makes the policy its own judge:
 their calls are no turns of the policy."""
-CLOSE_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 0.5
+"""To wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
 _KEYLESS_RESEND_S = 60.0
 _OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
 _STREAM_FIELDS = ("stream", "stream_options")
@@ -76,8 +78,8 @@ class Route:
         """To be merged into a row's `responses_create_params.metadata`, for agents that lose the URL."""
         self.failure: PolicyError | None = None
         """The first failure of the policy's or a judge's endpoint."""
-        self.truncated: str | None = None
-        """The limit that ended the rollout, if one did: `"max_calls"`, or `"context_length"` as the policy's endpoint said."""
+        self.truncated: Limit | None = None
+        """The limit that ended the rollout, if one did."""
         self.closed = False
         self._targets = dict(targets)
         self._max_calls = limits.max_calls if limits is not None else None
@@ -85,18 +87,21 @@ class Route:
         self._on_close = on_close
         self._clock = clock
         self._opened = clock()
-        self._calls: list[Call] = []
+        self.log: list[Call] = []
+        """The calls so far, by arrival, judges' included."""
+        self.requests = BodyLog()
+        """The bodies that `log` refers to."""
         self._policy_calls = 0
         self._running: set[Call] = set()
         self._resends = Resends()
 
     def __repr__(self) -> str:
-        return f"Route({self.rollout_id!r}, {len(self._calls)} calls{', closed' if self.closed else ''})"
+        return f"Route({self.rollout_id!r}, {len(self.log)} calls{', closed' if self.closed else ''})"
 
     @property
     def calls(self) -> list[ModelCall]:
-        """The calls so far, by arrival, judges' included; one under way has no status."""
-        return [call.record() for call in self._calls]
+        """The calls so far as records; one under way has no status."""
+        return [call.record(self.requests) for call in self.log]
 
     @property
     def in_flight(self) -> Counter[str]:
@@ -136,7 +141,7 @@ class Route:
         call.connection = connection
         call.streamed = body.get("stream") is True
         if self._record_bodies:
-            call.request = key.body
+            call.request = self.requests.add(key.body)
         self._running.add(call)
         self._resends.add(key, call)
         performing = self._perform(call, target, body, key.body)
@@ -154,8 +159,8 @@ class Route:
             self._resends.written(key, call)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
-        call = Call(len(self._calls), model_server, dialect, self._clock() - self._opened)
-        self._calls.append(call)
+        call = Call(len(self.log), model_server, dialect, self._clock() - self._opened)
+        self.log.append(call)
         return call
 
     def _admit(self, model_server: str) -> Target:
@@ -215,15 +220,14 @@ class Route:
             result = translate_answer(answer.body, body, backend.dialect, call.dialect, target.memory)
             response = codec.dumps(result)
             if self._record_bodies:
-                call.upstream_dialect = backend.dialect
-                call.upstream_request = upstream_raw
+                call.upstream_request = self.requests.add(upstream_raw)
                 call.upstream_response = answer.raw or codec.dumps(answer.body)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
             return
         if self._record_bodies:
             call.response = response
-        else:
-            call.facts = facts_of(answer.body, backend.dialect)
+        call.facts = facts_of(answer.body, backend.dialect)
+        call.details = answer.details
         call.payload = b"".join(encode_stream(result, call.dialect, body)) if call.streamed else response
         call.status = 200
 

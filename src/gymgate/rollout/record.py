@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 
 from gymgate.config import Dialect
 from gymgate.errors import ErrorKind
@@ -28,8 +35,24 @@ class Usage(Record):
     reasoning_tokens: int | None = None
 
 
+BODIES = ("request", "response", "upstream_request", "upstream_response")
+Limit = Literal["max_calls", "context_length"]
+
+
+class BodySource(Protocol):
+    """Where a `ModelCall` finds its bodies when they are first asked for."""
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The body of that name, one of `BODIES`."""
+        ...
+
+
 class ModelCall(Record):
-    """One request to a model and what came of it."""
+    """One request to a model and what came of it.
+
+    Bodies of calls that come from a stack are parsed when they are first read. What several requests of a rollout have in
+    common they share: change a copy.
+    """
 
     index: int
     """Position among the rollout's calls, judges' included, by arrival."""
@@ -52,10 +75,50 @@ class ModelCall(Record):
     prompt_token_ids: list[int] | None = None
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
+    details: dict[str, Any] = Field(default_factory=dict)
+    """What the endpoint's backend says of the answer: `tool_output_differs` of a replay, for instance."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0
     finish_reason: str | None = None
+    _source: BodySource | None = PrivateAttr(default=None)
+
+    @classmethod
+    def reading_from(cls, source: BodySource, **fields: Any) -> ModelCall:
+        """A call whose bodies are in `source`; the other fields are trusted, not validated."""
+        call = cls.model_construct(**fields)
+        call._source = source
+        for name in BODIES:
+            del call.__dict__[name]
+        return call
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Read a body that was not read yet."""
+            if name not in BODIES:
+                return super().__getattr__(name)
+            value = self.__dict__[name] = None if self._source is None else self._source.read(name)
+            return value
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ModelCall):
+            self._read_all()
+            other._read_all()
+            return self.__dict__ == other.__dict__
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @model_serializer(mode="wrap")
+    def _serialised(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        self._read_all()
+        whole: dict[str, Any] = handler(self)
+        return whole
+
+    def _read_all(self) -> None:
+        for name in BODIES:
+            getattr(self, name)
 
 
 class Segment(Record):
@@ -100,6 +163,8 @@ class Rollout(Record):
     environment: str
     agent: str
     status: RolloutStatus
+    limit: Limit | None = None
+    """The limit that ended it early: `max_calls` of `RolloutLimits`, or the policy's context length, as its endpoint said."""
     reward: float | None = None
     """As Gym gave it; `None` where there is none, never 0 in its place."""
     reward_parts: dict[str, float] = Field(default_factory=dict)

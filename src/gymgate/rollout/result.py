@@ -1,7 +1,4 @@
-"""From an agent's answer to `/run` to the fields of a `Rollout`. Pure functions over plain dicts.
-
-A rollout travels from the daemon to the SDK process as such a dict; `as_rollout` makes the record of it there.
-"""
+"""From an agent's answer to `/run` to the fields of a `Rollout`. Pure functions over plain dicts."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.errors import (
     DataError,
     EnvironmentServerError,
@@ -20,7 +16,7 @@ from gymgate.errors import (
     RolloutTimeoutError,
     ServerDiedError,
 )
-from gymgate.rollout.record import ModelCall, Rollout, RolloutError, RolloutStatus, Timing, Usage
+from gymgate.rollout.record import Limit, Rollout, RolloutError, RolloutStatus
 
 TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
 """Gym's own copy of the conversation, there because we turn on the rollout's URL; `Rollout.calls` has it all."""
@@ -36,22 +32,16 @@ _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
 )
 
 
-def read_result(body: bytes, *, key: str, rollout_id: str, metadata_key: str) -> dict[str, Any] | None:
-    """The agent's answer without our routing; `None` if it is not a JSON object.
+def read_result(body: bytes, *, key: str, rollout_id: str) -> tuple[dict[str, Any], bytes] | None:
+    """The agent's answer, parsed and as JSON; `None` if it is not a JSON object, or nested too deeply.
 
     Wherever the rollout's secret key stands in it, its public id stands afterwards.
     """
     try:
-        result = orjson.loads(body.replace(key.encode(), orjson.dumps(rollout_id)[1:-1]))
-    except orjson.JSONDecodeError:
+        result, body = codec.parse(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
+    except ValueError:
         return None
-    if not isinstance(result, dict):
-        return None
-    for name in TRAJECTORIES:
-        result.pop(name, None)
-    for name in ("responses_create_params", "response"):
-        _without_entry(result.get(name), metadata_key)
-    return result
+    return (result, body) if isinstance(result, dict) else None
 
 
 def _without_entry(part: Any, metadata_key: str) -> None:
@@ -60,21 +50,23 @@ def _without_entry(part: Any, metadata_key: str) -> None:
         del part["metadata"]
 
 
-def scored(result: Mapping[str, Any], row: Mapping[str, Any], truncated: str | None = None) -> dict[str, Any]:
-    """Status, reward, parts and metrics of an answer to a row."""
-    reward = number(result.get("reward"))
+def scored(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
+    """Status, reward and limit of an agent's answer."""
     status: RolloutStatus = "completed"
     if is_masked(result):
         status = "masked"
-    elif truncated is not None or is_incomplete(result.get("response")):
+    elif limit is not None or is_incomplete(result.get("response")):
         status = "truncated"
-    return {
-        "status": status,
-        "reward": reward,
-        "reward_parts": reward_parts(result),
-        "metrics": metrics(result, row),
-        "result": result,
-    }
+    return {"status": status, "reward": number(result.get("reward")), "limit": limit}
+
+
+def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) -> dict[str, Any]:
+    """The answer without gymgate's routing, and the reward parts and metrics in it."""
+    for name in TRAJECTORIES:
+        result.pop(name, None)
+    for name in ("responses_create_params", "response"):
+        _without_entry(result.get(name), metadata_key)
+    return {"reward_parts": reward_parts(result), "metrics": metrics(result, row), "result": result}
 
 
 def number(value: Any) -> float | None:
@@ -143,6 +135,13 @@ def failed(error: GymgateError) -> dict[str, Any]:
     return {"status": "failed", "error": described.model_dump()}
 
 
+def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", agent: str = "") -> Rollout:
+    """The record of a rollout that failed before the daemon could say anything of it."""
+    fields = failed(error)
+    fields["error"] = RolloutError.model_construct(**fields["error"])
+    return Rollout.model_construct(id=id, environment=environment, agent=agent, **fields)
+
+
 def refused(status: int, body: bytes, agent: str) -> GymgateError:
     """The error for an agent's `/run` that answered other than 200."""
     message = condensed(body)
@@ -156,14 +155,14 @@ def refused(status: int, body: bytes, agent: str) -> GymgateError:
 def condensed(body: bytes) -> str:
     """An error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
     try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        value = codec.loads(body)
+    except ValueError:
         value = body.decode(errors="replace")
     if isinstance(value, dict) and "detail" in value:
         value = value["detail"]
     if isinstance(value, list):
         value = "; ".join(_complaint(item) for item in value)
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = value if isinstance(value, str) else codec.dumps(value).decode()
     line = " ".join(text.split())
     return line if len(line) <= MAX_MESSAGE else f"{line[: MAX_MESSAGE // 2]} ... {line[-MAX_MESSAGE // 2 :]}"
 
@@ -173,19 +172,3 @@ def _complaint(item: Any) -> str:
         return str(item)
     where = ".".join(str(part) for part in item.get("loc", ()) if part != "body")
     return f"{where}: {item['msg']}"
-
-
-def as_rollout(value: Mapping[str, Any]) -> Rollout:
-    """The record of a dict that the daemon built; its parts are trusted, not validated again."""
-    fields = dict(value)
-    fields["calls"] = [_as_call(call) for call in value.get("calls", ())]
-    fields["timing"] = Timing.model_construct(**value.get("timing", {}))
-    if (error := value.get("error")) is not None:
-        fields["error"] = RolloutError.model_construct(**error)
-    fields.setdefault("reward_parts", {})
-    fields.setdefault("metrics", {})
-    return Rollout.model_construct(**fields)
-
-
-def _as_call(value: Mapping[str, Any]) -> ModelCall:
-    return ModelCall.model_construct(**{**value, "usage": Usage.model_construct(**value["usage"])})

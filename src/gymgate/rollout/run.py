@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError
-from gymgate.gateway import METADATA_KEY, POLICY, Route
+from gymgate.gateway import POLICY, Route
+from gymgate.gateway.call import Call
 from gymgate.rollout import result as results
-from gymgate.rollout.record import ModelCall
 
 _JSON = {"Content-Type": "application/json"}
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
@@ -22,20 +22,31 @@ _KEEPALIVE_S = 2.0
 _DEATH_SHOWS_S = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass
 class Job:
     """What to post for whom."""
 
     environment: str
     agent: str
-    row: Mapping[str, Any]
-    """As the caller gave it."""
     body: bytes
     """The row with its routing, as JSON."""
     rollout_id: str
     timeout_s: float
-    waited_s: float = 0.0
-    """Of that, spent before the row is posted."""
+    waits_for: str = "its turn"
+    """What the rollout waits for now, for the error if its time runs out."""
+
+    def timed_out(self) -> dict[str, Any]:
+        """The outcome of a rollout whose deadline has passed."""
+        message = f"Timed out after {self.timeout_s:g} s waiting for {self.waits_for} (environment {self.environment!r})"
+        return results.failed(RolloutTimeoutError(message))
+
+
+@dataclass
+class Outcome:
+    """What came of a job: fields of a `Rollout`, and the agent's answer as JSON, if there is one."""
+
+    fields: dict[str, Any]
+    result: bytes | None = None
 
 
 def new_session() -> aiohttp.ClientSession:
@@ -47,40 +58,40 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: str) -> dict[str, Any]:
-    """Post the job to the agent at `url`. Status, reward, result and so on, or status and error: a failure comes back as data.
+async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: str) -> Outcome:
+    """Post the job to the agent at `url`. A failure comes back as data.
 
-    Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7), and its late model calls are
-    refused once the caller closes the route.
+    Cancelling it, as the caller's deadline does, closes the connection, at which the agent stops (nemo-gym 0.7); its late
+    model calls are refused once the caller closes the route.
     """
+    job.waits_for = f"agent {job.agent!r}"
     try:
         status, body = await _post(session, job, url)
-    except TimeoutError:
-        return results.failed(RolloutTimeoutError(f"no result after {job.timeout_s:g} s from {job.agent!r}"))
     except aiohttp.ClientError as error:
         await asyncio.sleep(_DEATH_SHOWS_S)
         message = f"agent {job.agent!r} broke the connection: {type(error).__name__}: {error}"
-        return results.failed(StackLostError(message))
+        return Outcome(results.failed(StackLostError(message)))
     if status != 200 and route.truncated is not None:
-        return {"status": "truncated"}  # the agent could not go on without the call that was refused
+        # The agent could not go on without the call that was refused.
+        return Outcome({"status": "truncated", "limit": route.truncated})
     if status != 200:
         if route.failure is None:  # a server that died may be what the agent stumbled over
             await asyncio.sleep(_DEATH_SHOWS_S)
-        return results.failed(_blame(status, body, job, route))
-    result = results.read_result(body, key=route.key, rollout_id=job.rollout_id, metadata_key=METADATA_KEY)
-    if result is None:
+        return Outcome(results.failed(_blame(status, body, job, route)))
+    read = results.read_result(body, key=route.key, rollout_id=job.rollout_id)
+    if read is None:
         text = results.condensed(body)
-        return results.failed(StackLostError(f"agent {job.agent!r} answered with no JSON object: {text}"))
+        return Outcome(
+            results.failed(StackLostError(f"agent {job.agent!r} answered with no JSON object: {text}"))
+        )
+    result, clean = read
     if (failure := _decisive_failure(result, route)) is not None:
-        return results.failed(failure)
-    return results.scored(result, job.row, route.truncated)
+        return Outcome(results.failed(failure))
+    return Outcome(results.scored(result, route.truncated), clean)
 
 
 async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int, bytes]:
-    async with (
-        asyncio.timeout(job.timeout_s - job.waited_s),
-        session.post(url, data=job.body, headers=_JSON, allow_redirects=False) as response,
-    ):
+    async with session.post(url, data=job.body, headers=_JSON, allow_redirects=False) as response:
         return response.status, await response.read()
 
 
@@ -94,7 +105,7 @@ def _decisive_failure(result: Mapping[str, Any], route: Route) -> PolicyError | 
         return None
     if results.judge_failed(result):
         return route.failure
-    last = next((call for call in reversed(route.calls) if call.model_server == POLICY), None)
+    last = next((call for call in reversed(route.log) if call.model_server == POLICY), None)
     return route.failure if last is not None and last.error is not None else None
 
 
@@ -106,21 +117,16 @@ def _blame(status: int, body: bytes, job: Job, route: Route) -> GymgateError:
     return results.refused(status, clean, job.agent)
 
 
-def finished(job: Job, outcome: Mapping[str, Any], calls: list[ModelCall], started: float) -> dict[str, Any]:
-    """The whole rollout as a dict, ready to be serialised; `started` as of `time.monotonic`."""
+def finished(job: Job, outcome: Outcome, calls: Sequence[Call], started: float) -> dict[str, Any]:
+    """The rollout's fields beside its bodies, ready to be serialised; `started` as of `time.monotonic`."""
     return {
         "id": job.rollout_id,
         "environment": job.environment,
         "agent": job.agent,
-        **outcome,
-        "calls": [_as_dict(call) for call in calls],
+        **outcome.fields,
         "timing": {
             "total_s": time.monotonic() - started,
             "model_s": sum(call.duration_s for call in calls if call.model_server == POLICY),
             "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
         },
     }
-
-
-def _as_dict(call: ModelCall) -> dict[str, Any]:
-    return {**call.__dict__, "usage": call.usage.__dict__}

@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from gymgate import codec
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, StackLostError
+from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
 from gymgate.rollout import ModelCall, Rollout
-from gymgate.rollout.result import as_rollout
+from gymgate.rollout.result import failed_rollout
+from gymgate.rollout.row import agent_of, row_json
+from gymgate.stack.handover import unpack_calls, unpack_rollout
 from gymgate.stack.launch import Place
-from gymgate.stack.protocol import PROTOCOL, Peer
+from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
 
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ EXIT_TIMEOUT_S = 5.0
 PING_S, MAX_MISSED = 10.0, 6
 """How often a daemon that owes an answer is asked for a sign of life, and how many it may leave out in turn."""
 NOT_PICKLED = "a stack belongs to the process that acquired it; send its config, and acquire it there"
+GRACE_S = 1.0
+"""Seconds that a rollout's answer may come after its deadline, before its caller stops waiting for the daemon."""
 MAX_ID = 256
 """Characters of a rollout's id, which stands in logs and in place of its key."""
 _CALLABLE = CallableEndpoint(name="policy")
@@ -112,12 +117,14 @@ class Connection:
 
         self.callables[name] = CallableBackend(policy, endpoint.dialect, endpoint.timeout_s)
 
-    async def _answer_policy(self, message: dict[str, Any]) -> dict[str, Any]:
-        name = message["endpoint"]["name"]
+    async def _answer_policy(self, message: dict[str, Any], request: bytes) -> Reply:
+        name = message["name"]
         if name not in self.callables:
             known = ", ".join(sorted(self.callables)) or "none"
             raise ConfigError(f"no callable is registered as {name!r} (registered: {known})")
-        return (await self.callables[name].call(message["body"])).body
+        answer = await self.callables[name].call(codec.loads(request))
+        assert answer.raw is not None
+        return Reply(None, answer.raw)
 
     def _watch(self, missed: int, heard: int) -> None:
         """Ask for signs of life while calls wait. Counted rather than timed: this loop too may stand still."""
@@ -170,8 +177,8 @@ class OpenRoute:
 
     async def calls(self) -> list[ModelCall]:
         """The calls so far."""
-        found = await self._connection.peer.call("route_calls", key=self.key)
-        return [ModelCall.model_validate(call) for call in found]
+        found = await self._connection.peer.exchange("route_calls", {"key": self.key})
+        return unpack_calls(found.value, found.body)
 
     async def close(self) -> None:
         """Retire the key; idempotent."""
@@ -229,17 +236,32 @@ class Stack:
         simulator is the policy itself, so that a policy endpoint that records turns sees the agent's alone.
         Cancelling it cancels the rollout.
 
-        A failed rollout comes back as data, `status="failed"`. Raises `ConfigError` and `DataError` for what the
-        caller got wrong and `StackLostError` if the stack is gone.
+        A failed rollout comes back as data, `status="failed"`; one whose time is over comes back within about
+        `GRACE_S` of its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for what the caller
+        got wrong and `StackLostError` if the stack is gone.
         """
-        message = self._message(policy, limits, rollout_id, record_bodies)
+        body = row_json(row)
+        limits = limits or RolloutLimits()
+        agent = agent or agent_of(row)
+        message, own = self._message(policy, limits, rollout_id, record_bodies)
+        message |= {"environment": environment, "agent": agent}
         if judge_policy is not None:
             message["judge_policy"] = endpoint_to_wire(judge_policy)
-        call = functools.partial(self._peer.call, "run", row=row, environment=environment, agent=agent)
         try:
-            return as_rollout(await call(**message))
+            async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
+                reply = await self._peer.exchange("run", message, body)
+            return unpack_rollout(reply, row)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            error = RolloutTimeoutError(
+                f"Timed out after {limits.timeout_s:g} s; the stack's daemon did not answer in {GRACE_S:g} s more"
+            )
+            return failed_rollout(
+                error, id=message["rollout_id"], environment=environment or "", agent=agent or ""
+            )
         finally:
-            self._forget(message)
+            self._forget(own)
 
     async def open_route(
         self,
@@ -250,15 +272,15 @@ class Stack:
         record_bodies: bool = True,
     ) -> OpenRoute:
         """A route to `policy` for a client of one's own: `base_url` takes any dialect and any API key."""
-        message = self._message(policy, limits, rollout_id, record_bodies)
+        message, own = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies)
         name = secrets.token_hex(8)
         try:
             described = await self._peer.call("open_route", name=name, **message)
         except BaseException:
             self._connection.peer.tell("forget_route", name=name)
-            self._forget(message)
+            self._forget(own)
             raise
-        return OpenRoute(self._connection, name, described, functools.partial(self._forget, message))
+        return OpenRoute(self._connection, name, described, functools.partial(self._forget, own))
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
@@ -293,24 +315,26 @@ class Stack:
         return self._connection.peer
 
     def _message(
-        self, policy: Policy, limits: RolloutLimits | None, rollout_id: str | None, record_bodies: bool
-    ) -> dict[str, Any]:
+        self, policy: Policy, limits: RolloutLimits, rollout_id: str | None, record_bodies: bool
+    ) -> tuple[dict[str, Any], str | None]:
+        """What the daemon is told, and the name of the callable that was registered for it."""
         rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
+        own = None
         if callable(policy):
             endpoint = _CALLABLE.model_copy(update={"name": f"{rollout_id}-{secrets.token_hex(4)}"})
             self._connection.serve(endpoint.name, policy, endpoint)
-            policy = endpoint
-        return {
+            policy, own = endpoint, endpoint.name
+        message = {
             "policy": endpoint_to_wire(policy),
-            "limits": (limits or RolloutLimits()).model_dump(),
+            "limits": limits.model_dump(),
             "rollout_id": rollout_id,
             "record_bodies": record_bodies,
         }
+        return message, own
 
-    def _forget(self, message: Mapping[str, Any]) -> None:
+    def _forget(self, own: str | None) -> None:
         """Drop a callable that was registered for one rollout or route."""
-        name = str(message["policy"].get("name", ""))
-        if name.startswith(f"{message['rollout_id']}-"):
-            self._connection.callables.pop(name, None)
+        if own is not None:
+            self._connection.callables.pop(own, None)

@@ -1,11 +1,12 @@
 """Both ends of the connection between an SDK process and its stack's daemon.
 
-A frame is a 4-byte little-endian length and one JSON object:
+A frame is two 4-byte little-endian lengths, a JSON object of the first length and, of the second, bytes that go with it:
 
     {"id": 1, "call": "run", "with": {...}}     answered by {"id": 1, "ok": ...} or {"id": 1, "error": {...}}
     {"cancel": 1}                               the caller gave up on its call 1
     {"tell": "progress", "with": {...}}         needs no answer
 
+Rows, model calls and results cross as those bytes. The connection does not parse them, so none of them can break it.
 Either end may call the other, any number of calls at once.
 """
 
@@ -17,18 +18,26 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-import orjson
-
+from gymgate import codec
 from gymgate.errors import DataError, GymgateError, StackLostError, from_wire
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Both ends must have the same; it changes with the frames' meaning."""
-_LENGTH = struct.Struct("<I")
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+_LENGTHS = struct.Struct("<II")
+_LONGEST = (1 << 32) - 1
 
-Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+
+class Reply(NamedTuple):
+    """An answer, and bytes that go with it."""
+
+    value: Any
+    body: bytes = b""
+
+
+Handler = Callable[[dict[str, Any], bytes], Awaitable[Any]]
+"""Takes a call's parameters and bytes; returns a JSON value, or a `Reply` with bytes."""
 Listener = Callable[[dict[str, Any]], None]
 
 logger = logging.getLogger(__name__)
@@ -59,31 +68,41 @@ class Peer(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._pending: dict[int, asyncio.Future[Reply]] = {}
         self._next_id = 0
+        self._writable = asyncio.Event()
+        self._writable.set()
 
-    async def call(self, method: str, **parameters: Any) -> Any:
-        """The other end's answer. Cancelling it cancels the work there.
+    async def call(self, method: str, /, **parameters: Any) -> Any:
+        """The other end's answer; see `exchange`."""
+        return (await self.exchange(method, parameters)).value
+
+    async def exchange(self, method: str, parameters: Mapping[str, Any], body: bytes = b"") -> Reply:
+        """Call the other end. Cancelling it cancels the work there.
 
         Raises the error that the other end raised, `StackLostError` if it goes away, and `DataError` for
         parameters that JSON cannot hold.
         """
         self._next_id += 1
         number = self._next_id
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        frame = _frame({"id": number, "call": method, "with": parameters}, body)
         self._pending[number] = answer
         try:
-            self._send({"id": number, "call": method, "with": parameters})
+            await self._writable.wait()
+            self._send(frame)
+            if self._transport is None and not answer.done():
+                raise StackLostError(self.describe_loss())
             return await answer
         except asyncio.CancelledError:
-            self._send({"cancel": number}, lost_ok=True)
+            self._send(_frame({"cancel": number}))
             raise
         finally:
             del self._pending[number]
 
     def tell(self, what: str, **parameters: Any) -> None:
         """Say something that needs no answer; nothing happens if nobody is there."""
-        self._send({"tell": what, "with": parameters}, lost_ok=True)
+        self._send(_frame({"tell": what, "with": parameters}))
 
     @property
     def waits(self) -> bool:
@@ -117,6 +136,7 @@ class Peer(asyncio.Protocol):
         """See `asyncio.Protocol`."""
         self._transport = None
         self.lost.set()
+        self._writable.set()
         for task in self.tasks.values():
             task.cancel()
         for answer in self._pending.values():
@@ -124,38 +144,40 @@ class Peer(asyncio.Protocol):
                 answer.set_exception(StackLostError(self.describe_loss()))
         self._on_lost()
 
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`: the other end does not keep up, so calls and answers wait here."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._writable.set()
+
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         self.heard += 1
         buffer = self._buffer
         buffer += data
         start = 0
-        while len(buffer) - start >= 4:
-            (length,) = _LENGTH.unpack_from(buffer, start)
-            end = start + 4 + length
+        while len(buffer) - start >= _LENGTHS.size:
+            length, more = _LENGTHS.unpack_from(buffer, start)
+            at = start + _LENGTHS.size
+            end = at + length + more
             if len(buffer) < end:
                 break
-            frame = orjson.loads(memoryview(buffer)[start + 4 : end])
+            frame, body = codec.loads(bytes(buffer[at : at + length])), bytes(buffer[at + length : end])
             start = end
-            self._handle(frame)
+            self._handle(frame, body)
         if start:
             del buffer[:start]
 
-    def _send(self, frame: dict[str, Any], *, lost_ok: bool = False) -> None:
-        if self._transport is None:
-            if lost_ok:
-                return
-            raise StackLostError(self.describe_loss())
-        try:
-            body = orjson.dumps(frame, option=_OPTIONS)
-        except TypeError as error:
-            raise DataError(f"cannot be sent as JSON: {error}") from None
-        self._transport.writelines((_LENGTH.pack(len(body)), body))
+    def _send(self, frame: tuple[bytes, ...]) -> None:
+        if self._transport is not None:
+            self._transport.writelines(frame)
 
-    def _handle(self, frame: dict[str, Any]) -> None:
+    def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
             number = frame["id"]
-            task = asyncio.create_task(self._answer(number, frame["call"], frame["with"]))
+            task = asyncio.create_task(self._answer(number, frame["call"], frame["with"], body))
             self.tasks[number] = task
             task.add_done_callback(lambda _: self.tasks.pop(number, None))
         elif "cancel" in frame:
@@ -168,15 +190,44 @@ class Peer(asyncio.Protocol):
             if "error" in frame:
                 answer.set_exception(from_wire(frame["error"]))
             else:
-                answer.set_result(frame["ok"])
+                answer.set_result(Reply(frame["ok"], body))
 
-    async def _answer(self, number: int, method: str, parameters: dict[str, Any]) -> None:
+    async def _answer(self, number: int, method: str, parameters: dict[str, Any], body: bytes) -> None:
+        """Answer a call, whatever comes of it: the other end waits. Only a call that it gave up on has no answer."""
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            frame = {"id": number, "ok": await self.handlers[method](parameters)}
+            answer = await self.handlers[method](parameters, body)
+            reply = answer if isinstance(answer, Reply) else Reply(answer)
+            frame = _frame({"id": number, "ok": reply.value}, reply.body)
+            await self._writable.wait()
         except GymgateError as error:
-            frame = {"id": number, "error": error.to_wire()}
-        except Exception as error:
+            frame = _failure(number, error)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                raise
             logger.exception("%s failed", method)
-            message = f"{method} failed inside gymgate: {type(error).__name__}: {error}"
-            frame = {"id": number, "error": GymgateError(message).to_wire()}
-        self._send(frame, lost_ok=True)
+            what = f"{type(error).__name__}: {error}"
+            self._send(_failure(number, GymgateError(f"{method} failed inside gymgate: {what}")))
+            if not isinstance(error, Exception | asyncio.CancelledError):
+                raise
+            return
+        self._send(frame)
+
+
+def _frame(value: dict[str, Any], body: bytes = b"") -> tuple[bytes, ...]:
+    """The pieces of a frame. Raises `DataError` for what cannot be sent."""
+    try:
+        head = codec.dumps(value)
+    except ValueError as error:
+        raise DataError(f"cannot be sent as JSON: {error}") from None
+    if max(len(head), len(body)) > _LONGEST:
+        raise DataError(f"cannot be sent: {max(len(head), len(body))} bytes, the limit is {_LONGEST}")
+    return (_LENGTHS.pack(len(head), len(body)), head, body)
+
+
+def _failure(number: int, error: GymgateError) -> tuple[bytes, ...]:
+    try:
+        return _frame({"id": number, "error": error.to_wire()})
+    except DataError:  # an attribute that JSON cannot hold
+        return _frame({"id": number, "error": GymgateError(error.message).to_wire()})

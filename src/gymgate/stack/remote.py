@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.config import CallableEndpoint, Dialect
 from gymgate.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
@@ -24,12 +23,15 @@ class RemoteBackend:
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
         """See `Backend.call`."""
-        request = orjson.Fragment(raw) if raw is not None else body
+        request = raw if raw is not None else codec.dumps(body)
         try:
-            answer = await self._peer.call("policy", endpoint=self._endpoint.model_dump(), body=request)
+            answer = await self._peer.exchange("policy", {"name": self._endpoint.name}, request)
         except StackLostError as error:
             raise PolicyError(f"the process that serves {self._endpoint.name!r} is gone") from error
-        return BackendAnswer(body=answer)
+        try:
+            return BackendAnswer(*codec.parse(answer.body))
+        except ValueError as error:
+            raise PolicyError(f"callable {self._endpoint.name!r} returned a dict that is {error}") from error
 
     async def close(self) -> None:
         """Nothing to release."""

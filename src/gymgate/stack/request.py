@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from gymgate.config import Endpoint, RolloutLimits
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError
 from gymgate.gateway import Backend
 from gymgate.stack.environment import Environment
 
@@ -18,7 +18,8 @@ Judge = Endpoint | Backend | Literal["policy"]
 class Request:
     """A rollout that somebody wants."""
 
-    row: Mapping[str, Any]
+    row: bytes
+    """As JSON: an object that `check_row` let pass."""
     policy: Endpoint | Backend
     judges: Mapping[str, Judge]
     judge_policy: Endpoint | Backend | None
@@ -26,23 +27,20 @@ class Request:
     rollout_id: str
     environment: str | None = None
     agent: str | None = None
+    """The agent asked for, or else named by the row."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     record_bodies: bool = True
 
 
 def choose(
-    environments: Mapping[str, Environment],
-    row: Mapping[str, Any],
-    environment: str | None,
-    agent: str | None,
+    environments: Mapping[str, Environment], environment: str | None, agent: str | None
 ) -> tuple[Environment, str]:
-    """The environment and agent for a row: as named, else by the row's `agent_ref`, else the default."""
-    check_row(row)
+    """The environment and agent of these names, or the default ones."""
     if environment is not None and environment not in environments:
         known = ", ".join(sorted(environments))
         raise ConfigError(f"environment {environment!r} is not in this stack; there is {known}")
     places = [environments[environment]] if environment else list(environments.values())
-    name = agent or agent_of(row)
+    name = agent
     if name is None:
         return _default(places)
     found = [place for place in places if name in place.agents]
@@ -62,21 +60,3 @@ def _default(places: list[Environment]) -> tuple[Environment, str]:
     place = places[0]
     assert place.default_agent is not None
     return place, place.default_agent
-
-
-def check_row(row: Mapping[str, Any]) -> None:
-    """Raise `DataError` for a row that no agent can take."""
-    params = row.get("responses_create_params")
-    if not isinstance(params, dict):
-        raise DataError(
-            "row has no responses_create_params (an object with input); benchmarks' raw rows need preparing first"
-        )
-    if "input" not in params:
-        raise DataError("row's responses_create_params has no input")
-
-
-def agent_of(row: Mapping[str, Any]) -> str | None:
-    """The agent that the row names, if it does."""
-    reference = row.get("agent_ref")
-    name = reference.get("name") if isinstance(reference, dict) else reference
-    return name if isinstance(name, str) and name else None

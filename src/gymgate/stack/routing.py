@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from gymgate import codec
 from gymgate.errors import ConfigError, DataError
 
 Strategy = Literal["url", "metadata", "remote", "body", "slot", "none"]
@@ -84,24 +85,42 @@ def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
 
 
 def routed_row(
-    row: Mapping[str, Any], strategy: Strategy, *, key: str, base_url: str, metadata: Mapping[str, str]
-) -> dict[str, Any]:
-    """The body for `/run`: the row, which stays as it is, with what routes it."""
-    body = dict(row)
-    body.pop(ATTEMPT_INDEX, None)  # Gym would append it to the key
+    row: bytes, strategy: Strategy, *, key: str, base_url: str, metadata: Mapping[str, str]
+) -> bytes:
+    """The body for `/run`, as JSON: the row, which stays as it is, with what routes it.
+
+    Raises `DataError` for a row whose metadata has no room for that.
+    """
     if strategy in BY_METADATA:
+        body = _parsed(row)
         entries = dict.fromkeys(metadata, base_url) if strategy == "remote" else metadata
-        body["responses_create_params"] = _with_metadata(row["responses_create_params"], entries)
-        return body
-    body[ROLLOUT_ID] = key
+        body["responses_create_params"] = _with_metadata(body["responses_create_params"], entries)
+        return codec.dumps(body)
+    entries = {ROLLOUT_ID: key}
     if strategy == "body":
-        body["policy_base_url"] = base_url
-        body["policy_api_key"] = key
-    return body
+        entries |= {"policy_base_url": base_url, "policy_api_key": key}
+    if any(name.encode() in row for name in (ATTEMPT_INDEX, *entries)):
+        return codec.dumps({**_parsed(row), **entries})
+    return row[:-1] + b"," + codec.dumps(entries)[1:]
+
+
+def _parsed(row: bytes) -> dict[str, Any]:
+    """The row without the index that Gym would append to the key."""
+    try:
+        value: dict[str, Any] = codec.loads(row)
+    except ValueError as error:
+        raise DataError(f"row is {error}") from None
+    value.pop(ATTEMPT_INDEX, None)
+    return value
 
 
 def _with_metadata(params: Mapping[str, Any], entries: Mapping[str, str]) -> dict[str, Any]:
-    merged = {**(params.get("metadata") or {}), **entries}
+    metadata = params.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise DataError(
+            f"row's responses_create_params.metadata is a {type(metadata).__name__}, not an object"
+        )
+    merged = {**metadata, **entries}
     if len(merged) > MAX_METADATA:
         raise DataError(
             f"row has {len(merged) - len(entries)} metadata entries; this agent needs one of the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import resource
 import signal
@@ -11,12 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiohttp
-import orjson
 
 from gymgate.catalog import Catalog
 from gymgate.config import (
@@ -25,20 +24,22 @@ from gymgate.config import (
     EnvironmentConfig,
     StackConfig,
 )
-from gymgate.errors import GymgateError, RolloutTimeoutError, StackStartError
+from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway import Backend, Gateway, Route
+from gymgate.gateway.call import Call
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
-from gymgate.rollout.record import ModelCall
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.npm import PROGRAMS
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation
 from gymgate.stack.forkservers import ForkServers
+from gymgate.stack.handover import pack_calls
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.plan import Host
+from gymgate.stack.protocol import Reply
 from gymgate.stack.request import Request, choose
 from gymgate.stack.slots import AgentSlot
 
@@ -51,6 +52,8 @@ STOP_TIMEOUT_S = 2.5
 
 Result = TypeVar("Result")
 Progress = Callable[[str], None]
+
+logger = logging.getLogger(__name__)
 
 
 class RunningStack:
@@ -122,36 +125,51 @@ class RunningStack:
             "environments": {name: item.describe() for name, item in self.environments.items()},
         }
 
-    async def run(self, request: Request) -> dict[str, Any]:
-        """The rollout as a dict; raises only what is the caller's fault (`ConfigError`, `DataError`)."""
+    async def run(self, request: Request) -> Reply:
+        """The rollout, packed. Its deadline counts from here on, whatever it waits for.
+
+        Raises only what is the caller's fault (`ConfigError`, `DataError`).
+        """
         started = time.monotonic()
         named = request.environment
         if named is not None and named not in self.environments:
             named = self._named.get(named, named)
-        environment, agent = choose(self.environments, request.row, named, request.agent)
+        environment, agent = choose(self.environments, named, request.agent)
         strategy = environment.strategies[agent]
         if strategy == "none":
             raise routing.refuse_unroutable(agent, environment.agents[agent], environment.version)
         route = self.open(request, metadata_routing=strategy in routing.BY_METADATA)
         try:
-            body = routing.routed_row(
-                request.row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
-            )
             job = rollouts.Job(
                 environment=environment.name,
                 agent=agent,
-                row=request.row,
-                body=orjson.dumps(body),
+                body=routing.routed_row(
+                    request.row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
+                ),
                 rollout_id=route.rollout_id,
                 timeout_s=request.limits.timeout_s,
             )
-            place = self._in_slot if agent in environment.slots else self._on_servers
-            outcome = await place(environment, job, route)
+            outcome = await self._outcome(environment, job, route)
         finally:
             await route.close()
-        if is_harness_failure(outcome, environment.agents[agent], route.calls):
-            outcome = results.failed(environment.harness_failed(agent))
-        return rollouts.finished(job, outcome, route.calls, started)
+        if is_harness_failure(outcome.fields, environment.agents[agent], route.log):
+            outcome = rollouts.Outcome(results.failed(environment.harness_failed(agent)))
+        return pack_calls(rollouts.finished(job, outcome, route.log, started), route, outcome.result)
+
+    async def _outcome(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.Outcome:
+        """What comes of a job within its time; whatever goes wrong here is its failure alone."""
+        place = self._in_slot if job.agent in environment.slots else self._on_servers
+        try:
+            async with asyncio.timeout(job.timeout_s) as deadline:
+                return await place(environment, job, route)
+        except GymgateError as error:
+            return rollouts.Outcome(results.failed(error))
+        except Exception as error:
+            if deadline.expired() and isinstance(error, TimeoutError):
+                return rollouts.Outcome(job.timed_out())
+            logger.exception("rollout %s failed", job.rollout_id)
+            message = f"the stack's daemon could not run it: {type(error).__name__}: {error}"
+            return rollouts.Outcome(results.failed(StackLostError(message)))
 
     def open(self, request: Request, *, metadata_routing: bool = False) -> Route:
         """A route for a rollout, to be closed by the caller."""
@@ -165,35 +183,24 @@ class RunningStack:
             metadata_routing=metadata_routing,
         )
 
-    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> dict[str, Any]:
+    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.Outcome:
         """Run the job once a slot is free, unless its process or a server it needs dies first."""
-        try:
-            if environment.state == "down":
-                await environment.generation()  # which says why
-            async with environment.slots[job.agent].lease(route) as slot:
-                return await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
-        except GymgateError as error:
-            return results.failed(error)
+        if environment.state == "down":
+            await environment.generation()  # which says why
+        job.waits_for = f"a free process of agent {job.agent!r}; raise agent_slots (--agent-processes)"
+        async with environment.slots[job.agent].lease(route) as slot:
+            return await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
 
     async def _on_servers(
         self, environment: Environment, job: rollouts.Job, route: Route, port: int | None = None
-    ) -> dict[str, Any]:
+    ) -> rollouts.Outcome:
         """Run the job, unless a server it needs dies first; `port` is its agent's, if that is not the usual one."""
         assert self._session is not None
-        began = time.monotonic()
-        async with contextlib.AsyncExitStack() as place:
-            try:
-                async with asyncio.timeout(job.timeout_s):
-                    await place.enter_async_context(self._places)
-                    generation = await environment.generation()
-            except TimeoutError:
-                what = "room (too few files may be open)" if self._places.locked() else "servers"
-                message = f"no {what} of {environment.name!r} for {job.timeout_s:g} s"
-                return results.failed(RolloutTimeoutError(message))
-            except GymgateError as error:
-                return results.failed(error)
+        job.waits_for = "other rollouts to end, because few files may be open; raise `ulimit -n`"
+        async with self._places:
+            job.waits_for = "the environment's servers"
+            generation = await environment.generation()
             url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
-            job = replace(job, waited_s=time.monotonic() - began)
             return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
 
     async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
@@ -258,8 +265,8 @@ def places_for_files() -> int:
 
 
 async def _while_alive(
-    place: Generation | AgentSlot, work: Coroutine[Any, Any, dict[str, Any]]
-) -> dict[str, Any]:
+    place: Generation | AgentSlot, work: Coroutine[Any, Any, rollouts.Outcome]
+) -> rollouts.Outcome:
     """The work's outcome; that of a failed rollout if a server of that place dies meanwhile."""
     task = asyncio.current_task()
     assert task is not None
@@ -269,7 +276,7 @@ async def _while_alive(
     except asyncio.CancelledError:
         if place.error is None or task.uncancel() > 0:
             raise
-        return results.failed(place.error)
+        return rollouts.Outcome(results.failed(place.error))
     finally:
         place.users.discard(task)
 
@@ -293,6 +300,6 @@ def _for_keyless(config: StackConfig) -> dict[str, Endpoint | Backend]:
     }
 
 
-def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[ModelCall]) -> bool:
+def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[Call]) -> bool:
     """Whether a score is that of a command which failed before it asked the policy: agents score that 0."""
     return agent_type in PROGRAMS and not calls and outcome["status"] != "failed"

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.gateway import Route
-from gymgate.stack.protocol import PROTOCOL, Peer
+from gymgate.stack.handover import pack_calls
+from gymgate.stack.protocol import PROTOCOL, Handler, Peer, Reply
 from gymgate.stack.remote import RemoteBackend
 from gymgate.stack.request import Judge, Request
 from gymgate.stack.wire import endpoint_from_wire
@@ -31,7 +32,7 @@ class Session:
         """By key, with what the SDK process calls it, which may give it up before it knows the key."""
         self._keys: dict[str, str] = {}
         """By that name."""
-        handlers = {
+        handlers: dict[str, Handler] = {
             "hello": self.hello,
             "bye": self.bye,
             "run": self.run,
@@ -48,7 +49,7 @@ class Session:
         )
         self._pidfd: int | None = None
 
-    async def hello(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Take a lease; answers when the stack is up, or with why it is not.
 
         Who comes while the stack stops is not welcomed, and so tries again with another daemon.
@@ -67,30 +68,30 @@ class Session:
         running = await self.daemon.started(StackConfig.model_validate(message["config"]))
         return {**running.describe(), "pid": os.getpid()}
 
-    async def bye(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Give the lease back; says whether everything stops now, which nobody prevents any more."""
         self.leased, self.left = False, True
         return {"last": self.daemon.lease_gone() and await self.daemon.decision()}
 
-    async def run(self, message: dict[str, Any]) -> dict[str, Any]:
-        return await self.daemon.running.run(self._request(message))
+    async def run(self, message: dict[str, Any], row: bytes) -> Reply:
+        return await self.daemon.running.run(self._request(message, row))
 
-    async def status(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": self.daemon.leases}
 
-    async def open_route(self, message: dict[str, Any]) -> dict[str, Any]:
+    async def open_route(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """A route that lives until it is closed or the connection is."""
         route = self.daemon.running.open(self._request(message), metadata_routing=True)
         self._routes[route.key] = message["name"], route
         self._keys[message["name"]] = route.key
         return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
 
-    async def route_calls(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+    async def route_calls(self, message: dict[str, Any], _: bytes) -> Reply:
         if (found := self._routes.get(message["key"])) is None:
             raise StackLostError("this connection has no open route of that key")
-        return [call.model_dump() for call in found[1].calls]
+        return pack_calls({}, found[1])
 
-    async def close_route(self, message: dict[str, Any]) -> None:
+    async def close_route(self, message: dict[str, Any], _: bytes) -> None:
         if (route := self._take(message["key"])) is not None:
             await route.close()
 
@@ -114,7 +115,7 @@ class Session:
         self._keys.pop(name, None)
         return route
 
-    def _request(self, message: Mapping[str, Any]) -> Request:
+    def _request(self, message: Mapping[str, Any], row: bytes = b"") -> Request:
         stack_judges = self.daemon.running.config.models
         policy = self._judge(endpoint_from_wire(message["policy"]))
         assert not isinstance(policy, str)
@@ -122,7 +123,7 @@ class Session:
         judge_policy = None if named is None else self._judge(endpoint_from_wire(named))
         assert not isinstance(judge_policy, str)
         return Request(
-            row=message.get("row") or {},
+            row=row,
             policy=policy,
             judges={name: self._judge(endpoint) for name, endpoint in stack_judges},
             judge_policy=judge_policy,

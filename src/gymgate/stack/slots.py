@@ -18,6 +18,9 @@ from gymgate.stack import servers
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.spawner import Child, Spawner
 
+END_TIMEOUT_S = 10.0
+"""For a killed process to be gone; one that the kernel holds back (a dead network mount) is left behind with its slot's ports."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -39,6 +42,8 @@ class AgentSlot:
         self.users: set[asyncio.Task[Any]] = set()
         """The rollout that holds it."""
         self.error: ServerDiedError | None = None
+        self.haunted = False
+        """A process of it could not be ended, and may call its gateway ports yet."""
 
     @property
     def port(self) -> int:
@@ -55,11 +60,12 @@ class AgentSlot:
         process.child.exited.add_done_callback(lambda _: self._fail_users(process.child, environment))
 
     async def end(self, grace_s: float = 0.0) -> None:
-        """End its process and all that this started; wait until it is gone."""
+        """End its process and all that this started; wait until it is gone, `END_TIMEOUT_S` at most."""
         process, self.process = self.process, None
         if process is not None:
             await servers.end(process.spawner, [process.child], grace_s)
-            await asyncio.wait([process.child.exited])
+            await asyncio.wait([process.child.exited], timeout=END_TIMEOUT_S)
+            self.haunted = not process.child.exited.done()
 
     def _fail_users(self, child: Child, environment: str) -> None:
         if self.users:
@@ -80,6 +86,7 @@ class Slots:
         start: Callable[[AgentSlot], Awaitable[Started]],
     ) -> None:
         self.all = [AgentSlot(number, gateway_slot()) for number in range(1, size + 1)]
+        self._gateway_slot = gateway_slot
         self._environment = environment
         self._start = start
         self._free = asyncio.Semaphore(size)  # which wakes in the order of asking
@@ -106,6 +113,8 @@ class Slots:
             self._waiting -= 1
         slot = self._idle.pop()
         try:
+            if slot.haunted:
+                slot = self._replaced(slot)
             if not slot.alive:
                 await self._run(slot)
             slot.gateway.route = route
@@ -150,15 +159,27 @@ class Slots:
         slot.adopt(await self._start(slot), self._environment)
 
     async def _settle(self, slot: AgentSlot) -> None:
-        """End the rollout's process, then hand the slot on."""
-        await slot.end()
-        if not self._waiting and not any(other.alive for other in self._idle):
-            try:
+        """End the rollout's process, then hand the slot on, whatever happens: others wait for it."""
+        try:
+            await slot.end()
+            if not slot.haunted and not self._waiting and not any(other.alive for other in self._idle):
                 await self._run(slot)
-            except GymgateError as error:
-                logger.warning("%s", error)  # the next rollout tries again, and is told
-        if slot.alive:
-            self._idle.append(slot)
-        else:
-            self._idle.insert(0, slot)
-        self._free.release()
+        except (GymgateError, OSError) as error:
+            logger.warning("%s: %s", self._environment, error)  # the next rollout tries again, and is told
+        finally:
+            if slot.alive:
+                self._idle.append(slot)
+            else:
+                self._idle.insert(0, slot)
+            self._free.release()
+
+    def _replaced(self, slot: AgentSlot) -> AgentSlot:
+        """A slot with ports of its own in the place of a haunted one."""
+        logger.warning(
+            "%s: the process of slot %d is still there after %g s",
+            self._environment,
+            slot.number,
+            END_TIMEOUT_S,
+        )
+        self.all[slot.number - 1] = new = AgentSlot(slot.number, self._gateway_slot())
+        return new

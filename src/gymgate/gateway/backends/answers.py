@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymgate import codec
 from gymgate.config import Dialect
-from gymgate.gateway import codec
 
 _LONGEST = 300
 

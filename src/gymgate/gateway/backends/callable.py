@@ -10,9 +10,9 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import GymgateError, PolicyError
-from gymgate.gateway import codec
 from gymgate.gateway.backends.answers import fault_of, shortened
 from gymgate.gateway.backends.base import BackendAnswer
 
@@ -43,16 +43,21 @@ class CallableBackend:
         return f"CallableBackend({self._name}, dialect={self.dialect!r})"
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
-        """See `Backend.call`."""
+        """See `Backend.call`. Whatever the callable raises fails this call alone."""
+        task = asyncio.current_task()
         try:
             async with asyncio.timeout(self._timeout_s) as deadline:
                 answer = await self._ask(dict(body))
         except GymgateError:
             raise
-        except Exception as error:
+        except (Exception, asyncio.CancelledError, SystemExit, GeneratorExit) as error:
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
             if deadline.expired():
                 raise self._error(f"gave no answer in {self._timeout_s:g} s") from error
-            raise self._error(f"raised {type(error).__name__}: {shortened(str(error))}") from error
+            cause = error.__cause__ if isinstance(error, _InThread) else error
+            what = f"{type(cause).__name__}: {shortened(str(cause))}".removesuffix(": ")
+            raise self._error(f"raised {what}") from cause
         return self._checked(answer)
 
     async def close(self) -> None:
@@ -69,34 +74,39 @@ class CallableBackend:
             raise self._error(fault)
         try:
             return BackendAnswer(body=answer, raw=codec.dumps(answer))
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise self._error(f"returned a dict that JSON cannot hold: {error}") from error
 
     def _error(self, what: str) -> PolicyError:
         return PolicyError(f"callable {self._name} {what}", endpoint=self._name, retryable=False)
 
 
+class _InThread(Exception):
+    """The callable raised in its thread; the cause says what."""
+
+
 async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[Any] = loop.create_future()
+    future: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
     context = contextvars.copy_context()
 
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    def settle(outcome: tuple[Any, BaseException | None]) -> None:
+        if not future.done():
+            future.set_result(outcome)
 
     def work() -> None:
-        result, failure = None, None
+        outcome: tuple[Any, BaseException | None]
         try:
-            result = context.run(fn, body)
-        except Exception as error:
-            failure = error
+            outcome = context.run(fn, body), None
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too: somebody waits
+            outcome = None, error
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, failure)
+            loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=work, name="gymgate-policy", daemon=True).start()
-    return await future
+    result, failure = await future
+    if isinstance(failure, GymgateError):
+        raise failure
+    if failure is not None:
+        raise _InThread from failure
+    return result

@@ -15,9 +15,9 @@ from aiohttp import ClientTimeout, DummyCookieJar, TCPConnector
 from multidict import CIMultiDict
 from yarl import URL
 
+from gymgate import codec
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway import codec
 from gymgate.gateway.backends.answers import error_text, fault_of, shortened
 from gymgate.gateway.backends.base import BackendAnswer
 
@@ -141,9 +141,9 @@ class HTTPBackend:
 
     def _answer(self, content: bytes, response: aiohttp.ClientResponse) -> BackendAnswer:
         try:
-            body = codec.loads(content)
+            body, content = codec.parse(content)
         except ValueError as error:
-            raise self._error(f"answered {_described(content, response)}", response.status) from error
+            raise self._error(f"answered {_described(content, response, error)}", response.status) from error
         if (fault := fault_of(body, self.dialect)) is not None:
             raise self._error(fault, response.status)
         return BackendAnswer(body=body, raw=content)
@@ -152,8 +152,8 @@ class HTTPBackend:
         status = response.status
         try:
             said = error_text(codec.loads(content)) if content else "nothing"
-        except ValueError:
-            said = _described(content, response)
+        except ValueError as reason:
+            said = _described(content, response, reason)
         error = self._error(f"answered HTTP {status}{self._advice(status, response)}: {said}", status)
         if status in _RETRIED or status >= 500:
             error.retryable = True
@@ -251,8 +251,10 @@ def _reason(error: OSError) -> str:
     return shortened(error.strerror or str(error) or type(error).__name__)
 
 
-def _described(content: bytes, response: aiohttp.ClientResponse) -> str:
-    """A body that is not JSON: its content type and how it begins."""
+def _described(content: bytes, response: aiohttp.ClientResponse, error: ValueError) -> str:
+    """A body that cannot be read: why, or what kind of text it is and how it begins."""
+    if "nested" in str(error):
+        return f"JSON {error}"
     start = shortened(content[:400].decode(errors="replace"), 80)
     kind = response.headers.get("Content-Type", "no content type").partition(";")[0]
     return f"{kind} that is not JSON: {start!r}" if content else f"an empty body ({kind})"

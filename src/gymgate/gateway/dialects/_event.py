@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gymgate.gateway import codec
+from gymgate import codec
 
 
 def event(data: Any, name: str | None = None) -> bytes:

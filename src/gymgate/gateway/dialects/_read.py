@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
+from gymgate import codec
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway import codec
 
 Json = dict[str, Any]
 

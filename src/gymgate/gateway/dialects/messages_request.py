@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError
-from gymgate.gateway import codec
 from gymgate.gateway.dialects._read import Json, field, joined_text, mappings, metadata_of, without_none
 from gymgate.gateway.dialects.fingerprints import block_mark
 from gymgate.gateway.dialects.memory import ConversationMemory

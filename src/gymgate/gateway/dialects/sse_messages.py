@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gymgate.gateway import codec
+from gymgate import codec
 from gymgate.gateway.dialects._event import event
 from gymgate.gateway.dialects._read import Json
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import orjson
 
-from gymgate.gateway import codec
+from gymgate import codec
 
 Item = Mapping[str, Any]
 """One input or output item of the Responses API."""

@@ -1,0 +1,150 @@
+"""Bodies of model calls, kept and handed over once.
+
+A conversation's requests repeat: each holds the one before it and a little more. A `BodyLog` keeps of each body only what
+it adds, so that a rollout's record grows with the conversation and not with its square:
+
+    request 1   {"model": "m", "input": [a]}
+    request 2   {"model": "m", "input": [a, b, c]}        kept as: 28 bytes of request 1, `, b, c`, its last 2 bytes
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gymgate import codec
+
+RECENT = 6
+"""Bodies that a new one is compared with, so that conversations that take turns find their own."""
+_READ_AGAIN = 2
+_CONVERSATION = ("input", "messages")
+
+
+class Delta(NamedTuple):
+    """A body as its difference from an earlier one of the same log."""
+
+    base: int
+    """Position of that earlier body; -1: there is none, and `middle` is the whole."""
+    head: int
+    """Bytes that both begin with."""
+    tail: int
+    """Bytes that both end with."""
+    middle: bytes
+
+
+class BodyLog:
+    """Bodies in the order of adding, each as a `Delta`. Memory: the sum of what each body adds, and `RECENT` whole bodies."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self._recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT)
+
+    def add(self, body: bytes) -> int:
+        """Keep a body; returns its position."""
+        delta = Delta(-1, 0, 0, body)
+        for position, earlier in reversed(self._recent):
+            if len(earlier) < 2 * (found := _delta(position, earlier, body)).head + 2 * found.tail:
+                delta = found  # most of the earlier body stands in this one
+                break
+        self.deltas.append(delta)
+        self._recent.append((len(self.deltas) - 1, body))
+        return len(self.deltas) - 1
+
+
+class BodyReader:
+    """Gives back the bodies of a log, as bytes or parsed. Reading them in order takes one copy of each."""
+
+    def __init__(self, deltas: Sequence[Delta]) -> None:
+        self._deltas = deltas
+        self._whole: OrderedDict[int, bytes] = OrderedDict()
+        self._parsed: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._deltas)
+
+    def body(self, position: int) -> bytes:
+        """The body at a position of the log."""
+        chain = []
+        at = position
+        while at >= 0 and at not in self._whole:
+            chain.append(at)
+            at = self._deltas[at].base
+        whole = self._whole[at] if at >= 0 else b""
+        for at in reversed(chain):
+            _, head, tail, middle = self._deltas[at]
+            whole = b"".join((whole[:head], middle, whole[len(whole) - tail :]))
+        self._whole[position] = whole
+        if len(self._whole) > _READ_AGAIN:
+            self._whole.popitem(last=False)
+        return whole
+
+    def parsed(self, position: int) -> dict[str, Any]:
+        """The body as a dict; items of a conversation that an earlier body has too are the same objects."""
+        if position not in self._parsed:
+            value = dict(codec.loads(self.body(position)))
+            base = self._deltas[position].base
+            if (earlier := self._parsed.get(base)) is not None:
+                for name in _CONVERSATION:
+                    _share(earlier.get(name), value.get(name))
+            self._parsed[position] = value
+        return self._parsed[position]
+
+
+class RecordedBodies:
+    """The bodies of one call: requests by their position in a log, answers as bytes. See `record.BodySource`."""
+
+    def __init__(
+        self, reader: BodyReader, requests: Mapping[str, int | None], answers: Mapping[str, bytes | None]
+    ) -> None:
+        self._reader = reader
+        self._requests = requests
+        self._answers = answers
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The body of that name; `None` if it was not kept, or there is none."""
+        if (position := self._requests.get(name)) is not None:
+            return self._reader.parsed(position)
+        answer = self._answers.get(name)
+        return None if answer is None else dict(codec.loads(answer))
+
+
+def _delta(position: int, earlier: bytes, body: bytes) -> Delta:
+    head = _common_prefix(earlier, body)
+    longest = min(len(earlier), len(body)) - head
+    tail = _common_suffix(earlier[len(earlier) - longest :], body[len(body) - longest :])
+    return Delta(position, head, tail, body[head : len(body) - tail])
+
+
+def _common_prefix(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with; compares blocks, so that the time is that of comparing memory."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _common_suffix(one: bytes, other: bytes) -> int:
+    """How many bytes both end with; both are equally long."""
+    low, high = 0, len(one)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _share(earlier: Any, later: Any) -> None:
+    """Put the earlier list's items in the place of equal ones at the beginning of the later list."""
+    if not isinstance(earlier, list) or not isinstance(later, list):
+        return
+    for number, (item, same) in enumerate(zip(earlier, later, strict=False)):
+        if item != same:
+            return
+        later[number] = item
