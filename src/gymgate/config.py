@@ -194,13 +194,17 @@ class StackConfig(Config):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
+DEFAULT_MAX_CALLS = 1000
+
+
 class RolloutLimits(Config):
     """Bounds on one rollout."""
 
     timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds from start to answer, verification included."""
-    max_calls: int | None = Field(default=None, ge=1)
-    """Policy calls after which further ones are refused and the rollout counts as truncated; `None`: no bound."""
+    max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
+    """Policy calls after which further ones are refused and the rollout counts as truncated (`Rollout.limit` says so). The
+    default is above the limit of every packaged agent; it ends agents that loop. `None`: no bound."""
 
 
 def cache_dir() -> Path:

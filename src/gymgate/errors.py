@@ -136,5 +136,13 @@ def from_wire(value: dict[str, Any]) -> GymgateError:
     return cls(str(value.get("message", "")), **{name: value.get(name) for name in cls.fields})
 
 
+def described(error: BaseException) -> str:
+    """`Type: message` of any exception, even of one that fails to give its message."""
+    try:
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:
+        return type(error).__name__
+
+
 def _tree(cls: type[GymgateError]) -> list[type[GymgateError]]:
     return [cls, *(leaf for child in cls.__subclasses__() for leaf in _tree(child))]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
+from gymgate.errors import ConfigError, DataError, GymgateError, PolicyError, StackLostError
 from gymgate.stack.ports import HeldPort, listening_inodes, owns_socket
-from gymgate.stack.protocol import Peer
+from gymgate.stack.protocol import Peer, Reply
 
 
 @asynccontextmanager
@@ -126,3 +126,78 @@ def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> Non
     finally:
         server.close()
         held.close()
+
+
+class Mute(Exception):
+    """One that cannot even be described."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("nothing to say")
+
+
+async def test_whatever_a_handler_does_its_call_is_answered_and_others_go_on() -> None:
+    outcomes: dict[str, Any] = {
+        "half a character": {"x": "\ud83d"},
+        "integer keys": {1: 2**70},
+        "an object": {"x": object()},
+        "CancelledError": asyncio.CancelledError(),
+        "GeneratorExit": GeneratorExit(),
+        "mute": Mute(),
+        "an attribute that is no JSON": PolicyError("bad", status_code=object()),
+        "half a character in an error": ConfigError("\ud83d"),
+    }
+
+    async def odd(message: dict[str, Any], _: bytes) -> Any:
+        outcome = outcomes[message["name"]]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def patient(message: dict[str, Any], body: bytes) -> Reply:
+        await gate.wait()
+        return Reply(message, body)
+
+    gate = asyncio.Event()
+    left, right = Peer({"odd": odd, "patient": patient}), Peer()
+    async with joined(left, right), asyncio.timeout(10):
+        waiting = asyncio.create_task(right.exchange("patient", {"n": 1}, b"\xff\x00"))
+        found = {}
+        for name in outcomes:
+            try:
+                found[name] = await right.call("odd", name=name)
+            except GymgateError as error:
+                found[name] = type(error)
+        gate.set()
+        assert await waiting == ({"n": 1}, b"\xff\x00")
+    assert found == {
+        "half a character": {"x": "\ufffd"},
+        "integer keys": {"1": 2.0**70},
+        "an object": DataError,
+        "CancelledError": GymgateError,
+        "GeneratorExit": GymgateError,
+        "mute": GymgateError,
+        "an attribute that is no JSON": GymgateError,
+        "half a character in an error": ConfigError,
+    }
+
+
+async def test_answers_wait_while_the_other_end_does_not_read() -> None:
+    """A process that is busy elsewhere does not make its daemon grow."""
+    size, calls = 1 << 20, 20
+
+    async def answer(_: dict[str, Any], __: bytes) -> Reply:
+        return Reply(None, b"x" * size)
+
+    left, right = Peer({"answer": answer}), Peer()
+    async with joined(left, right), asyncio.timeout(30):
+        assert right._transport is not None
+        assert left._transport is not None
+        right._transport.pause_reading()
+        running = [asyncio.create_task(right.call("answer")) for _ in range(calls)]
+        while len(left.tasks) < calls - 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert left._transport.get_write_buffer_size() < 3 * size
+        right._transport.resume_reading()
+        await asyncio.gather(*running)

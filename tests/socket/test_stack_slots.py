@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -180,3 +181,39 @@ async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_slot() -
         processes.failing = False
         async with slots.lease(route) as slot:
             assert slot.alive
+
+
+async def test_a_slot_is_handed_on_whatever_goes_wrong_as_it_is_settled() -> None:
+    """No file may be opened as the next process is to be started, or as the last one ends."""
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as route:
+
+        async def no_file(slot: AgentSlot) -> Started:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        async with slots.lease(route):
+            starts, slots._start = slots._start, no_file
+        await settled(slots)
+        with pytest.raises(OSError, match="Too many open files"):
+            async with asyncio.timeout(5), slots.lease(route):
+                pass
+        await settled(slots)
+        slots._start = starts
+        async with asyncio.timeout(5), slots.lease(route) as slot:
+            assert slot.alive
+        assert len(processes.started) == 2
+
+
+async def test_a_process_that_cannot_be_ended_keeps_its_ports_and_nobody_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process in a wait of the kernel's survives SIGKILL for now; its late calls must not be the next rollout's."""
+    monkeypatch.setattr("gymgate.stack.slots.END_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("gymgate.stack.servers.GRACE_S", 0.1)
+    async with pool(1) as (slots, processes, gateway), route_of(gateway) as one, route_of(gateway) as two:
+        async with slots.lease(one) as first:
+            monkeypatch.setattr(processes, "kill", lambda child, number=9: None)
+        async with asyncio.timeout(10), slots.lease(two) as second:
+            assert await call(first) == 404
+            assert await call(second) == 200
+            assert (len(one.calls), len(two.calls)) == (0, 1)
+        monkeypatch.undo()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from gymgate.config import RolloutLimits, StackConfig
+from gymgate.config import DEFAULT_MAX_CALLS, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError
 
 Command = Callable[..., Any]
@@ -38,7 +38,7 @@ class EnvironmentOptions:
     timeout: float
     agent_slots: int
     hang_timeout: float
-    max_calls: int | None
+    max_calls: int
 
     @property
     def limits(self) -> RolloutLimits:
@@ -126,7 +126,13 @@ def environment_options(command: Command) -> Command:
             metavar="SECONDS",
             help="Restart servers that for so long neither answer nor compute; 0: never.",
         ),
-        click.option("--max-calls", type=click.IntRange(1), help="Policy calls per rollout. [no bound]"),
+        click.option(
+            "--max-calls",
+            type=click.IntRange(1),
+            default=DEFAULT_MAX_CALLS,
+            show_default=True,
+            help="Policy calls per rollout; further ones are refused.",
+        ),
     )
     return _all(options, _gathered("served", EnvironmentOptions, command))
 

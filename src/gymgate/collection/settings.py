@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.collection.plan import Plan
-from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.config import (
+    DEFAULT_MAX_CALLS,
+    CallableEndpoint,
+    HTTPEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+    StackConfig,
+)
 from gymgate.stack import Policy
 
 
@@ -21,7 +28,7 @@ def settings_of(
         "environments": [environment.model_dump(mode="json") for environment in stack.environments],
         "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
         "policy": _endpoint(policy),
-        "limits": limits.model_dump(mode="json"),
+        "limits": {"timeout_s": limits.timeout_s, "max_calls": _max_calls(limits)},
     }
 
 
@@ -35,6 +42,11 @@ def extent_of(plan: Plan) -> dict[str, Any]:
         "seeds": seeds,
         "shard": [plan.shard.index, plan.shard.count],
     }
+
+
+def _max_calls(limits: RolloutLimits) -> int | str | None:
+    """`None` for the default, as runs have it that were made before there was one."""
+    return None if limits.max_calls == DEFAULT_MAX_CALLS else limits.max_calls or "no bound"
 
 
 def _source(source: str) -> str:

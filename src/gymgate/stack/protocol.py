@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 from gymgate import codec
-from gymgate.errors import DataError, GymgateError, StackLostError, from_wire
+from gymgate.errors import DataError, GymgateError, StackLostError, described, from_wire
 
 PROTOCOL = 3
 """Both ends must have the same; it changes with the frames' meaning."""
@@ -207,8 +207,8 @@ class Peer(asyncio.Protocol):
             if isinstance(error, asyncio.CancelledError) and task.cancelling():
                 raise
             logger.exception("%s failed", method)
-            what = f"{type(error).__name__}: {error}"
-            self._send(_failure(number, GymgateError(f"{method} failed inside gymgate: {what}")))
+            failure = GymgateError(f"{method} failed inside gymgate: {described(error)}")
+            self._send(_failure(number, failure))
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
             return

@@ -24,7 +24,7 @@ from gymgate.config import (
     EnvironmentConfig,
     StackConfig,
 )
-from gymgate.errors import GymgateError, StackLostError, StackStartError
+from gymgate.errors import GymgateError, StackLostError, StackStartError, described
 from gymgate.gateway import Backend, Gateway, Route
 from gymgate.gateway.call import Call
 from gymgate.gateway.limits import raise_file_limit
@@ -168,7 +168,7 @@ class RunningStack:
             if deadline.expired() and isinstance(error, TimeoutError):
                 return rollouts.Outcome(job.timed_out())
             logger.exception("rollout %s failed", job.rollout_id)
-            message = f"the stack's daemon could not run it: {type(error).__name__}: {error}"
+            message = f"the stack's daemon could not run it: {described(error)}"
             return rollouts.Outcome(results.failed(StackLostError(message)))
 
     def open(self, request: Request, *, metadata_routing: bool = False) -> Route:

@@ -182,4 +182,5 @@ class Slots:
             END_TIMEOUT_S,
         )
         self.all[slot.number - 1] = new = AgentSlot(slot.number, self._gateway_slot())
+        slot.held.close()  # its process may listen there yet
         return new

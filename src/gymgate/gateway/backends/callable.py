@@ -12,7 +12,7 @@ from typing import Any
 
 from gymgate import codec
 from gymgate.config import Dialect
-from gymgate.errors import GymgateError, PolicyError
+from gymgate.errors import GymgateError, PolicyError, described
 from gymgate.gateway.backends.answers import fault_of, shortened
 from gymgate.gateway.backends.base import BackendAnswer
 
@@ -56,8 +56,7 @@ class CallableBackend:
             if deadline.expired():
                 raise self._error(f"gave no answer in {self._timeout_s:g} s") from error
             cause = error.__cause__ if isinstance(error, _InThread) else error
-            what = f"{type(cause).__name__}: {shortened(str(cause))}".removesuffix(": ")
-            raise self._error(f"raised {what}") from cause
+            raise self._error(f"raised {shortened(described(cause or error))}") from cause
         return self._checked(answer)
 
     async def close(self) -> None:

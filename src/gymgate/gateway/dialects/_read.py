@@ -80,7 +80,7 @@ def canonical_json(text: Any) -> str:
     try:
         value = orjson.loads(text) if isinstance(text, str) else text
         return codec.dumps(value, sort_keys=True).decode()
-    except (orjson.JSONDecodeError, TypeError):
+    except ValueError:
         return str(text)
 
 

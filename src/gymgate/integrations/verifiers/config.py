@@ -11,6 +11,7 @@ import verifiers.v1 as vf
 from pydantic import Field, ValidationError, model_validator
 
 from gymgate.config import (
+    DEFAULT_MAX_CALLS,
     DEFAULT_NEMO_GYM,
     EnvironmentConfig,
     RolloutLimits,
@@ -55,7 +56,7 @@ class NeMoGymConfig(vf.TasksetConfig):
     """API in which policy calls reach verifiers. Its training client takes `chat` only."""
     timeout_s: float = Field(3600.0, gt=0)
     """Seconds one rollout may take, verification included."""
-    max_calls: int | None = Field(None, ge=1)
+    max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
     """Policy calls after which a rollout is cut off; `None`: no bound."""
     agent_slots: int = Field(4, ge=1)
     """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own."""

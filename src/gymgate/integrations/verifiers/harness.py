@@ -69,7 +69,7 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
             await leases.forget(run.stack, stack)
             raise
         record(trace, rollout)
-        if _reached_max_calls(rollout, run):
+        if rollout.limit == "max_calls":
             trace.stop("max_turns")  # what verifiers counts as truncated
         if reason := failure_of(rollout):
             raise RolloutFailed(reason)
@@ -102,11 +102,6 @@ def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
         headers=tuple(headers.items()),
         timeout_s=run.limits.timeout_s,
     )
-
-
-def _reached_max_calls(rollout: Rollout, run: GymRun) -> bool:
-    bound = run.limits.max_calls
-    return rollout.status == "truncated" and bound is not None and len(rollout.policy_calls) >= bound
 
 
 def failure_of(rollout: Rollout) -> str | None:

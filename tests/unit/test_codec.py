@@ -1,0 +1,100 @@
+"""JSON at the edges: what comes in can always be written again, and what cannot is a `ValueError`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gymgate import codec
+
+TEXT = st.text(st.characters(), max_size=20)
+"""Any code points, halves of surrogate pairs included."""
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(TEXT | st.integers() | st.booleans() | st.none() | st.floats(), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+@given(VALUES)
+def test_every_value_can_be_written_and_read_back(value: Any) -> None:
+    written = codec.dumps(value)
+    read, again = codec.parse(written)
+    assert orjson.loads(orjson.dumps(read)) == orjson.loads(again)
+    written.decode()
+
+
+@given(VALUES)
+def test_every_document_of_another_writer_is_read(value: Any) -> None:
+    """The standard library writes surrogates and NaN; what is passed on afterwards is JSON for every reader."""
+    document = json.dumps(value).encode()
+    read, passed_on = codec.parse(document)
+    orjson.loads(passed_on)
+    orjson.dumps(read).decode()
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_json_are_a_value_error(data: bytes) -> None:
+    try:
+        codec.loads(data)
+    except ValueError:
+        return
+
+
+def test_half_a_character_becomes_the_replacement_character() -> None:
+    assert codec.parse(b'{"a":"x\\ud83d","b":"\\ud83d\\ude00"}') == (
+        {"a": "x\ufffd", "b": "\U0001f600"},
+        '{"a":"x\ufffd","b":"\U0001f600"}'.encode(),
+    )
+    assert codec.dumps({"\ud83d": "\udc00"}) == '{"\ufffd":"\ufffd"}'.encode()
+    assert codec.clean_text("a\ud83d\ude00\ud83d") == "a\U0001f600\ufffd"
+
+
+def test_numbers_that_orjson_refuses() -> None:
+    assert codec.loads(b'{"logprob":-Infinity,"n":1180591620717411303424}') == {
+        "logprob": -math.inf,
+        "n": 2.0**70,
+    }
+    assert codec.dumps({1: 2**70, "nan": math.nan}) == b'{"1":1180591620717411303424,"nan":NaN}'.replace(
+        b"NaN", b"null"
+    )
+
+
+@pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"[" * 100_000, nested(100_000)])
+def test_malformed_documents(document: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        codec.loads(document)
+
+
+def test_nesting_is_bounded() -> None:
+    """By levels, not by brackets: a long flat list has many of those, as have strings."""
+    codec.loads(nested(codec.MAX_DEPTH))
+    codec.loads(b"[" + b",".join([b"[]"] * 10_000) + b"]")
+    codec.loads(b'["' + b"[" * 10_000 + b'"]')
+    for levels in (codec.MAX_DEPTH + 1, 300, 1_000, 1_100):
+        with pytest.raises(ValueError, match="nested"):
+            codec.loads(nested(levels))
+
+
+def test_values_that_json_cannot_hold() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    deep: Any = 1
+    for _ in range(5_000):
+        deep = [deep]
+    for value in ({1, 2}, {"a": object()}, {(1, 2): 3}, endless, deep, b"bytes"):
+        with pytest.raises(ValueError, match=r"."):
+            codec.dumps(value)
