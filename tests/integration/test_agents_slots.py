@@ -103,6 +103,23 @@ async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path:
         assert rollout.reward == 1.0
 
 
+async def test_a_rollouts_deadline_covers_its_wait_for_a_slot(tmp_path: Path) -> None:
+    """Behind one that holds the only slot for longer."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    asked, silent = silent_policy()
+    async with acquire(config) as stack:
+        holds = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
+        await asked.wait()
+        async with asyncio.timeout(1 + 2):
+            late = await stack.run(stamped_row(2), policy=silent, limits=RolloutLimits(timeout_s=1))
+        assert late.error is not None
+        assert (late.status, late.error.kind) == ("failed", "timeout")
+        assert "waiting for a free process of agent" in late.error.message
+        assert not holds.done()
+        holds.cancel()
+        await asyncio.wait([holds])
+
+
 async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(tmp_path: Path) -> None:
     config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
     asked, silent = silent_policy()

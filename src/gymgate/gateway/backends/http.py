@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import io
 import itertools
 import random
 import secrets
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -51,13 +52,10 @@ class HTTPBackend:
 
     def __init__(self, endpoint: HTTPEndpoint, session: aiohttp.ClientSession | None = None) -> None:
         endpoint = endpoint.resolved()
-        base = _base_url(endpoint.base_url)
         self.dialect = endpoint.dialect
         self.model = endpoint.model
         self._endpoint = endpoint
-        self._shown = str(base.with_user(None))
-        self._url = base / _PATHS[endpoint.dialect]
-        self._proxy = proxy_for(base)
+        self._shown, self._url, self._proxy = _address(endpoint.base_url, endpoint.dialect)
         self._name = secrets.token_hex(16)
         self._numbers = itertools.count()
         self._session = session
@@ -199,6 +197,22 @@ class _Retryable(Exception):
             self._error.message += f" (after {retries + 1} attempts)"
             self._error.args = (self._error.message,)
         return self._error
+
+
+class _Address(NamedTuple):
+    """Where calls go."""
+
+    shown: str
+    """The base URL as messages have it: without credentials."""
+    url: URL
+    proxy: URL | None
+
+
+@functools.lru_cache(maxsize=256)
+def _address(base_url: str, dialect: Dialect) -> _Address:
+    """Every rollout has a backend, and most have the same address."""
+    base = _base_url(base_url)
+    return _Address(str(base.with_user(None)), base / _PATHS[dialect], proxy_for(base))
 
 
 def _base_url(text: str) -> URL:
