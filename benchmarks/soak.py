@@ -1,11 +1,13 @@
-"""Mixed environments under random faults for as long as you like: what is lost, what grows.
+"""Mixed environments under random faults for as long as you like: what is lost, late, wrong, and what grows.
 
     python -m benchmarks soak --minutes 30
 
-Every rollout that is planned has to complete: one that a fault failed is run again, by the kind of its error, and one that
-neither ends by its deadline nor fails with a typed error is lost. Meanwhile servers, the fork server and the daemon are
-killed or stopped for a moment, rollouts are cancelled, and the policy answers 500, nothing, or half. Exits with 1 if
-anything was lost, or is left of the stack at the end.
+Every planned rollout has an outcome that is known beforehand: the reward of its row, as measured before the first fault, or the
+error that its policy is there to cause (answers nested too deeply, half characters, a callable that raises SystemExit, a policy
+that loops or is silent). One that a fault from outside failed is run again. Meanwhile servers, the fork server and the daemon are
+killed or stopped for a moment, rollouts are cancelled, the policy answers 500, nothing, or half, and requests without a key
+arrive, large and compressed. Counted are rollouts that come back later than `LATE_S` after their deadline, that have another
+outcome, or none. Exits with 1 if there is one, or if anything of the stack is left at the end.
 """
 
 from __future__ import annotations
@@ -27,22 +29,22 @@ from typing import Any
 from aiohttp import web
 
 from benchmarks.machine import describe, pss_mb
-from benchmarks.scripted_policy import responses_answer
-from gymgate.config import HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from benchmarks.soak_work import LONG, Policies, Work, strange_requests
+from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 
 ENVIRONMENTS = ("example_single_tool_call", "example_session_state_mgmt", "example_multi_step", "mcqa")
-LIMITS = RolloutLimits(timeout_s=30.0)
-LATE_S = 30.0
-"""Beyond its deadline and the wait for a restart, after which a rollout counts as lost."""
+LATE_S = 2.0
+"""After its deadline, when a rollout counts as late."""
 ATTEMPTS = 50
 SAMPLE_S = 5.0
 FAULTS = {
     "kill a server": 8,
     "stop a server for 2 s": 6,
+    "stop the daemon for 2 s": 2,
     "kill the fork server": 3,
     "kill the daemon": 1,
     "cancel a rollout": 10,
@@ -57,33 +59,14 @@ class Tally:
     completed: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    strangers: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    latest_s: float = 0.0
     samples: list[dict[str, float]] = field(default_factory=list)
     stacks: int = 0
     restarts: int = 0
-
-
-class Policy:
-    """Answers calls; one in `every` in a way that it should not."""
-
-    def __init__(self, chance: random.Random, every: int) -> None:
-        self._chance = chance
-        self._every = every
-        self.faults: Counter[str] = Counter()
-
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = json.loads(await request.content.read())
-        await asyncio.sleep(self._chance.lognormvariate(-3, 1))
-        if self._chance.randrange(self._every):
-            return web.json_response(responses_answer(body))
-        fault = self._chance.choice(("500", "429", "reset", "garbage", "silence"))
-        self.faults[fault] += 1
-        if fault == "reset" and request.transport is not None:
-            request.transport.abort()
-        if fault == "silence":
-            await asyncio.sleep(60)
-        status = int(fault) if fault.isdigit() else 200
-        return web.Response(status=status, text="on purpose", headers={"Retry-After": "0.1"})
 
 
 class Soak:
@@ -92,14 +75,16 @@ class Soak:
     def __init__(self, minutes: float, workers: int, seed: int) -> None:
         self.chance = random.Random(seed)
         self.tally = Tally()
-        self.policy = Policy(self.chance, 40)
+        self.policies = Policies(self.chance, 40)
         self.workers = workers
         self.ends = time.monotonic() + minutes * 60
         self.config = StackConfig(
             environments=ENVIRONMENTS, runtime=RuntimeConfig(), max_restarts=1_000_000, start_timeout_s=120
         )
         self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.endpoint = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
+        self.rewards: dict[tuple[str, int], float | None] = {}
+        """Of each row, as measured before the first fault."""
+        self.gateway = ""
         self.status: dict[str, Any] = {}
         self.running: set[asyncio.Task[Any]] = set()
 
@@ -109,11 +94,11 @@ class Soak:
         for name in ENVIRONMENTS:
             text = (site / "resources_servers" / name / "data" / "example.jsonl").read_text()
             self.rows[name] = [json.loads(line) for line in text.splitlines()]
-        server = web.Server(self.policy.handle, handler_cancellation=True, access_log=None)
+        server = web.Server(self.policies.handle, handler_cancellation=True, access_log=None)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, backlog=512)
-        url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
-        self.endpoint = HTTPEndpoint(base_url=url, dialect="responses", timeout_s=5, max_retries=1)
-        others = [asyncio.create_task(self.sabotage()), asyncio.create_task(self.keep_books())]
+        self.policies.at(listener.sockets[0].getsockname()[1])
+        await self.measure_rewards()
+        others = [asyncio.create_task(work) for work in (self.sabotage(), self.keep_books(), self.knock())]
         try:
             await asyncio.gather(*(self.work(number) for number in range(self.workers)))
         finally:
@@ -124,50 +109,80 @@ class Soak:
             await server.shutdown(0.2)
         return self.tally
 
+    async def measure_rewards(self) -> None:
+        """Each row once, while nothing goes wrong."""
+        async with acquire(self.config) as stack:
+            for name, rows in self.rows.items():
+                for index, row in enumerate(rows):
+                    policy = self.policies.endpoint("good")
+                    rollout = await stack.run(row, policy=policy, environment=name, limits=LONG)
+                    assert rollout.error is None, rollout.error
+                    self.rewards[name, index] = rollout.reward
+
     async def work(self, number: int) -> None:
         """Complete one rollout after another, on whatever stack there is."""
         count = 0
         while time.monotonic() < self.ends:
             name = self.chance.choice(ENVIRONMENTS)
-            await self.complete(name, self.chance.choice(self.rows[name]), f"{number}-{count}")
+            index = self.chance.randrange(len(self.rows[name]))
+            await self.complete(self.policies.choose(), name, index, f"{number}-{count}")
             count += 1
 
-    async def complete(self, name: str, row: dict[str, Any], identity: str) -> None:
-        """Run a row until it completes."""
+    async def complete(self, work: Work, name: str, index: int, identity: str) -> None:
+        """Run a row until it comes to its right end."""
+        said = f"{identity} of {name} ({work.kind})"
         for attempt in range(ATTEMPTS):
-            task = asyncio.create_task(self.attempt(name, row, f"{identity}-{attempt}"))
+            task = asyncio.create_task(self.attempt(work, name, index, f"{identity}-{attempt}"))
             self.running.add(task)
             try:
-                async with asyncio.timeout(LIMITS.timeout_s + LATE_S + self.config.start_timeout_s):
+                async with asyncio.timeout(work.limits.timeout_s + 2 * self.config.start_timeout_s):
                     if await task:
-                        self.tally.completed[name] += 1
+                        self.tally.completed[work.kind] += 1
                         return
             except asyncio.CancelledError:
                 self.tally.failures["cancelled"] += 1
             except TimeoutError:
-                self.tally.lost.append(f"{identity} of {name}: no end")
+                self.tally.lost.append(f"{said}: no end")
                 return
             except (StackLostError, StackStartError) as error:
                 self.tally.failures[type(error).__name__] += 1
             except Exception as error:
-                self.tally.lost.append(f"{identity} of {name}: {type(error).__name__}: {error}")
+                self.tally.lost.append(f"{said}: {type(error).__name__}: {error}")
                 return
             finally:
                 self.running.discard(task)
-        self.tally.lost.append(f"{identity} of {name}: {ATTEMPTS} attempts")
+        self.tally.lost.append(f"{said}: {ATTEMPTS} attempts")
 
-    async def attempt(self, name: str, row: dict[str, Any], identity: str) -> bool:
+    async def attempt(self, work: Work, name: str, index: int, identity: str) -> bool:
         async with acquire(self.config) as stack:
-            rollout = await stack.run(
-                row, policy=self.endpoint, environment=name, limits=LIMITS, rollout_id=identity
-            )
-        if rollout.error is None and rollout.reward is not None:
+            self.gateway = stack.gateway_url
+            started = time.monotonic()
+            try:
+                rollout = await stack.run(
+                    self.rows[name][index],
+                    policy=work.policy,
+                    environment=name,
+                    limits=work.limits,
+                    rollout_id=identity,
+                )
+            finally:
+                late_s = time.monotonic() - started - work.limits.timeout_s
+                self.tally.latest_s = max(self.tally.latest_s, late_s)
+                if late_s > LATE_S:
+                    self.tally.late.append(f"{identity} ({work.kind}): {late_s:.1f} s")
+        if fault := work.fault_of(rollout, self.rewards[name, index]):
+            self.tally.wrong.append(f"{identity} of {name} ({work.kind}): {fault}")
             return True
-        kind = f"{rollout.error.kind} {rollout.error.type}" if rollout.error else "no reward, no error"
-        self.tally.failures[kind] += 1
-        if rollout.error is None or rollout.reward is not None:
-            self.tally.lost.append(f"{identity} of {name}: {rollout.status} without an error")
-        return False
+        if rollout.error is not None:
+            self.tally.failures[f"{rollout.error.kind} {rollout.error.type}"] += 1
+        return work.came_true(rollout)
+
+    async def knock(self) -> None:
+        """Requests of strangers, a few every second."""
+        while True:
+            await asyncio.sleep(self.chance.uniform(0.2, 2))
+            if self.gateway:
+                await strange_requests(self.gateway, self.chance, self.tally.strangers)
 
     async def keep_books(self) -> None:
         """Hold a lease, so that the stack stays between rollouts; sample what may grow."""
@@ -217,6 +232,7 @@ class Soak:
         ]
         victims = {
             "kill the daemon": [self.status["pid"]],
+            "stop the daemon for 2 s": [self.status["pid"]],
             "kill the fork server": self.status["fork_servers"],
         }
         pid = self.chance.choice(victims.get(fault, servers) or [self.status["pid"]])
@@ -262,15 +278,20 @@ def main() -> None:
     print(
         f"{options.minutes:g} minutes, {options.workers} at once, seed {options.seed}, {tally.stacks} stacks"
     )
-    print("completed", sum(tally.completed.values()), dict(tally.completed))
-    print("faults", dict(tally.faults), "in the policy", dict(soak.policy.faults))
-    print("attempts that failed and were run again", dict(tally.failures))
+    print("came to their right end", sum(tally.completed.values()), dict(tally.completed))
+    print("faults", dict(tally.faults), "in the policy", dict(soak.policies.faults))
+    print("requests without a key", dict(tally.strangers))
+    print("attempts that failed", dict(tally.failures))
+    print(f"latest {tally.latest_s:.2f} s after its deadline")
     for name, (first, last) in growth(tally.samples).items():
         print(f"{name:15} {first:8.1f} -> {last:8.1f}")
     time.sleep(3)
     left = descendants(os.getpid())
-    print("lost", len(tally.lost), tally.lost[:10], "left", left)
-    raise SystemExit(bool(tally.lost or left))
+    for what in ("lost", "late", "wrong"):
+        found = getattr(tally, what)
+        print(what, len(found), found[:10])
+    print("left", left)
+    raise SystemExit(bool(tally.lost or tally.late or tally.wrong or left))
 
 
 if __name__ == "__main__":
