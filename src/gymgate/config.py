@@ -201,7 +201,7 @@ class RolloutLimits(Config):
     """Bounds on one rollout."""
 
     timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds from start to answer, verification included."""
+    """Seconds from the call of `run` to its answer: waiting for a free agent process, model calls and verification included."""
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
     """Policy calls after which further ones are refused and the rollout counts as truncated (`Rollout.limit` says so). The
     default is above the limit of every packaged agent; it ends agents that loop. `None`: no bound."""
