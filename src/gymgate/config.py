@@ -5,7 +5,6 @@ Every model is frozen and hashable, so that one config means one stack.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -188,10 +187,6 @@ class StackConfig(Config):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"environments names {', '.join(twice)} more than once")
         return self
-
-    def digest(self) -> str:
-        """16 hex digits that name this config on this machine; endpoints' secrets do not enter."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:16]
 
 
 DEFAULT_MAX_CALLS = 1000

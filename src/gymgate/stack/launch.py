@@ -40,9 +40,9 @@ class Place:
         return f"the stack's daemon is gone{last}"
 
 
-def place_of(config: StackConfig, directory: Path) -> Place:
-    """The place of a config's stack in a directory of sockets."""
-    path = directory / f"{config.digest()}.sock"
+def place_of(config: StackConfig, identity: str, directory: Path) -> Place:
+    """The place of a config's stack, by its identity, in a directory of sockets."""
+    path = directory / f"{identity}.sock"
     return Place(path, log_directory(config, path), config.env_vars)
 
 

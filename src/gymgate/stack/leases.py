@@ -1,4 +1,4 @@
-"""The leases of this process: one connection per config and event loop, shared by everyone on that loop.
+"""The leases of this process: one connection per stack and event loop, shared by everyone on that loop.
 
 Nothing is shared between event loops but the list of daemons to reap, and nothing survives a fork: a child finds
 an empty registry, and the connections it inherited replaced by `/dev/null`.
@@ -23,8 +23,9 @@ from weakref import WeakSet
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError
 from gymgate.stack.client import Connection, Progress, Stack
+from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import Place, connect_or_start, place_of
-from gymgate.stack.places import make_private, process_directory, shared_directory
+from gymgate.stack.places import make_private, process_directory, salt, shared_directory
 
 ATTEMPTS = 3
 """To connect, when the daemon that answered was about to exit."""
@@ -50,8 +51,9 @@ async def acquire(config: StackConfig, *, progress: Progress | None = None) -> A
 
 async def connect(config: StackConfig, *, progress: Progress | None = None) -> Stack:
     """As `acquire`, for callers that cannot use a block: `await stack.close()` gives the lease back."""
+    identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
     registry = current_registry()
-    lease = registry.lease(config)
+    lease = registry.lease(config, identity)
     lease.users += 1
     if progress is not None:
         lease.progress.append(progress)
@@ -69,8 +71,9 @@ async def connect(config: StackConfig, *, progress: Progress | None = None) -> S
 class Lease:
     """A connection and who uses it; connecting, connected or lost."""
 
-    def __init__(self, config: StackConfig, registry: Registry) -> None:
+    def __init__(self, config: StackConfig, identity: str, registry: Registry) -> None:
         self.config = config
+        self.identity = identity
         self.users = 0
         self.progress: list[Progress] = []
         self._registry = registry
@@ -97,7 +100,7 @@ class Lease:
             self.ready.result().drop()
 
     async def _connect(self) -> Connection:
-        place = await asyncio.to_thread(self._registry.place, self.config)
+        place = await asyncio.to_thread(self._registry.place, self.config, self.identity)
         for attempt in range(1, ATTEMPTS + 1):
             connection = await self._registry.open(place)
             connection.progress = self.progress
@@ -117,7 +120,8 @@ class Registry:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._leases: dict[asyncio.AbstractEventLoop, dict[StackConfig, Lease]] = {}
+        self._leases: dict[asyncio.AbstractEventLoop, dict[str, Lease]] = {}
+        """By the identity of their stacks."""
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._daemons: dict[Path, subprocess.Popen[bytes]] = {}
@@ -125,16 +129,16 @@ class Registry:
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
-    def lease(self, config: StackConfig) -> Lease:
+    def lease(self, config: StackConfig, identity: str) -> Lease:
         """This loop's lease on the config's stack; a new one if there is none or it was lost."""
         with self._lock:
             for loop in [loop for loop in self._leases if loop.is_closed()]:
                 for left in self._leases.pop(loop).values():
                     left.abandon()
             leases = self._leases.setdefault(asyncio.get_running_loop(), {})
-        lease = leases.get(config)
+        lease = leases.get(identity)
         if lease is None or not lease.usable:
-            lease = leases[config] = Lease(config, self)
+            lease = leases[identity] = Lease(config, identity, self)
         return lease
 
     async def release(self, lease: Lease) -> None:
@@ -143,8 +147,8 @@ class Registry:
         if lease.users > 0:
             return
         leases = self._leases.get(asyncio.get_running_loop(), {})
-        if leases.get(lease.config) is lease:
-            del leases[lease.config]
+        if leases.get(lease.identity) is lease:
+            del leases[lease.identity]
         closing = asyncio.ensure_future(lease.close())
         try:
             await asyncio.shield(closing)
@@ -152,15 +156,15 @@ class Registry:
             await closing
             raise
 
-    def place(self, config: StackConfig) -> Place:
+    def place(self, config: StackConfig, identity: str) -> Place:
         """Where a config's stack is; blocking."""
         if config.share == "machine":
-            return place_of(config, shared_directory())
+            return place_of(config, identity, shared_directory())
         with self._lock:
             if self._directory is None:
                 self._directory = process_directory()
         make_private(self._directory)  # somebody may have tidied up
-        return place_of(config, self._directory)
+        return place_of(config, identity, self._directory)
 
     async def open(self, place: Place) -> Connection:
         """A connection to the daemon, which is started if none answers."""
@@ -179,8 +183,9 @@ class Registry:
         last = await connection.goodbye()
         if last and connection.daemon is not None:
             await asyncio.to_thread(_reap, connection.daemon)
-        for other in [*self._daemons.values(), *self._replaced]:
+        for other in self._daemons.values():
             other.poll()
+        self._replaced = [other for other in self._replaced if other.poll() is None]
 
     def abandon(self) -> None:
         """In a forked child: let go of what belongs to the parent. Nothing here takes a lock."""

@@ -75,6 +75,21 @@ def shared_directory() -> Path:
     return path
 
 
+def salt() -> bytes:
+    """Return the secret that hides what stacks are named for: made once, readable by this user alone. Blocks."""
+    path = base_directory() / "salt"
+    try:
+        with locked(path):
+            if not path.exists():
+                new = path.with_suffix(".new")
+                new.touch(mode=0o600)
+                new.write_bytes(os.urandom(32))
+                new.rename(path)
+            return path.read_bytes()
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def remove_traces(socket_path: Path, directory: Path) -> None:
     """What a daemon removes as it exits: its logs, unless they were wanted elsewhere, and what a dead process left."""
     if directory == socket_path.with_suffix(""):
@@ -112,7 +127,7 @@ def log_directory(config: StackConfig, socket_path: Path) -> Path:
     else:
         state = Path(config.state_dir).expanduser().absolute()
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = state / config.digest()
+        path = state / socket_path.stem
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 

@@ -28,6 +28,8 @@ class Session:
         self.leased = False
         self.left = False
         """It said bye."""
+        self._models: tuple[tuple[str, Judge], ...] = ()
+        """The judges' endpoints that this connection said hello with, credentials included: nobody else's rollouts use them."""
         self._routes: dict[str, tuple[str, Route]] = {}
         """By key, with what the SDK process calls it, which may give it up before it knows the key."""
         self._keys: dict[str, str] = {}
@@ -65,7 +67,9 @@ class Session:
             )
         self.leased = True
         self._watch_process()
-        running = await self.daemon.started(StackConfig.model_validate(message["config"]))
+        config = StackConfig.model_validate(message["config"])
+        self._models = config.models
+        running = await self.daemon.started(config)
         return {**running.describe(), "pid": os.getpid()}
 
     async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
@@ -116,7 +120,6 @@ class Session:
         return route
 
     def _request(self, message: Mapping[str, Any], row: bytes = b"") -> Request:
-        stack_judges = self.daemon.running.config.models
         policy = self._judge(endpoint_from_wire(message["policy"]))
         assert not isinstance(policy, str)
         named = message.get("judge_policy")
@@ -125,7 +128,7 @@ class Session:
         return Request(
             row=row,
             policy=policy,
-            judges={name: self._judge(endpoint) for name, endpoint in stack_judges},
+            judges={name: self._judge(endpoint) for name, endpoint in self._models},
             judge_policy=judge_policy,
             rollout_id=message["rollout_id"],
             environment=message.get("environment"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
-from gymgate.config import Endpoint, HTTPEndpoint, StackConfig
+from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint, StackConfig
 
 _ENDPOINT: TypeAdapter[Endpoint | Literal["policy"]] = TypeAdapter(Endpoint | Literal["policy"])
 
@@ -28,9 +29,15 @@ def stack_to_wire(config: StackConfig) -> dict[str, Any]:
 
 
 def endpoint_to_wire(endpoint: Endpoint | Literal["policy"]) -> dict[str, Any] | str:
-    """An endpoint, its key read from this process's environment; `ConfigError` if that is not set."""
+    """An endpoint, its key read from this process's environment; `ConfigError` if that is not set.
+
+    Paths become absolute: the daemon may have another working directory.
+    """
     if isinstance(endpoint, str):
         return endpoint
+    if isinstance(endpoint, ReplayEndpoint):
+        files = tuple(str(Path(file).expanduser().absolute()) for file in endpoint.rollouts)
+        endpoint = endpoint.model_copy(update={"rollouts": files})
     if isinstance(endpoint, HTTPEndpoint):
         endpoint = endpoint.resolved().model_copy(update={"api_key_env": None})
     return to_wire(endpoint)

@@ -1,0 +1,109 @@
+"""What makes two configs one stack: everything that its rollouts depend on, under a name that gives nothing away."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import hmac
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gymgate
+from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
+from gymgate.config import StackConfig
+from gymgate.stack.wire import stack_to_wire
+
+_CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
+"""Suffixes of the files that decide what an environment does. Data and whatever servers write beside them do not count."""
+_SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
+_MOST_DIRECTORIES = 5000
+"""Of one tree."""
+
+
+def identity_of(config: StackConfig, salt: bytes) -> str:
+    """Return 16 hex digits: equal for two processes exactly if the same stack serves both. Blocks, for milliseconds.
+
+    Beside the config they depend on gymgate's own code, on where relative paths lead, on the code of the user's own
+    environments, on the values of `env_vars`, and on the endpoints of judges with their keys: calls that carry no
+    rollout key cannot be told apart by lease, so leases with different keys get stacks of their own. `salt` is a
+    secret of this user: without it nothing can be guessed from the digits. Raises `ConfigError` if the variable of a
+    key is not set.
+    """
+    parts = {
+        "config": stack_to_wire(config),
+        "variables": {name: os.environ.get(name) for name in config.env_vars},
+        "gymgate": _package(),
+        "paths": [*_paths(config)],
+        "trees": {str(tree): _stamps(tree) for tree in sorted({*_trees(config)})},
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hmac.new(salt, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:16]
+
+
+@functools.cache
+def _package() -> tuple[str, Any]:
+    """Where this gymgate is and the state of its files, as of the first use in this process."""
+    root = Path(gymgate.__file__).resolve().parent
+    return str(root), _stamps(root)
+
+
+def _paths(config: StackConfig) -> Iterator[str]:
+    """Where the config's relative paths lead; the working directory itself where servers may resolve one."""
+    named = [*config.component_roots, config.runtime.interpreter, config.runtime.python, config.state_dir]
+    yield from (str(_absolute(name)) for name in named if name)
+    cwd = _absolute("")
+    if any(spec.overrides or _absolute(spec.name).exists() for spec in config.environments) or _servers(cwd):
+        yield str(cwd)
+
+
+def _trees(config: StackConfig) -> Iterator[Path]:
+    """The directories and files that may hold code of the user's own environments, as the catalog looks for it."""
+    roots = [_absolute(root) for root in config.component_roots]
+    around = [_absolute("")]
+    for spec in config.environments:
+        for path in (base / Path(spec.name).expanduser() for base in (_absolute(""), *roots)):
+            if path.exists():
+                yield path
+                around += path.resolve().parents
+    for root in (*roots, *around):
+        yield from _servers(root)
+
+
+def _servers(root: Path) -> list[Path]:
+    """The directories of servers and environments in a tree that is laid out as NeMo Gym's."""
+    return [path for kind in (*PACKAGED_KINDS, AGENT_KIND) if (path := root / kind).is_dir()]
+
+
+def _stamps(path: Path) -> list[tuple[str, int, int]]:
+    """Relative path, size and time of change of each file of code below `path`, or of the file itself."""
+    if not path.is_dir():
+        return [_stamp(path, path.name)]
+    found = []
+    for directory, names, files in itertools.islice(os.walk(path), _MOST_DIRECTORIES):
+        names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
+        here = Path(directory)
+        for file in files:
+            if file.endswith(_CODE):
+                found.append(_stamp(here / file, os.path.relpath(here / file, path)))
+    return sorted(found)
+
+
+def _stamp(path: Path, name: str) -> tuple[str, int, int]:
+    try:
+        found = path.stat()
+    except OSError:
+        return name, -1, -1
+    return name, found.st_size, found.st_mtime_ns
+
+
+def _absolute(name: str) -> Path:
+    """In the working directory; in none if that was removed."""
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        here = Path("/nonexistent")
+    return here / Path(name).expanduser()

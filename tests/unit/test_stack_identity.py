@@ -1,0 +1,192 @@
+"""Which configs are one stack, and that nothing secret can be read out of its name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+import gymgate
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.errors import ConfigError
+from gymgate.stack import identity
+from gymgate.stack.daemon import Daemon
+from gymgate.stack.identity import identity_of
+from gymgate.stack.places import salt
+from gymgate.stack.session import Session
+from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
+
+SALT = b"a secret of this user's"
+
+
+def judged(**fields: Any) -> StackConfig:
+    judge = HTTPEndpoint(base_url="http://h/v1", **fields)
+    return StackConfig(environments=("mcqa",), models={"judge": judge})
+
+
+def name_of(config: StackConfig | None = None, **fields: Any) -> str:
+    return identity_of(config or StackConfig(**{"environments": ("mcqa",), **fields}), SALT)
+
+
+def test_one_config_is_one_stack() -> None:
+    assert name_of() == name_of()
+    assert name_of(judged(api_key="a")) == name_of(judged(api_key="a"))
+    assert name_of() != name_of(linger_s=1)
+    assert identity_of(judged(), b"another user's") != name_of(judged())
+
+
+def test_a_judges_credentials_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the key is read from does not matter, what it is does."""
+    monkeypatch.setenv("KEY", "a")
+    by_name = name_of(judged(api_key_env="KEY"))
+    monkeypatch.setenv("KEY", "b")
+    assert name_of(judged(api_key_env="KEY")) != by_name
+    assert name_of(judged(api_key="a")) == by_name
+    assert name_of(judged(headers=(("X-Key", "a"),))) != name_of(judged(headers=(("X-Key", "b"),)))
+    monkeypatch.delenv("KEY")
+    with pytest.raises(ConfigError, match="KEY"):
+        name_of(judged(api_key_env="KEY"))
+
+
+def test_values_of_variables_are_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODE", "a")
+    named = name_of(env_vars=("MODE",))
+    alone = name_of()
+    monkeypatch.setenv("MODE", "b")
+    assert name_of(env_vars=("MODE",)) != named
+    assert name_of() == alone
+
+
+@pytest.fixture
+def projects(tmp_path: Path) -> tuple[Path, Path]:
+    """Two projects that look alike."""
+    for name in ("a", "b"):
+        server = tmp_path / name / "resources_servers" / "mine"
+        (server / "configs").mkdir(parents=True)
+        (server / "app.py").write_text("reward = 1\n")
+        (server / "configs" / "mine.yaml").write_text("mine:\n")
+    return tmp_path / "a", tmp_path / "b"
+
+
+@pytest.mark.parametrize(
+    "name", ["resources_servers/mine/configs/mine.yaml", "resources_servers/mine", "mine"]
+)
+def test_a_relative_path_means_another_environment_elsewhere(
+    projects: tuple[Path, Path], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = []
+    for project in projects:
+        monkeypatch.chdir(project)
+        names.append(name_of(environments=(name,)))
+        assert name_of(environments=(name,)) == names[-1]
+    assert names[0] != names[1]
+    roots = {name_of(environments=(name,), component_roots=(str(project),)) for project in projects}
+    assert len(roots) == 2
+
+
+@pytest.mark.parametrize("by_root", [False, True])
+def test_changed_code_means_another_stack(
+    projects: tuple[Path, Path], by_root: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data, caches and environments made beside a server do not."""
+    monkeypatch.chdir(tmp_path)
+    server = projects[0] / "resources_servers" / "mine"
+    fields = (
+        {"environments": ("mine",), "component_roots": (str(projects[0]),)}
+        if by_root
+        else {"environments": (str(server / "configs" / "mine.yaml"),)}
+    )
+    before = name_of(**fields)
+    for aside in ("__pycache__/x.py", ".venv/lib/x.py", "rollouts.jsonl"):
+        (server / aside).parent.mkdir(parents=True, exist_ok=True)
+        (server / aside).write_text("x")
+    assert name_of(**fields) == before
+    (server / "app.py").write_text("reward = 0.0\n")
+    assert name_of(**fields) != before
+
+
+def test_overrides_may_hold_relative_paths(
+    projects: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {"name": "mcqa", "overrides": (("x.prompt", "prompts/p.yaml"),)}
+    monkeypatch.chdir(projects[0])
+    names = {name_of(environments=(environment,))}
+    monkeypatch.chdir(projects[0].parent)
+    assert name_of(environments=(environment,)) not in names
+
+
+def test_another_checkout_of_gymgate_has_stacks_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so has this one, once its code is another."""
+    found = [name_of()]
+    package = tmp_path / "gymgate"
+    shutil.copytree(Path(gymgate.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(gymgate, "__file__", str(package / "__init__.py"))
+    for text in ("", "# scores otherwise\n"):
+        with (package / "rollout" / "result.py").open("a") as file:
+            file.write(text)
+        identity._package.cache_clear()
+        found.append(name_of())
+    identity._package.cache_clear()
+    assert len(set(found)) == 3
+
+
+def test_a_removed_working_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert name_of() == name_of()
+
+
+@pytest.fixture
+def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="gi-", dir="/tmp") as path:  # short enough for sockets
+        monkeypatch.setenv("XDG_RUNTIME_DIR", path)
+        yield Path(path) / "gymgate"
+
+
+def test_the_salt_is_made_once_and_private(base: Path) -> None:
+    first = salt()
+    assert len(first) == 32
+    assert salt() == first
+    assert [oct(path.stat().st_mode & 0o777) for path in base.glob("salt")] == ["0o600"]
+    (base / "salt").unlink()
+    assert salt() != first
+
+
+def test_a_replayed_judges_files_are_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sent = endpoint_to_wire(ReplayEndpoint(rollouts=("r.jsonl",)))
+    assert isinstance(sent, dict)
+    assert sent["rollouts"] == [str(tmp_path / "r.jsonl")]
+
+
+async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> None:
+    """Whoever else said hello to the same daemon."""
+
+    class Up(Daemon):
+        async def started(self, config: StackConfig) -> Any:
+            return self
+
+        def describe(self) -> dict[str, Any]:
+            return {}
+
+    run = {"policy": endpoint_to_wire(HTTPEndpoint(base_url="http://p/v1")), "rollout_id": "r", "limits": {}}
+    run["record_bodies"] = True
+    with socket.socket() as listener:
+        daemon = Up(listener, tmp_path / "s.sock", tmp_path, os.getpid())
+        sessions = [Session(daemon), Session(daemon)]
+        for key, session in zip("ab", sessions, strict=True):
+            await session.hello({"protocol": 2, "config": stack_to_wire(judged(api_key=key))})
+        await asyncio.sleep(0)
+        used = [session._request(run).judges["judge"] for session in sessions]
+        assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]  # type: ignore[union-attr]
