@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any, Protocol
 
 from aiohttp import web
 
 from gymgate import codec
+from gymgate.gateway import bounds
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
+from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import (
     DIALECTS,
+    METADATA_KEY,
     REFUSED,
     Path,
     Refusal,
+    check_encoding,
     key_of_headers,
     looks_like_key,
+    parse_body,
     parse_path,
     take_routing_entry,
     without_attempt,
@@ -26,6 +32,7 @@ from gymgate.gateway.slot import Slot
 
 logger = logging.getLogger(__name__)
 
+_ROUTING_ENTRY = METADATA_KEY.encode()
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
     "'Authorization: Bearer <key>' or 'x-api-key: <key>'"
@@ -88,34 +95,47 @@ class Handler:
         return response
 
     async def _read(self, request: web.BaseRequest, path: Path) -> tuple[bytes, dict[str, Any], Route]:
-        """The request without our routing entry, as sent and as parsed, and the rollout that it belongs to."""
-        if "Expect" in request.headers and request.transport is not None:
-            request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        """The request without our routing entry, as sent and as parsed, and the rollout that it belongs to.
+
+        Nothing is read of a body that nobody may send, and nothing parsed that has nowhere to go.
+        """
+        check_encoding(request.headers)
+        route = self._keyed_route(request, path)
+        if route is None:
+            self._refuse_strangers(request, path)
         raw = await _body(request)
-        try:
-            body, raw = codec.parse(raw)
-        except ValueError as error:
-            raise Refusal(400, f"the request's body is not JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise Refusal(400, f"the request's body is a JSON {type(body).__name__}, not an object")
+        if route is None and _ROUTING_ENTRY not in raw:
+            route = self._other_route(request, path)
+        body, raw = parse_body(raw)
         stripped, entry = take_routing_entry(body)
         if stripped is not body:
             raw = codec.dumps(stripped)
-        return raw, stripped, self._route(request, path, entry)
+        return raw, stripped, route or self._other_route(request, path, entry)
 
-    def _route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
-        key, status = path.key, 404
-        if key is None:
-            key, status = key_of_headers(request.headers), 401
-        if entry is not None and looks_like_key(entry) and (key is None or self._gateway.find(key) is None):
-            key = entry
+    def _keyed_route(self, request: web.BaseRequest, path: Path) -> Route | None:
+        """The live rollout whose key is in the URL or the headers."""
+        key = _key_of(request, path)
+        route = self._gateway.find(without_attempt(key)) if key is not None else None
+        return None if route is None or route.closed else route
+
+    def _other_route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
+        """The rollout of a request that brings its key in its body, or none; `Refusal` if there is none."""
+        key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
             return self._keyless_route() if self._slot is None else self._slot.holder()
         route = self._gateway.find(without_attempt(key))
         if route is None or route.closed:
-            kind = "not_found_error" if status == 404 else "authentication_error"
-            raise Refusal(status, f"no rollout has this key: it was never opened, or {RELEASED}", kind)
+            raise _unknown_key(path)
         return route
+
+    def _refuse_strangers(self, request: web.BaseRequest, path: Path) -> None:
+        """Without a live rollout's key, serve only processes of this user, and root, who can be anybody."""
+        if owner_of(request.transport) in (os.getuid(), 0):
+            return
+        if _key_of(request, path) is not None:
+            raise _unknown_key(path)
+        only = f"(without one, only processes of user {os.getuid()} are served)"
+        raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}", "authentication_error")
 
     def _keyless_route(self) -> Route:
         keyless, name = self._gateway.keyless, self._model_server
@@ -135,7 +155,10 @@ class Handler:
             raise Refusal(405, f"{request.method} is not allowed here; POST the call")
         name, _, model = operation.partition("/")
         if name == "models" and request.method in ("GET", "HEAD"):
-            return self._models(self._route(request, path), one=bool(model))
+            if (route := self._keyed_route(request, path)) is None:
+                self._refuse_strangers(request, path)
+                route = self._other_route(request, path)
+            return self._models(route, one=bool(model))
         choices = ", ".join([*DIALECTS, "models"])
         raise Refusal(404, f"the gateway does not serve /{operation}; it serves {choices}", "not_found_error")
 
@@ -147,13 +170,30 @@ class Handler:
         return web.Response(body=codec.dumps(body), content_type="application/json")
 
 
+def _key_of(request: web.BaseRequest, path: Path) -> str | None:
+    return path.key if path.key is not None else key_of_headers(request.headers)
+
+
+def _unknown_key(path: Path) -> Refusal:
+    status, kind = (401, "authentication_error") if path.key is None else (404, "not_found_error")
+    return Refusal(status, f"no rollout has this key: it was never opened, or {RELEASED}", kind)
+
+
 async def _body(request: web.BaseRequest) -> bytes:
     """As `request.read` gives it, with one copy of a long body less."""
+    if (request.content_length or 0) > bounds.MAX_BODY:
+        raise _too_long()
+    if "Expect" in request.headers and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     pieces: list[bytes] = []
-    left = request.client_max_size
+    left = bounds.MAX_BODY
     while piece := await request.content.readany():
         pieces.append(piece)
         left -= len(piece)
         if left < 0:
-            raise Refusal(413, f"the request's body is longer than {request.client_max_size} bytes")
+            raise _too_long()
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_long() -> Refusal:
+    return Refusal(413, f"the request's body is longer than {bounds.MAX_BODY} bytes")

@@ -10,7 +10,6 @@ import errno
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path as FilePath
-from typing import Any
 
 from aiohttp import web
 
@@ -21,7 +20,7 @@ from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.requests import Path
 from gymgate.gateway.route import KeylessRoute, Route, Target
-from gymgate.gateway.server import KEEPALIVE_S, MAX_BODY, STOP_TIMEOUT_S
+from gymgate.gateway.server import KEEPALIVE_S, STOP_TIMEOUT_S
 
 _NAME = "replay"
 
@@ -29,7 +28,7 @@ _NAME = "replay"
 class _KeylessHandler(Handler):
     """Takes every request for its one route's, whatever key it carries."""
 
-    def _route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
+    def _keyed_route(self, request: web.BaseRequest, path: Path) -> Route:
         return self._gateway.keyless
 
 
@@ -54,8 +53,8 @@ async def serve_backend(backend: Backend, *, host: str = "127.0.0.1", port: int 
     one = _OneRoute(backend)
     server = web.Server(
         _KeylessHandler(one, _NAME),
-        request_factory=_make_request,
         access_log=None,
+        auto_decompress=False,
         keepalive_timeout=KEEPALIVE_S,
     )
     listener = await _listen(server, host, port)
@@ -76,11 +75,6 @@ async def _listen(server: web.Server, host: str, port: int) -> asyncio.Server:
         else:
             what = f"cannot listen on {host} port {port}: {error.strerror}"
         raise ConfigError(what) from error
-
-
-def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
 
 
 async def _stop(server: web.Server, route: KeylessRoute) -> None:

@@ -12,7 +12,9 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from gymgate import codec
 from gymgate.config import Dialect
+from gymgate.gateway.bounds import TooLargeError, check_values
 
 METADATA_KEY = "gymgate_route"
 """Entry of a request's `metadata` that carries the key of its rollout, or a base URL with it, where the URL cannot."""
@@ -82,6 +84,27 @@ def looks_like_key(token: str) -> bool:
 def without_attempt(key: str) -> str:
     """The key, of a key to which NeMo Gym may have added `-a<attempt>`."""
     return key[:32] if len(key) > 32 and _KEY.fullmatch(key) else key
+
+
+def check_encoding(headers: Mapping[str, str]) -> None:
+    """Refuse a compressed body: what it holds, nobody knows before it is inflated."""
+    encoding = headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise Refusal(415, f"the request's body has Content-Encoding {encoding[:50]!r}; send it uncompressed")
+
+
+def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
+    """The object that a request's body is, and its bytes as they go on; `Refusal` if it is none."""
+    try:
+        check_values(raw)
+        body, raw = codec.parse(raw)
+    except TooLargeError as error:
+        raise Refusal(413, f"the request's body {error}") from error
+    except ValueError as error:
+        raise Refusal(400, f"the request's body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal(400, f"the request's body is a JSON {type(body).__name__}, not an object")
+    return body, raw
 
 
 def take_routing_entry(body: dict[str, Any]) -> tuple[dict[str, Any], str | None]:

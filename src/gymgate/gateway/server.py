@@ -25,7 +25,6 @@ from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.gateway.slot import Slot
 
-MAX_BODY = 1 << 30
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
 READ_AHEAD = 1 << 20
@@ -205,8 +204,8 @@ class Gateway:
         loop = asyncio.get_running_loop()
         server = web.Server(
             Handler(self, model_server, slot),
-            request_factory=_request_factory(loop),
             access_log=None,
+            auto_decompress=False,
             logger=_http_logger,
             keepalive_timeout=KEEPALIVE_S,
             read_bufsize=READ_AHEAD,
@@ -230,13 +229,6 @@ class Gateway:
 
 def _digest(key: str) -> bytes:
     return hashlib.blake2b(key.encode(errors="replace"), digest_size=16).digest()
-
-
-def _request_factory(loop: asyncio.AbstractEventLoop) -> Callable[..., web.BaseRequest]:
-    def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MAX_BODY)
-
-    return make
 
 
 async def _stop(listener: asyncio.Server, server: web.Server) -> None:

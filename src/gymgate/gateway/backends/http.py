@@ -21,6 +21,7 @@ from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.answers import error_text, fault_of, shortened
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.bounds import TooLargeError, check_values, read_answer
 
 CONNECT_TIMEOUT_S = 30.0
 LONGEST_BACKOFF_S = 8.0
@@ -119,8 +120,12 @@ class HTTPBackend:
                 timeout=self._timeout,
                 proxy=self._proxy,
                 allow_redirects=False,
+                auto_decompress=False,
             ) as response:
-                content = await response.read()
+                try:
+                    content = await read_answer(response)
+                except ValueError as error:
+                    raise self._error(f"answered a body that {error}", response.status) from error
         except aiohttp.ConnectionTimeoutError as error:
             raise _Retryable(self._unreachable("no connection in time")) from error
         except TimeoutError as error:
@@ -139,7 +144,10 @@ class HTTPBackend:
 
     def _answer(self, content: bytes, response: aiohttp.ClientResponse) -> BackendAnswer:
         try:
+            check_values(content)
             body, content = codec.parse(content)
+        except TooLargeError as error:
+            raise self._error(f"answered a body that {error}", response.status) from error
         except ValueError as error:
             raise self._error(f"answered {_described(content, response, error)}", response.status) from error
         if (fault := fault_of(body, self.dialect)) is not None:

@@ -1,0 +1,116 @@
+"""Calls without a rollout's key: for processes of the stack's own user alone. A key opens its rollout for anybody who has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from gateway_upstream import Upstream, upstream
+
+from gymgate.gateway import METADATA_KEY, Gateway, handler
+from gymgate.gateway.peers import owner_of
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+NOBODY = 65534
+ASK = """
+import encodings.idna, http.client, os, sys
+uid, port, path, body, length = sys.argv[1:]
+os.setuid(int(uid))
+asking = http.client.HTTPConnection("127.0.0.1", int(port), timeout=30)
+asking.putrequest("POST", path)
+asking.putheader("Content-Length", length)
+asking.endheaders(body.encode())
+print(asking.getresponse().status)
+"""
+
+
+@pytest.fixture
+async def policy() -> AsyncIterator[Upstream]:
+    async with upstream() as serving:
+        yield serving
+
+
+@pytest.fixture
+async def gateway(policy: Upstream) -> AsyncIterator[Gateway]:
+    async with Gateway(judges={"judge": policy.endpoint()}) as running:
+        yield running
+
+
+async def ask(
+    uid: int, port: int, path: str = "/v1/chat/completions", length: int | None = None, **fields: object
+) -> int:
+    """The status that a process of a user gets; it need not send as much as it says."""
+    body = json.dumps({**BODY, **fields})
+    words = [str(uid), str(port), path, body, str(length or len(body))]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-S", "-c", ASK, *words, stdout=asyncio.subprocess.PIPE
+    )
+    return int((await process.communicate())[0])
+
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+
+
+@needs_root
+async def test_another_user_gets_nothing_without_a_key(gateway: Gateway, policy: Upstream) -> None:
+    """From a judge, from an agent's slot, by metadata; with a key as much as anybody."""
+    judge, slot = await gateway.port_for("judge"), gateway.slot()
+    route = slot.route = gateway.open(policy.endpoint(), metadata_routing=True)
+    port = await slot.port_for("policy_model")
+    assert await ask(NOBODY, judge) == 401
+    assert await ask(NOBODY, port) == 401
+    assert await ask(NOBODY, gateway.port, metadata=route.metadata) == 401
+    assert await ask(NOBODY, judge, path=f"/ng-rollout/{'0' * 32}/v1/chat/completions") == 404
+    assert not policy.seen
+    assert await ask(NOBODY, judge, path=f"/ng-rollout/{route.key}/v1/chat/completions") == 200
+    for asked, fields in ((judge, {}), (port, {}), (gateway.port, {"metadata": route.metadata})):
+        assert await ask(os.getuid(), asked, **fields) == 200
+
+
+@needs_root
+async def test_nothing_that_another_user_sends_is_read(gateway: Gateway) -> None:
+    """The refusal comes although the body never does."""
+    for path in ("/v1/chat/completions", f"/ng-rollout/{'0' * 32}/v1/chat/completions"):
+        assert await ask(NOBODY, gateway.port, path=path, length=1_000_000) in (401, 404)
+
+
+@pytest.mark.parametrize("owner", [NOBODY, None])
+async def test_who_is_not_known_to_be_the_user_is_refused(
+    owner: int | None, gateway: Gateway, policy: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    route = gateway.open(policy.endpoint(), metadata_routing=True)
+    monkeypatch.setattr(handler, "owner_of", lambda transport: owner)
+    async with aiohttp.ClientSession() as http:
+        for port in (gateway.port, await gateway.port_for("judge")):
+            for what, body in (
+                ("chat/completions", BODY),
+                ("chat/completions", {"metadata": route.metadata}),
+            ):
+                async with http.post(f"http://127.0.0.1:{port}/v1/{what}", json=body) as response:
+                    assert response.status == 401
+                    assert f"user {os.getuid()}" in (await response.json())["error"]["message"]
+            async with http.get(f"http://127.0.0.1:{port}/v1/models") as response:
+                assert response.status == 401
+        async with http.post(f"{route.base_url}/chat/completions", json=BODY) as response:
+            assert response.status == 200
+    assert METADATA_KEY not in policy.seen[0].body
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_the_owner_of_a_connection_is_found(host: str) -> None:
+    owners: list[int | None] = []
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        owners.append(owner_of(writer.transport))
+        writer.close()
+
+    async with await asyncio.start_server(connected, host, 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        assert await reader.read() == b""
+        writer.close()
+    assert owners == [os.getuid()]
