@@ -19,6 +19,7 @@ from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.memory import over_limit
 from gymgate.check.model import Check, Job
 from gymgate.errors import GymgateError, from_wire
+from gymgate.runtime import daemon_env
 from gymgate.stack.forkserver import descendants
 
 SETUP_TIMEOUT_S = 2400.0
@@ -63,6 +64,7 @@ async def run_job(job: Job, progress: Report) -> Check | GymgateError:
         sys.executable,
         "-m",
         "gymgate.check.worker",
+        env=_environment(job),
         stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
@@ -83,6 +85,12 @@ async def run_job(job: Job, progress: Report) -> Check | GymgateError:
         for task in (watch, talk):
             task.cancel()
         await asyncio.shield(_kill(process))
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """With the keys of the job's judges, which are read there."""
+    keys = [getattr(endpoint, "api_key_env", None) for _, endpoint in job.models]
+    return daemon_env([*job.env_vars, *filter(None, keys)])
 
 
 async def _talk(process: Process, job: Job, progress: Report) -> Check | GymgateError | None:

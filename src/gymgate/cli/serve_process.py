@@ -15,6 +15,7 @@ import click
 
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, StackStartError
+from gymgate.runtime import daemon_env
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
@@ -83,7 +84,12 @@ def _start(argv: list[str]) -> ReplayServer:
     with tempfile.TemporaryFile() as errors:
         # A session of its own: the Ctrl-C that ends the caller's work must not end its policy first.
         process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+            argv,
+            env=daemon_env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
         )
         try:
             return ReplayServer(process, _first_line(process, errors))

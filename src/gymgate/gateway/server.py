@@ -30,6 +30,8 @@ KEEPALIVE_S = 3600.0
 READ_AHEAD = 1 << 20
 """Bytes of a body that may arrive before it is read; a pause costs a turn of the loop, and bodies are read whole."""
 STOP_TIMEOUT_S = 2.0
+KEPT_REPLAYS = 32
+"""Recordings that stay in memory for the next rollout."""
 
 JudgeEndpoint = Endpoint | Backend | Literal["policy"]
 
@@ -72,6 +74,7 @@ class Gateway:
         self._clock = clock
         self._ports: dict[str, asyncio.Task[int]] = {}
         self._replays: dict[ReplayEndpoint, Backend] = {}
+        """Those used last, the latest at the end."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share what is known of them, however else their endpoints differ."""
         self._exits = AsyncExitStack()
@@ -186,9 +189,13 @@ class Gateway:
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):
-            if endpoint not in self._replays:
-                self._replays[endpoint] = make_backend(endpoint)
-            return self._replays[endpoint]
+            backend = self._replays.pop(endpoint, None) or make_backend(endpoint)
+            self._replays[endpoint] = backend
+            if len(self._replays) > KEPT_REPLAYS:
+                del self._replays[
+                    next(iter(self._replays))
+                ]  # it holds nothing open; routes that use it keep it
+            return backend
         if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
             return make_backend(endpoint, session=self._session, pool=self._pool(endpoint))
         return endpoint

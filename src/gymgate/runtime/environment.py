@@ -24,13 +24,25 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _BUILD_NAMES = """
     CC CXX AR LD CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH LIBRARY_PATH PKG_CONFIG_PATH MAKEFLAGS MAX_JOBS JAVA_HOME NETRC
+    SSH_AUTH_SOCK SSH_AGENT_PID GIT_SSH GIT_SSH_COMMAND GIT_ASKPASS GIT_TERMINAL_PROMPT GIT_SSL_CAINFO GIT_SSL_NO_VERIFY
+    DBUS_SESSION_BUS_ADDRESS XDG_CONFIG_DIRS NPM_TOKEN
 """
-_INSTALLING = frozenset(_BUILD_NAMES.split())
-_INSTALLING_PREFIXES = (
-    *("GYMGATE_", "UV_", "PIP_", "PYTHON", "VIRTUAL_ENV", "__PYVENV", "PYENV_", "CONDA_", "XDG_", "MALLOC_"),
-    *("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_", "npm_"),
+_BUILDING = frozenset(_BUILD_NAMES.split())
+_BUILDING_PREFIXES = ("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_CONFIG_", "npm_config_", "GIT_CONFIG_")
+"""How packages are fetched and built, what registries ask for included."""
+_OWN_PREFIXES = (
+    "GYMGATE_",
+    "UV_",
+    "PIP_",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "__PYVENV",
+    "PYENV_",
+    "CONDA_",
+    "XDG_",
+    "MALLOC_",
 )
-"""What the daemon may see beside that: how packages are found, built and installed."""
+"""What gymgate's own processes read beside that."""
 
 _UV_NAMES = """
     UV_INDEX UV_DEFAULT_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INDEX_STRATEGY UV_KEYRING_PROVIDER
@@ -43,7 +55,12 @@ _UV_KEPT = frozenset(_UV_NAMES.split())
 """uv's settings of where packages come from and how the network is reached. The others (UV_PYTHON, UV_CONSTRAINT,
 UV_RESOLUTION, UV_PROJECT_ENVIRONMENT, ...) would change what is installed, or where."""
 _UV_KEPT_PREFIXES = ("UV_INDEX_",)
-_INTERPRETER_PREFIXES = ("UV_", "PYTHON", "VIRTUAL_ENV", "CONDA_", "__PYVENV")
+
+
+def _seen(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+    """What every process may see of this one's variables, and what else is named. Nothing else gets through."""
+    wanted, begins = _ALLOWED.union(names), (*_ALLOWED_PREFIXES, *prefixes)
+    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(begins)}
 
 
 def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
@@ -52,42 +69,30 @@ def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
     No provider key, no `UV_PYTHON`, `VIRTUAL_ENV` or `PYTHONPATH` gets through; loopback never goes through a
     proxy, and the SDK's virtual environment is not on `PATH`.
     """
-    wanted = _ALLOWED | set(extra)
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in wanted or name.startswith(_ALLOWED_PREFIXES)
-    }
+    kept = _seen(extra)
     if "PATH" in kept:
         kept["PATH"] = _without_own_environment(kept["PATH"])
     return kept | _loopback_direct(kept)
 
 
 def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
-    """The environment of a stack's daemon: what its servers get, and what installing takes; no key of an endpoint's.
+    """The environment of gymgate's own processes, a stack's daemon first: what its servers get, and what installing takes.
 
-    Endpoints' keys are read in the caller's process and reach the daemon over its socket.
+    No key of an endpoint's, unless named: those are read in the caller's process and reach the daemon over its socket.
     """
-    wanted = _ALLOWED | _INSTALLING | set(extra)
-    prefixes = (*_ALLOWED_PREFIXES, *_INSTALLING_PREFIXES)
-    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(prefixes)}
+    return _seen(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
 
 
 def installer_env() -> dict[str, str]:
-    """The environment for uv: the caller's, less what would point it at another interpreter or other versions.
+    """The environment of uv and npm: how they reach packages and build them, and no other key or token.
 
-    Where uv has no index settings of its own, it gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
+    What would point uv at another interpreter or other versions is left out. Where it has no index settings of its
+    own, it gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
     """
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _UV_KEPT
-        or name.startswith(_UV_KEPT_PREFIXES)
-        or not name.startswith(_INTERPRETER_PREFIXES)
-    }
+    kept = _seen(_BUILDING | _UV_KEPT, (*_BUILDING_PREFIXES, *_UV_KEPT_PREFIXES))
     if offline():
         kept["UV_OFFLINE"] = "1"
-    return {**index_settings(kept), **kept, **_loopback_direct(kept)}
+    return {**index_settings({**os.environ, **kept}), **kept, **_loopback_direct(kept)}
 
 
 def offline() -> bool:

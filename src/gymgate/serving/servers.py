@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gymgate.errors import ConfigError
+from gymgate.runtime import clean_env
 
 FIRST_PORT = 8000
 OWN_ARGUMENTS = {
@@ -170,7 +171,12 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> list[str]:
         return []
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=30, check=False
+            ["nvidia-smi", "--list-gpus"],
+            env=clean_env(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gymgate
 from gymgate.config import StackConfig
+from gymgate.errors import StackStartError
 from gymgate.runtime import daemon_env
 from gymgate.stack.places import locked, log_directory
 from gymgate.stack.spawner import tail
@@ -53,10 +54,11 @@ def connect_or_start(place: Place) -> tuple[socket.socket, subprocess.Popen[byte
             return connection, None
         process = _start(place)
         try:
-            connection = _connect(place.socket_path)
-            assert connection is not None
+            if (connection := _connect(place.socket_path)) is None:
+                raise StackStartError(place.describe_loss(), log_tail=tail(place.log))
         except BaseException:
             process.kill()
+            process.wait()
             raise
         return connection, process
 

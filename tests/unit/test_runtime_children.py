@@ -1,0 +1,155 @@
+"""The environment of every kind of process that gymgate starts, as a program in its place finds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from gymgate.check import Job, pool
+from gymgate.cli import serve_process
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.errors import GymgateError, StackStartError
+from gymgate.preparation.order import PrepareConfig, program_env
+from gymgate.runtime import install, installer, interpreters, npm_packages
+from gymgate.runtime.command import CommandError
+from gymgate.runtime.installer import UvFailedError, run_uv
+from gymgate.serving.servers import gpus_here
+from gymgate.stack import launch
+from gymgate.stack.forkservers import ForkServers
+from gymgate.stack.launch import Place
+
+KEYS = (
+    "OPENAI_API_KEY",
+    "ANTHROPIC_API_KEY",
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+    "MY_SECRET",
+)
+REGISTRIES = {
+    "UV_INDEX_MINE_PASSWORD": "u",
+    "UV_DEFAULT_INDEX": "https://mine/simple",
+    "NPM_CONFIG_REGISTRY": "https://mine/npm",
+    "NPM_TOKEN": "n",
+}
+NAMED = ("JUDGE_KEY", "TAVILY_API_KEY")
+PROGRAM = '#!/bin/sh\nenv -0 > "${0%/*}/environment"\n'
+
+Starting = Callable[[Path], object]
+
+
+def uv(program: Path) -> None:
+    run_uv("pip", "install")
+
+
+def npm(program: Path) -> None:
+    npm_packages.install_package(str(program), "codex", "1", "codex", program.parent / "a", program.parent)
+
+
+def interpreter(program: Path) -> None:
+    interpreters.probe(program)
+
+
+def installed(program: Path) -> None:
+    install.inspect_interpreter(program)
+
+
+def daemon(program: Path) -> None:
+    launch._start(Place(program.parent / "s.sock", program.parent, NAMED)).wait(30)
+
+
+def fork_server(program: Path) -> None:
+    async def start() -> None:
+        config = StackConfig(environments=("none",), env_vars=NAMED)
+        await ForkServers(config, program.parent, print).spawner(program)
+
+    asyncio.run(start())
+
+
+def check(program: Path) -> None:
+    judge = HTTPEndpoint(base_url="http://h/v1", api_key_env="JUDGE_KEY")
+    job = Job(environment="x", version="0.7.0", models=(("judge", judge),), env_vars=("TAVILY_API_KEY",))
+    asyncio.run(pool.run_job(job, lambda job, message: None))
+
+
+def replay(program: Path) -> None:
+    serve_process._start([str(program), "serve"])
+
+
+def gpus(program: Path) -> None:
+    program.rename(program.with_name("nvidia-smi"))
+    gpus_here({})
+
+
+STARTED: dict[Starting, tuple[set[str], set[str]]] = {
+    uv: ({"UV_INDEX_MINE_PASSWORD", "UV_DEFAULT_INDEX"}, set()),
+    npm: ({"NPM_CONFIG_REGISTRY", "NPM_TOKEN"}, set()),
+    interpreter: (set(), set(REGISTRIES)),
+    installed: (set(), set(REGISTRIES)),
+    daemon: ({*REGISTRIES, *NAMED}, set()),
+    fork_server: ({*NAMED}, set(REGISTRIES)),
+    check: ({*REGISTRIES, *NAMED}, set()),
+    replay: (set(), set(NAMED)),
+    gpus: (set(), set(REGISTRIES)),
+}
+"""With what has to be there, and what must not be, beside keys."""
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """In place of every program: it writes down its environment, and fails its caller."""
+    for name in (*KEYS, *NAMED):
+        monkeypatch.setenv(name, "secret")
+    for name, value in REGISTRIES.items():
+        monkeypatch.setenv(name, value)
+    with TemporaryDirectory(prefix="gc-", dir="/tmp") as directory:  # short enough for sockets
+        path = Path(directory) / "program"
+        path.write_text(PROGRAM)
+        path.chmod(0o700)
+        monkeypatch.setattr(installer, "find_uv", lambda: path)
+        monkeypatch.setattr(sys, "executable", str(path))
+        monkeypatch.setenv("PATH", f"{directory}{os.pathsep}{os.environ['PATH']}")
+        yield path
+
+
+def dumped(program: Path) -> dict[str, str]:
+    entries = (program.parent / "environment").read_text().split("\0")
+    return dict(entry.split("=", 1) for entry in entries if entry)
+
+
+@pytest.mark.parametrize("start", STARTED, ids=lambda start: start.__name__)
+def test_no_key_reaches_a_process_that_was_not_given_it(start: Starting, program: Path) -> None:
+    with contextlib.suppress(GymgateError, CommandError, UvFailedError, interpreters.NotUsableError):
+        start(program)
+    found = dumped(program)
+    wanted, unwanted = STARTED[start]
+    assert found.keys().isdisjoint({*KEYS, *unwanted})
+    assert wanted <= found.keys()
+    assert "PATH" in found
+
+
+def test_what_prepares_data_downloads_it_with_the_hubs_token_alone(program: Path) -> None:
+    found = program_env(PrepareConfig(environment=EnvironmentConfig(name="x")))
+    assert found["HF_TOKEN"] == "secret"
+    assert found.keys().isdisjoint({*KEYS, *REGISTRIES} - {"HF_TOKEN"})
+
+
+def test_a_daemon_that_ends_at_once_is_a_failed_start(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = launch._start
+
+    def ended(place: Place) -> subprocess.Popen[bytes]:
+        process = start(place)
+        process.wait(30)
+        return process
+
+    monkeypatch.setattr(launch, "_start", ended)
+    with pytest.raises(StackStartError, match="daemon is gone"):
+        launch.connect_or_start(Place(program.parent / "s.sock", program.parent))
