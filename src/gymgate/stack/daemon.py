@@ -27,6 +27,7 @@ from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway import Route
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
+from gymgate.stack.logs import keep_short
 from gymgate.stack.places import locked, remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
@@ -68,6 +69,7 @@ class Daemon:
         server = await self._loop.create_unix_server(self._connected, sock=self.listener)
         self._stop_in(HELLO_TIMEOUT_S)
         self._watch_starter()
+        logs = asyncio.create_task(keep_short(self.directory))
         while True:
             await self._stop_asked.wait()
             self._stop_asked.clear()
@@ -81,6 +83,7 @@ class Daemon:
                 self._stop_in(HELLO_TIMEOUT_S)
         server.close()
         await self._stop()
+        logs.cancel()
 
     async def decision(self) -> bool:
         """Whether everything stops, once that is decided."""
