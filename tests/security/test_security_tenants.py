@@ -17,6 +17,7 @@ from stack_support import CONFIG, answer
 pytestmark = pytest.mark.gym
 
 SERVER = """
+from typing import ClassVar
 import aiohttp
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
@@ -26,7 +27,7 @@ class Config(BaseResourcesServerConfig):
     tool: str = "none"
 
 class Judged(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: Config
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
@@ -48,11 +49,11 @@ from stack_support import *
 from gymgate.config import HTTPEndpoint
 from gymgate.stack import acquire
 
-name, environment, url = sys.argv[1:]
+name, environment, url, version = sys.argv[1:]
 
 async def main():
     judge = HTTPEndpoint(base_url=url, dialect="responses", api_key_env="THE_JUDGE_KEY")
-    config = stack_config(environment, models={"judge_model": judge}, share="machine", linger_s=0)
+    config = stack_config(environment, version=version, models={"judge_model": judge}, share="machine")
     row = {"responses_create_params": {"input": [{"role": "user", "content": name}]}}
     async with acquire(config) as stack:
         policy = stack.register("scripted", call_then_answer, dialect="responses")
@@ -107,13 +108,14 @@ async def line(process: asyncio.subprocess.Process) -> str:
     return (await process.stdout.readline()).decode().strip()
 
 
+@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
 async def test_a_judges_key_serves_its_own_tenants_rollouts_only(
-    judge: tuple[set[tuple[str, str]], str], tmp_path: Path
+    version: str, judge: tuple[set[tuple[str, str]], str], tmp_path: Path
 ) -> None:
-    """At the same time, with a rollout's key in the call and without."""
+    """At the same time, with a rollout's key in the call and without; servers of 0.4.0 never send one."""
     seen, url = judge
     environment = environment_in(tmp_path)
-    tenants = [await start(name, environment, url) for name in ("ann", "bob")]
+    tenants = [await start(name, environment, url, version) for name in ("ann", "bob")]
     try:
         assert [await line(tenant) for tenant in tenants] == ["up", "up"]
         for tenant in tenants:

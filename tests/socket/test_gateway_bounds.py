@@ -118,7 +118,7 @@ async def test_a_body_of_too_many_values_is_not_parsed(
     assert not policy.seen
 
 
-@pytest.mark.parametrize("depth", [200, 1000, 5000, 100_000])
+@pytest.mark.parametrize("depth", [100, 1000, 5000, 100_000])
 async def test_a_deep_body_fails_alone(
     depth: int, gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
 ) -> None:
@@ -126,7 +126,7 @@ async def test_a_deep_body_fails_alone(
     deep = b"[" * depth + b"]" * depth
     url = f"{route.base_url}/chat/completions"
     async with http.post(url, data=PLAIN[:-1] + b', "x": ' + deep + b"}") as response:
-        assert response.status in ((200, 400) if depth < 100_000 else (400,))
+        assert response.status == (200 if depth == 100 else 400)
         assert (await response.json()) is not None
     async with http.post(url, json=BODY) as response:
         assert response.status == 200

@@ -63,7 +63,7 @@ def installed(program: Path) -> None:
 
 
 def daemon(program: Path) -> None:
-    launch._start(Place(program.parent / "s.sock", program.parent, NAMED)).wait(30)
+    launch._start(Place(program.parent / "s.sock", program.parent / "made", NAMED)).wait(30)
 
 
 def fork_server(program: Path) -> None:

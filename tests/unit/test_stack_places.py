@@ -46,3 +46,15 @@ def test_what_a_living_process_has_stays(base: Path) -> None:
     remove_traces(path / "x.sock", path / "x")
     assert process_directory().parent == base
     assert path.exists()
+
+
+def test_a_daemon_that_ends_leaves_the_files_of_the_next_one(tmp_path: Path) -> None:
+    """It has taken the same place while the first one still stopped."""
+    path, logs = tmp_path / "x.sock", tmp_path / "x"
+    logs.mkdir()
+    path.touch()
+    remove_traces(path, logs)
+    assert logs.exists()
+    path.unlink()
+    remove_traces(path, logs)
+    assert not logs.exists()

@@ -77,12 +77,13 @@ def _connect(path: Path) -> socket.socket | None:
 
 
 def _start(place: Place) -> subprocess.Popen[bytes]:
-    """Start a daemon on a socket that listens already, so that one can connect to it at once.
+    """Start a daemon on a socket that listens already, so that one can connect to it at once. Under the place's lock.
 
     It keeps our working directory, against which a config's paths are meant.
     """
     with contextlib.suppress(FileNotFoundError):
         place.socket_path.unlink()
+    place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, place.log.open("ab") as log:
         listener.bind(str(place.socket_path))
         listener.listen(BACKLOG)

@@ -91,9 +91,12 @@ def salt() -> bytes:
 
 
 def remove_traces(socket_path: Path, directory: Path) -> None:
-    """What a daemon removes as it exits: its logs, unless they were wanted elsewhere, and what a dead process left."""
+    """What a daemon removes as it exits: its logs, unless they were wanted elsewhere or another daemon has taken its
+    place, and what a dead process left."""
     if directory == socket_path.with_suffix(""):
-        shutil.rmtree(directory, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError), locked(socket_path):
+            if not socket_path.exists():
+                shutil.rmtree(directory, ignore_errors=True)
     if _is_left(socket_path.parent, _OWN):
         shutil.rmtree(socket_path.parent, ignore_errors=True)
 
@@ -128,7 +131,6 @@ def log_directory(config: StackConfig, socket_path: Path) -> Path:
         state = Path(config.state_dir).expanduser().absolute()
         state.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = state / socket_path.stem
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
     return path
 
 
