@@ -177,9 +177,10 @@ class StackConfig(Config):
     """Seconds after which a server that rollouts wait for, and that has answered nothing and used no processor time, is
     killed and restarted; `None`: never. Raise it for servers that answer nobody while they wait longer for something."""
     share: Literal["process", "machine"] = "process"
-    """Who may share the stack: this process, or every process of this user on this machine."""
+    """Who may share the stack: this process, or every process of this user on this machine whose config, working directory
+    of relative paths, values of `env_vars`, judges' keys and gymgate are the same."""
     state_dir: str | None = None
-    """Directory for the socket and logs; `None`: under the user's runtime or cache directory."""
+    """Directory for logs, each of at most 8 MiB; `None`: under the user's runtime or cache directory, until the stack stops."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

@@ -20,6 +20,7 @@ from gymgate.stack import identity
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.identity import identity_of
 from gymgate.stack.places import salt
+from gymgate.stack.protocol import PROTOCOL
 from gymgate.stack.session import Session
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
 
@@ -186,7 +187,7 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
         daemon = Up(listener, tmp_path / "s.sock", tmp_path, os.getpid())
         sessions = [Session(daemon), Session(daemon)]
         for key, session in zip("ab", sessions, strict=True):
-            await session.hello({"protocol": 2, "config": stack_to_wire(judged(api_key=key))})
+            await session.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
         await asyncio.sleep(0)
         used = [session._request(run).judges["judge"] for session in sessions]
         assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]  # type: ignore[union-attr]
