@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from gateway_upstream import Upstream, upstream
+from gateway_upstream import RawConnection, Upstream, upstream
 
-from gymgate.gateway import METADATA_KEY, Gateway, handler
+from gymgate.gateway import METADATA_KEY, Gateway, handler, peers
 from gymgate.gateway.peers import owner_of
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -101,8 +101,17 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
     assert METADATA_KEY not in policy.seen[0].body
 
 
+@pytest.mark.parametrize("way", ["netlink", "proc"])
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-async def test_the_owner_of_a_connection_is_found(host: str) -> None:
+async def test_the_owner_of_a_connection_is_found(
+    host: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In either way; where the kernel answers no netlink, from its tables in /proc."""
+    asked: list[str] = []
+    by_proc = peers._by_proc
+    monkeypatch.setattr(peers, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
+    if way == "proc":
+        monkeypatch.setattr(peers, "_NETLINK_SOCK_DIAG", 99)
     owners: list[int | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,3 +123,22 @@ async def test_the_owner_of_a_connection_is_found(host: str) -> None:
         assert await reader.read() == b""
         writer.close()
     assert owners == [os.getuid()]
+    assert asked == (["proc"] if way == "proc" else [])
+
+
+async def test_a_key_that_dies_while_its_body_arrives_opens_nothing(
+    gateway: Gateway, policy: Upstream
+) -> None:
+    """It was looked up before the body."""
+    route = gateway.open(policy.endpoint())
+    body = json.dumps(BODY).encode()
+    connection = await RawConnection.open(gateway.port)
+    head = [f"POST /ng-rollout/{route.key}/v1/chat/completions HTTP/1.1", "Host: g"]
+    head += [f"Content-Length: {len(body)}", "Expect: 100-continue", "", ""]
+    connection.writer.write("\r\n".join(head).encode())
+    assert b" 100 " in await connection.reader.readuntil(b"\r\n\r\n")
+    await route.close()
+    connection.writer.write(body)
+    assert (await connection.answer())[0] == 404
+    assert (policy.seen, route.calls) == ([], [])
+    await connection.drop()

@@ -104,6 +104,8 @@ class Handler:
         if route is None:
             self._refuse_strangers(request, path)
         raw = await _body(request)
+        if route is not None and route.closed:
+            raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)
         body, raw = parse_body(raw)
