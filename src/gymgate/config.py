@@ -18,7 +18,8 @@ Dialect = Literal["responses", "chat", "messages"]
 """The API a model call is spoken in: OpenAI Responses, OpenAI chat-completions, Anthropic messages."""
 
 DEFAULT_NEMO_GYM = "0.7.0"
-SUPPORTED_NEMO_GYM = ("0.7.0", "0.4.0")
+SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0", "0.5.1", "0.5.0", "0.4.0", "0.3.1", "0.3.0")
+"""Releases that gymgate is tested with, newest first; any other is tried with a warning."""
 
 
 class Config(BaseModel):

@@ -11,7 +11,7 @@ import pytest
 
 from gymgate.catalog import Catalog
 from gymgate.check.model import VERDICTS
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.config import RuntimeConfig
 from gymgate.runtime import ensure_runtime
 
 pytestmark = pytest.mark.gym
@@ -48,7 +48,7 @@ def page() -> dict[tuple[str, str], Section]:
     return found
 
 
-@pytest.mark.parametrize("version", SUPPORTED_NEMO_GYM)
+@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
 def test_every_environment_is_on_it(page: dict[tuple[str, str], Section], version: str) -> None:
     runtime = ensure_runtime(RuntimeConfig(version=version))
     catalog = Catalog(runtime.site, runtime.version)

@@ -32,10 +32,11 @@ def test_the_includer_overrides_and_a_later_sibling_overrides_an_earlier(tmp_pat
     assert read(top) == {"x": {"from": "b", "inner": 1, "a": 1}, "y": "top"}
 
 
-def test_up_to_0_4_the_included_file_overrides(tmp_path: Path) -> None:
+def test_up_to_0_5_the_included_file_overrides(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", {"x": "included"})
     top = write(tmp_path / "top.yaml", {"config_paths": ["a.yaml"], "x": "includer"})
-    assert read(top, version="0.4.0") == {"x": "included"}
+    assert read(top, version="0.4.0") == read(top, version="0.5.1") == {"x": "included"}
+    assert read(top, version="0.6.0") == {"x": "includer"}
     assert read(top, version="0.7.0") == {"x": "includer"}
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gymgate.config import SUPPORTED_NEMO_GYM
 from gymgate.errors import SetupError
 from gymgate.runtime import installer
 from gymgate.runtime.ensure import what_failed
@@ -141,9 +142,15 @@ def test_locks_that_ship(release: str) -> None:
 
 
 def test_releases() -> None:
-    assert locked_releases() == ["0.7.0", "0.4.0"]
+    """Every supported release has a lock."""
+    assert tuple(locked_releases()) == SUPPORTED_NEMO_GYM
     assert read_lock("9.9.9") is None
-    assert (floor_of("0.4.0"), floor_of("0.7.0"), floor_of("9.9.9")) == ((3, 12, 0), (3, 13, 14), (3, 13, 14))
+    assert [release for release in SUPPORTED_NEMO_GYM if floor_of(release) == (3, 12, 0)] == [
+        "0.4.0",
+        "0.3.1",
+        "0.3.0",
+    ]
+    assert floor_of("0.5.0") == floor_of("0.7.0") == floor_of("9.9.9") == (3, 13, 14)
 
 
 def test_package_names() -> None:

@@ -35,8 +35,8 @@ class ConfigReader:
     def __init__(self, roots: Sequence[Path], version: str = "0.7.0") -> None:
         self._roots = tuple(roots)
         self._files: dict[Path, Node] = {}
-        self._old = version.startswith(("0.3.", "0.4."))
-        """Up to 0.4 an included file overrides the file that includes it, and agents are not composed."""
+        self._old = version.startswith(("0.3.", "0.4.", "0.5."))
+        """Up to 0.5 an included file overrides the file that includes it, and agents are not composed."""
 
     def read(self, path: Path) -> Node:
         """The whole config: `path` with what it includes and inherits. Raises `ConfigProblem`."""

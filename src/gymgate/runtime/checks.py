@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from gymgate.config import SUPPORTED_NEMO_GYM, cache_dir
+from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.ensure import runtimes_dir
@@ -82,7 +82,7 @@ def _runtimes() -> Iterator[Check]:
         if places:
             detail = f"{len(places)} in {runtimes_dir()}: {', '.join(place.name for place in places)}"
             yield Check(f"nemo-gym {version}", True, detail)
-        else:
+        elif version == DEFAULT_NEMO_GYM:
             yield Check(f"nemo-gym {version}", None, f"not made yet; gymgate setup --gym {version}")
 
 

@@ -7,7 +7,7 @@ from importlib import resources
 
 from gymgate.runtime.interpreters import Version
 
-_FLOORS: dict[str, Version] = {"0.4.0": (3, 12, 0)}
+_FLOORS: dict[str, Version] = dict.fromkeys(("0.3.0", "0.3.1", "0.4.0"), (3, 12, 0))
 _NEWER_FLOOR: Version = (3, 13, 14)
 
 
