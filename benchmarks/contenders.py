@@ -68,6 +68,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
             programs=Path(name),
             start_timeout_s=60,
             max_restarts=0,
+            restart_window_s=600.0,
             agent_slots=1,
             progress=lambda _: None,
         )

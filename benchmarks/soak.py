@@ -79,7 +79,11 @@ class Soak:
         self.workers = workers
         self.ends = time.monotonic() + minutes * 60
         self.config = StackConfig(
-            environments=ENVIRONMENTS, runtime=RuntimeConfig(), max_restarts=1_000_000, start_timeout_s=120
+            environments=ENVIRONMENTS,
+            runtime=RuntimeConfig(),
+            max_restarts=1_000_000,
+            restart_window_s=1.0,
+            start_timeout_s=120,
         )
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.rewards: dict[tuple[str, int], float | None] = {}

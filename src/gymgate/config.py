@@ -173,7 +173,10 @@ class StackConfig(Config):
     linger_s: float = Field(default=0.0, ge=0)
     """Seconds that the stack stays up after its last lease is gone."""
     max_restarts: int = Field(default=3, ge=0)
-    """Times that the servers of an environment are restarted after one of them died."""
+    """Times that the servers of an environment are restarted within `restart_window_s` after one of them died. At one death
+    more the environment is down for good. The first restart comes at once, the next ones after 0.5 s, 1 s, 2 s, up to 30 s."""
+    restart_window_s: float = Field(default=600.0, gt=0)
+    """Seconds for which a restart counts towards `max_restarts`."""
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
     """Seconds after which a server that rollouts wait for, and that has answered nothing and used no processor time, is
     killed and restarted; `None`: never. Raise it for servers that answer nobody while they wait longer for something."""

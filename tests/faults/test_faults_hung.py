@@ -38,7 +38,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 @pytest.fixture(scope="module")
 def shared(places: tuple[str, str]) -> Iterator[StackConfig]:
     """The config of a stack that stays up beside these tests."""
-    config = stack_config(SIMPLE, *places, agent_slots=1, hang_timeout_s=GIVEN_S, max_restarts=10)
+    config = stack_config(
+        SIMPLE, *places, agent_slots=1, hang_timeout_s=GIVEN_S, max_restarts=10, restart_window_s=1.0
+    )
     with held(config):
         yield config
 

@@ -89,15 +89,34 @@ async def test_a_dead_server_fails_its_rollouts_and_comes_back() -> None:
         assert (await going_on).error is None
 
 
-async def test_too_many_deaths_take_the_environment_down() -> None:
-    async with acquire(stack_config(SIMPLE, max_restarts=1)) as stack:
-        await killed_while_in_flight(stack, SIMPLE)
-        assert (await stack.run(ROW, policy=scripted(stack))).reward == 1.0
+async def test_too_many_deaths_take_the_environment_down(caplog: pytest.LogCaptureFixture) -> None:
+    """The first restart comes at once, the next one after a wait; the user is told of each."""
+    async with acquire(stack_config(SIMPLE, max_restarts=2)) as stack:
+        for _ in range(2):
+            await killed_while_in_flight(stack, SIMPLE)
+            assert (await stack.run(ROW, policy=scripted(stack))).reward == 1.0
         await killed_while_in_flight(stack, SIMPLE)
         rollout = await stack.run(ROW, policy=scripted(stack))
         assert rollout.error is not None
         assert rollout.error.type == ServerDiedError.__name__
-        assert "down after 1 restarts" in rollout.error.message
+        assert "down after 2 restarts within 600 s" in rollout.error.message
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    first, second, down = [line for line in told if SIMPLE in line]
+    assert "SIGKILL" in first
+    assert "restarting its servers now (1 of 2 within 600 s)" in first
+    assert "restarting its servers in 0.5 s (2 of 2 within 600 s)" in second
+    assert "is down after 2 restarts within 600 s" in down
+
+
+async def test_deaths_that_lie_far_apart_are_none_too_many() -> None:
+    """As many as there may be in one window, and one more in each window after it."""
+    async with acquire(stack_config(SIMPLE, max_restarts=1, restart_window_s=1.0)) as stack:
+        for deaths in range(1, 4):
+            await killed_while_in_flight(stack, SIMPLE)
+            assert (await stack.run(ROW, policy=scripted(stack))).reward == 1.0
+            while (place := (await stack.status())["environments"][SIMPLE])["recent_restarts"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            assert (place["restarts"], place["state"]) == (deaths, "up")
 
 
 async def test_a_server_that_cannot_restart_takes_the_environment_down(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import secrets
 import socket
@@ -42,6 +43,8 @@ GRACE_S = 1.0
 MAX_ID = 256
 """Characters of a rollout's id, which stands in logs and in place of its key."""
 _CALLABLE = CallableEndpoint(name="policy")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,11 @@ class Connection:
             self._timer = None
 
     def _say(self, message: dict[str, Any]) -> None:
+        line = message["message"]
         for progress in self.progress:
-            progress(message["message"])
+            progress(line)
+        if not self.progress and line.startswith("warning: "):
+            logger.warning("%s", line.removeprefix("warning: "))
 
 
 class OpenRoute:

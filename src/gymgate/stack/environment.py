@@ -24,6 +24,7 @@ from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import Host, Plan, configured, link_programs, make_plan, serve, url_warnings
 from gymgate.stack.ports import HeldPort
+from gymgate.stack.restarts import Restarts
 from gymgate.stack.routing import Strategy
 from gymgate.stack.slots import AgentSlot, Slots, Started
 from gymgate.stack.spawner import Child, Spawner, tail
@@ -48,14 +49,14 @@ class Generation:
 
 
 class Environment:
-    """Started once, then up until stopped, or down for good after too many restarts."""
+    """Started once, then up until stopped, or down for good after too many restarts within a time."""
 
     def __init__(self, spec: EnvironmentConfig, config_path: Path, host: Host) -> None:
         self.spec = spec
         self.name = spec.name
         self.version = host.version
         self.state: State = "starting"
-        self.restarts = 0
+        self.restarts = Restarts(host.max_restarts, host.restart_window_s)
         self.slots: dict[str, Slots] = {}
         """Of the agents whose strategy is `slot`."""
         self._config_path = config_path
@@ -160,7 +161,9 @@ class Environment:
         return {
             "state": self.state,
             "generation": generation.number,
-            "restarts": self.restarts,
+            "restarts": self.restarts.total,
+            "recent_restarts": self.restarts.recent,
+            "strategies": dict(self.strategies),
             "rollouts": len(generation.users),
             "servers": running,
             "logs": str(self._logs),
@@ -265,13 +268,19 @@ class Environment:
     def _fail_users(self, generation: Generation, dead: Child) -> None:
         self._set("restarting")
         generation.error = self._failure = servers.died(dead, self.name)
-        logger.warning("%s", generation.error)
         for task in generation.users:
             task.cancel()
 
     async def _restart(self) -> None:
-        while self.restarts < self._host.max_restarts:
-            self.restarts += 1
+        """Start the servers anew until they listen; the environment is down if that takes too many restarts."""
+        restarts = self.restarts
+        while (wait_s := restarts.next_wait()) is not None:
+            when = f"in {wait_s:g} s" if wait_s else "now"
+            count = f"{restarts.recent} of {restarts.limit} within {restarts.window_s:g} s"
+            self._host.progress(
+                f"warning: {self.name}: {self._failure}; restarting its servers {when} ({count})"
+            )
+            await asyncio.sleep(wait_s)
             try:
                 async with asyncio.timeout(self._host.start_timeout_s):
                     await self._launch()
@@ -285,8 +294,8 @@ class Environment:
             else:
                 self._set("up")
                 return
-            logger.warning("%s: restart %d failed: %s", self.name, self.restarts, self._failure)
         self._set("down")
+        self._host.progress(f"warning: {self._down()}")
 
     async def _end(self, generation: Generation, grace_s: float = 0.0) -> None:
         await servers.end(generation.spawner, generation.servers, grace_s)
@@ -303,7 +312,9 @@ class Environment:
 
     def _down(self) -> ServerDiedError:
         failure = self._failure
-        what = f"is down after {self.restarts} restarts" if self._watcher else "did not start"
+        what = "did not start"
+        if self._watcher is not None:
+            what = f"is down after {self.restarts.limit} restarts within {self.restarts.window_s:g} s"
         return ServerDiedError(
             f"environment {self.name!r} {what}: {failure}",
             environment=self.name,

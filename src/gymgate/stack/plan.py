@@ -59,6 +59,7 @@ class Host:
     progress: Callable[[str], None]
     endpoints: frozenset[str] = frozenset()
     """Model servers that have an endpoint; `"*"`: all."""
+    restart_window_s: float
 
 
 async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs: Path) -> Plan:

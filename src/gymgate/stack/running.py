@@ -251,6 +251,7 @@ class RunningStack:
     def _watch_for_hangs(self) -> None:
         if given_s := self.config.hang_timeout_s:
             watch = HangWatch(
+            restart_window_s=self.config.restart_window_s,
                 lambda: processes_of(self.environments.values(), self._fork_servers.running(), given_s),
                 given_s,
             )
