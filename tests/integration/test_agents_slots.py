@@ -152,10 +152,10 @@ async def test_a_harness_that_fails_is_no_score(tmp_path: Path, monkeypatch: pyt
     assert "7" in rollout.error.message
 
 
-async def test_a_row_of_an_agent_with_a_model_elsewhere_is_refused(tmp_path: Path) -> None:
+async def test_an_agent_with_a_model_elsewhere_is_refused_at_the_start(tmp_path: Path) -> None:
     """Its calls would not reach the policy, whose reward it would be."""
     environment_with_forgetful_agent(tmp_path)
     path = environment_with(tmp_path, "forgetful", model_server=None, base_url="https://model.example.com/v1")
-    async with acquire(stack_config(path)) as stack:
-        with pytest.raises(ConfigError, match=r"'agent'.*model of its own by a URL.*model_server"):
-            await run(stack, policies(1))
+    with pytest.raises(ConfigError, match=r"'agent'.*model of its own by a URL.*model_server"):
+        async with acquire(stack_config(path)):
+            pass

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from gymgate.catalog.agentcode import AgentCode
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import forkserver, gym_config
 from gymgate.stack.forkserver import preloading
+from gymgate.stack.routing import Handing
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
 
@@ -71,15 +73,17 @@ def test_how_an_agent_without_a_model_server_is_routed(
     )
     urls = ("policy_base_url", "own_base_url", "judge_base_url")
     config = {"set_base_url": "https://api.example.com/v1"}
-    assert gym_config.strategy_of(agent, urls, "0.7.0", config) == strategy
+    code = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
+    by_url = Handing("url", ("observability",), plain=True, client=True)
+    assert gym_config.strategy_of(agent, urls, by_url, code, config) == strategy
+    assert gym_config.strategy_of(agent, urls, Handing(), code, config) == strategy.replace("url", "slot")
     if strategy == "slot":
         assert gym_config.policy_urls(agent, urls) == policy
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
-def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(version: str, tmp_path: Path) -> None:
+def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(tmp_path: Path) -> None:
     """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
-    initial = gym_config.initial_config(version, tmp_path, tmp_path)
+    initial = gym_config.initial_config(tmp_path, tmp_path)
     placed = gym_config.placed(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["global_aiohttp_connector_limit_per_host"] == 0
 
@@ -125,11 +129,12 @@ def test_agents_that_alone_call_models_keep_no_record_of_their_own(
     config: dict[str, Any], spared: bool
 ) -> None:
     """Calls of other servers carry the rollout's key only while `observability_enabled` is on."""
-    settings = {"observability_enabled": True, "token_id_capture": {"enabled": False, "all_agents": True}}
+    settings = {"observability_enabled": True}
     ports = {"policy_model": 2001, "judge_model": 2002, "policy_model_as_judge": 2003}
-    placed = gym_config.placed(config | settings, {}, ports)
+    placed = gym_config.placed(config | settings, {}, ports, capture=True)
     assert placed["observability_enabled"] is not spared
-    assert placed["token_id_capture"] == {"enabled": spared, "all_agents": True}
+    assert placed.get("token_id_capture") == ({"enabled": True, "all_agents": True} if spared else None)
+    assert gym_config.placed(config | settings, {}, ports)["observability_enabled"]
 
 
 def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -> None:
@@ -232,6 +237,31 @@ def test_uses_ray(tmp_path: Path, code: str, uses: bool) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_app.py").write_text("import ray\n")
     assert gym_config.uses_ray(tmp_path, "app.py") is uses
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ".venv/lib/python3.13/site-packages/ray",
+        "venv/lib/anything",
+        ".cache/wheels",
+        "build/lib/site-packages/ray",
+        "node_modules/ray",
+        "helpers/__pycache__",
+        "helpers/tests",
+    ],
+)
+def test_what_lies_beside_a_servers_code_does_not_make_it_use_ray(tmp_path: Path, place: str) -> None:
+    (tmp_path / "app.py").write_text("import json\n")
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "__init__.py").write_text("import ray\n")
+    assert not gym_config.uses_ray(tmp_path, "app.py")
+    assert [*gym_config.own_modules(tmp_path)] == [tmp_path / "app.py"]
+    (tmp_path / "helpers" / "deep").mkdir(parents=True)
+    (tmp_path / "helpers" / "deep" / "work.py").write_text("import ray\n")
+    assert gym_config.uses_ray(tmp_path, "app.py")
 
 
 def test_servers_are_found_in_the_users_tree_first(tmp_path: Path) -> None:

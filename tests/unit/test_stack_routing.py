@@ -7,11 +7,24 @@ from typing import Any
 import pytest
 
 from gymgate import codec
+from gymgate.catalog.agentcode import AgentCode
 from gymgate.errors import DataError
+from gymgate.gateway.requests import without_attempt
 from gymgate.stack import routing
-from gymgate.stack.routing import Strategy, strategy_for
+from gymgate.stack.routing import Handing, Strategy, strategy_for
 
 ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
+
+
+URL = Handing("url", ("observability",), plain=True, client=True)
+LENIENT_URL = Handing("url", ("observability",), plain=False, client=True)
+INDICES = Handing("indices", ("observability",), plain=False, client=False)
+NOTHING = Handing()
+HELPERS = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
+CLIENT = AgentCode(helpers=False, client=True, entries=True, policy_url=False)
+STRICT = AgentCode(helpers=True, client=False, entries=False, policy_url=False)
+SILENT = AgentCode(helpers=False, client=False, entries=True, policy_url=False)
+BY_BODY = AgentCode(helpers=True, client=False, entries=True, policy_url=True)
 
 
 def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[str, Any]:
@@ -20,29 +33,42 @@ def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("agent", "version", "strategy"),
+    ("agent", "handing", "code", "strategy"),
     [
-        ("simple_agent", "0.7.0", "url"),
-        ("claude_code_agent", "0.7.0", "url"),
-        ("an_agent_of_the_users_own", "0.7.0", "url"),
-        ("langgraph_agent", "0.7.0", "metadata"),
-        ("mini_swe_agent", "0.7.0", "body"),
-        ("harbor_agent", "0.7.0", "slot"),
-        ("remote_agent", "0.7.0", "remote"),
-        ("haystack_agent", "0.7.0", "metadata"),
-        ("simple_agent", "0.4.0", "metadata"),
-        ("claude_code_agent", "0.4.0", "slot"),
-        ("simple_agent", "0.10.0rc1", "url"),
+        ("any_agent", URL, HELPERS, "url"),
+        ("any_agent", URL, CLIENT, "url"),
+        ("any_agent", URL, STRICT, "url"),
+        ("any_agent", LENIENT_URL, STRICT, "slot"),
+        ("any_agent", URL, SILENT, "slot"),
+        ("any_agent", INDICES, HELPERS, "indices"),
+        ("any_agent", INDICES, CLIENT, "slot"),
+        ("any_agent", NOTHING, HELPERS, "slot"),
+        ("any_agent", URL, BY_BODY, "body"),
+        ("simple_agent", URL, HELPERS, "url"),
+        ("simple_agent", NOTHING, SILENT, "metadata"),
+        ("haystack_agent", URL, SILENT, "metadata"),
+        ("critpt_agent", LENIENT_URL, STRICT, "metadata"),
+        ("remote_agent", URL, HELPERS, "remote"),
+        ("labbench2_vlm_agent", URL, HELPERS, "metadata"),
     ],
 )
-def test_strategy(agent: str, version: str, strategy: Strategy) -> None:
-    assert strategy_for(agent, version) == strategy
+def test_strategy(agent: str, handing: Handing, code: AgentCode, strategy: Strategy) -> None:
+    assert strategy_for(agent, handing, code) == strategy
 
 
 def test_an_agent_with_the_policys_url_in_its_config_needs_slots() -> None:
-    """Gym puts no key into a URL that is given; 0.4 puts none into any."""
-    assert strategy_for("codex_agent", "0.7.0", own_urls=True) == "slot"
-    assert strategy_for("simple_agent", "0.4.0", own_urls=True) == "metadata"
+    """Gym puts no key into a URL that is given."""
+    assert strategy_for("codex_agent", URL, HELPERS, own_urls=True) == "slot"
+
+
+def test_indices_name_the_rollout_where_there_is_no_id() -> None:
+    """Of the two NeMo Gym makes `<task>-<rollout>`; the gateway takes a key with an attempt's suffix for the key."""
+    row = {**ROW, "_ng_task_index": 4}
+    key = "0123456789abcdef" * 2
+    body = routed_row(row, "indices", key=key, base_url="u", metadata={})
+    assert "_ng_rollout_id" not in body
+    assert without_attempt(f"{body['_ng_task_index']}-{body['_ng_rollout_index']}") == key
+    assert row["_ng_task_index"] == 4
 
 
 def test_url_goes_into_the_body_and_leaves_the_row_alone() -> None:

@@ -69,7 +69,7 @@ class CodeReader:
     def needs(self, directory: Path, entrypoint: str) -> list[Need]:
         """Needs that the server started by `entrypoint` in `directory` shows, each cause once."""
         found: dict[tuple[NeedKind, str], str] = {}
-        for path in self._reachable(directory, directory / entrypoint):
+        for path in self.reachable(directory, directory / entrypoint):
             inside = directory in path.parents
             place = path.relative_to(directory.parent if inside else path.parents[1]).as_posix()
             for signal in self._module(path).signals:
@@ -80,7 +80,8 @@ class CodeReader:
         """Fields that the server's block must have, beside those of Gym's base classes."""
         return self._module(directory / entrypoint).required
 
-    def _reachable(self, directory: Path, start: Path) -> list[Path]:
+    def reachable(self, directory: Path, start: Path) -> list[Path]:
+        """The module at `start` and all that it imports of its server and of the release's components."""
         pending, seen = [start], {start}
         for module in pending:
             for name in self._module(module).imports:
@@ -92,11 +93,7 @@ class CodeReader:
 
     def _module(self, path: Path) -> Module:
         if path not in self._modules:
-            try:
-                with warnings.catch_warnings(action="ignore"):
-                    self._modules[path] = read_module(ast.parse(path.read_bytes()))
-            except (OSError, SyntaxError, ValueError, RecursionError):
-                self._modules[path] = Module()
+            self._modules[path] = read_module(parse_module(path))
         return self._modules[path]
 
     def _locate(self, name: str, module: Path, directory: Path) -> Iterator[Path]:
@@ -114,6 +111,15 @@ class CodeReader:
                 if parts and path.is_file():
                     yield path
                     return
+
+
+def parse_module(path: Path) -> ast.Module:
+    """Parse a source file; an empty module if it is none."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module(body=[], type_ignores=[])
 
 
 def read_module(tree: ast.Module) -> Module:

@@ -72,7 +72,7 @@ def order_for(
         "roots": [str(root) for root in roots],
         "directory": str(_directory(environment, chosen, roots, runtime)),
         "parse": {
-            "initial": gym_config.initial_config(runtime.version, place / "results", place / "cache"),
+            "initial": gym_config.initial_config(place / "results", place / "cache"),
             "overrides": [list(pair) for pair in config.environment.overrides],
             "config_paths": [str(_in(runtime, chosen.path))],
         },

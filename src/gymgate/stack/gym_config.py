@@ -5,17 +5,19 @@ Pure functions over plain dicts; the parsing itself happens in a child of the fo
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gymgate.catalog.agentcode import AgentCode
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE
 from gymgate.stack import forkserver
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import Strategy, release, strategy_for
+from gymgate.stack.routing import BY_URL, Handing, Strategy, strategy_for, url_entries
 
 AGENTS, RESOURCES, MODELS = "responses_api_agents", "resources_servers", "responses_api_models"
 RELAYS = "environment_servers"
@@ -26,10 +28,14 @@ _USES_RAY = re.compile(
 _NO_VARIABLE = re.compile(r"Environment variable '(?P<name>\w+)' not found")
 _NO_RAY = re.compile(r"^\s+ray_enabled(?:\s*:.*)?\s*=\s*False", re.MULTILINE)
 
-URL_BY_CAPTURE = (0, 7)
-"""First release whose `token_id_capture` can put a rollout's key into the URL of its agent's model calls."""
+_OBSERVABILITY = {"observability_enabled": True}
+_CAPTURE = {"enabled": True, "all_agents": True}
+_KEY = "0" * 32
 _TRACING = frozenset({"simple_agent"})
 """Agents that make a second record of each rollout while `observability_enabled` is on, and need it for nothing."""
+
+_FOREIGN = frozenset({"tests", "site-packages", "dist-packages", "node_modules", "__pycache__"})
+"""Directories beside a server's code that hold none of it."""
 
 Block = dict[str, Any]
 
@@ -49,9 +55,9 @@ class Instance:
         return str(self.block["entrypoint"])
 
 
-def initial_config(version: str, results_dir: Path, cache_dir: Path) -> dict[str, Any]:
+def initial_config(results_dir: Path, cache_dir: Path) -> dict[str, Any]:
     """What every environment is parsed with: a policy that is never called there, and the rollout's URL on."""
-    initial: dict[str, Any] = {
+    return {
         "policy_base_url": forkserver.NOWHERE,
         "policy_api_key": "gymgate",
         "policy_model_name": "policy",
@@ -59,17 +65,23 @@ def initial_config(version: str, results_dir: Path, cache_dir: Path) -> dict[str
         "default_host": LOOPBACK,
         # Unlimited. An agent calls itself once per rollout, so that Gym's 1,024 per host would hold the others up, unsaid.
         "global_aiohttp_connector_limit_per_host": 0,
+        **_OBSERVABILITY,
+        "allow_unsupported_pairing": True,
+        "results_dir": str(results_dir),
+        "cache_dir": str(cache_dir),
     }
-    if not version.startswith("0.4."):
-        initial |= {
-            "observability_enabled": True,
-            "allow_unsupported_pairing": True,
-            "results_dir": str(results_dir),
-            "cache_dir": str(cache_dir),
-        }
-    if release(version) >= URL_BY_CAPTURE:
-        initial["token_id_capture"] = {"enabled": False, "all_agents": True}
-    return initial
+
+
+def handing_order() -> dict[str, Any]:
+    """What to ask the release's base classes of how they hand keys on; see `forkserver.handing`."""
+    return {
+        "key": _KEY,
+        "bodies": {by: url_entries(by, _KEY) for by in BY_URL},
+        "switches": {
+            "observability": _OBSERVABILITY,
+            "capture": {"observability_enabled": False, "token_id_capture": _CAPTURE},
+        },
+    }
 
 
 def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any]:
@@ -133,16 +145,15 @@ def only_agents_call_models(config: Mapping[str, Any]) -> bool:
 
 
 def strategy_of(
-    agent: Instance, urls: Collection[str], version: str, config: Mapping[str, Any] | None = None
+    agent: Instance, urls: Collection[str], handing: Handing, code: AgentCode, config: Mapping[str, Any]
 ) -> Strategy:
     """How to route an agent of a config; `urls` are the keys of models that servers call by themselves."""
     if any(kind in (AGENTS, MODELS) for kind, _ in _typed_references(agent.block)):
-        return strategy_for(agent.type, version)
+        return strategy_for(agent.type, handing, code)
     own = bool(policy_urls(agent, urls))
-    strategy = strategy_for(agent.type, version, own_urls=own)
-    return (
-        "none" if strategy == "url" and not own and _has_foreign_url(agent.block, config or {}) else strategy
-    )
+    strategy = strategy_for(agent.type, handing, code, own_urls=own)
+    elsewhere = strategy in (*BY_URL, "slot") and not own and _has_foreign_url(agent.block, config)
+    return "none" if elsewhere else strategy
 
 
 def _has_foreign_url(block: Block, config: Mapping[str, Any]) -> bool:
@@ -201,12 +212,18 @@ def _typed_references(node: Any) -> Iterator[tuple[str, str]]:
 
 
 def placed(
-    config: Mapping[str, Any], ports: Mapping[str, int], gateway: Mapping[str, int], ray: str | None = None
+    config: Mapping[str, Any],
+    ports: Mapping[str, int],
+    gateway: Mapping[str, int],
+    ray: str | None = None,
+    *,
+    capture: bool = False,
 ) -> dict[str, Any]:
     """The config that servers are given: relays dropped, models on the gateway, every port ours.
 
     `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance, and
-    for models that a server reaches by a URL of its own (`judge_base_url`), by that key.
+    for models that a server reaches by a URL of its own (`judge_base_url`), by that key. `capture`: in this release
+    `token_id_capture` puts a rollout's key into URLs as `observability_enabled` does.
     """
     result: dict[str, Any] = {}
     for key in config:
@@ -227,12 +244,10 @@ def placed(
                 result[instance.name] = _judged_by_policy(result[instance.name])
     if ray is not None:
         result["ray_head_node_address"] = ray
-    if "token_id_capture" in config and only_agents_call_models(config):
+    if capture and only_agents_call_models(config):
         # The rollout's key is in the URL by either; this one spares the agent its record (a fifth of its time).
-        result |= {
-            "observability_enabled": False,
-            "token_id_capture": {**config["token_id_capture"], "enabled": True},
-        }
+        block = {**(config.get("token_id_capture") or {}), **_CAPTURE}
+        result |= {"observability_enabled": False, "token_id_capture": block}
     return result
 
 
@@ -274,14 +289,26 @@ def component_roots(config_path: Path, named: tuple[str, ...], site: Path) -> li
 
 
 def uses_ray(directory: Path, entrypoint: str) -> bool:
-    """Whether a server's own code calls Ray; what Gym's base classes do with it is not needed.
+    """Whether a server's own code calls Ray; what Gym's base classes do with it is not needed. Blocking.
 
-    From 0.7 on a server can say that it does not.
+    From 0.7 on a server can say that it does not. What is installed beside the code (a virtual environment, packages, caches)
+    is not read.
     """
     if _NO_RAY.search((directory / entrypoint).read_text(errors="replace")):
         return False
-    files = [path for path in directory.rglob("*.py") if "tests" not in path.relative_to(directory).parts]
-    return any(_USES_RAY.search(path.read_text(errors="replace")) for path in files)
+    return any(_USES_RAY.search(path.read_text(errors="replace")) for path in own_modules(directory))
+
+
+def own_modules(directory: Path) -> Iterator[Path]:
+    """Python files of a server's own code: none of its tests, virtual environments, installed packages or caches."""
+    for parent, children, files in os.walk(directory):
+        children[:] = [name for name in children if not _is_foreign(Path(parent, name))]
+        yield from (Path(parent, name) for name in files if name.endswith(".py"))
+
+
+def _is_foreign(directory: Path) -> bool:
+    name = directory.name
+    return name.startswith(".") or name in _FOREIGN or (directory / "pyvenv.cfg").exists()
 
 
 def default_agent(config: Mapping[str, Any], chosen: str | None) -> str | None:

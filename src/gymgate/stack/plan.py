@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gymgate.catalog.agentcode import read_agent
 from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError
 from gymgate.gateway import Gateway
@@ -15,7 +17,7 @@ from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import npm
 from gymgate.stack import gym_config
 from gymgate.stack.gym_config import AGENTS, Instance
-from gymgate.stack.routing import Strategy
+from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
 from gymgate.stack.spawner import Child, Spawner
 
 
@@ -35,6 +37,8 @@ class Plan:
     strategies: dict[str, Strategy]
     """Agent instance -> how its rollouts' keys reach their model calls."""
     default_agent: str | None
+    handing: Handing
+    """What this release's base classes do with a rollout's key."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +59,11 @@ class Host:
     """A directory on the servers' PATH."""
     start_timeout_s: float
     max_restarts: int
+    restart_window_s: float
     agent_slots: int
     progress: Callable[[str], None]
     endpoints: frozenset[str] = frozenset()
     """Model servers that have an endpoint; `"*"`: all."""
-    restart_window_s: float
 
 
 async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs: Path) -> Plan:
@@ -70,8 +74,9 @@ async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs
         logs / "config.log",
         directory=str(_working_directory(host.directory)),
         config_paths=[str(config_path)],
-        initial=gym_config.initial_config(host.version, host.directory / "results", host.cache_dir),
+        initial=gym_config.initial_config(host.directory / "results", host.cache_dir),
         overrides=[list(pair) for pair in spec.overrides],
+        handing=gym_config.handing_order(),
     )
     config = gym_config.checked_config(answer, spec.name)
     wanted = gym_config.servers_to_start(config, spec.agent)
@@ -80,18 +85,43 @@ async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs
         raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
     urls = tuple(answer.get("urls", ()))
     roots = gym_config.component_roots(config_path, host.component_roots, host.site)
-    directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
-    ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
+    handing = Handing(**{**answer["handing"], "switches": tuple(answer["handing"]["switches"])})
+    directories, ray, strategies = await asyncio.to_thread(_read_code, wanted, roots, urls, handing, config)
+    default = gym_config.default_agent(config, spec.agent)
+    types = {item.name: item.type for item in agents}
+    if default is not None and strategies.get(default) == "none":
+        raise refuse_unroutable(default, types[default], host.version)
     return Plan(
         config,
         wanted,
         directories,
-        frozenset(ray),
+        ray,
         urls,
-        agents={item.name: item.type for item in agents},
-        strategies={item.name: gym_config.strategy_of(item, urls, host.version, config) for item in agents},
-        default_agent=gym_config.default_agent(config, spec.agent),
+        agents=types,
+        strategies=strategies,
+        default_agent=default,
+        handing=handing,
     )
+
+
+def _read_code(
+    wanted: list[Instance],
+    roots: list[Path],
+    urls: Collection[str],
+    handing: Handing,
+    config: Mapping[str, Any],
+) -> tuple[dict[str, Path], frozenset[str], dict[str, Strategy]]:
+    """Each server's directory, those that need Ray, and how each agent is routed. Blocking: it reads their source."""
+    directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
+    ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
+    strategies = {
+        item.name: gym_config.strategy_of(
+            item, urls, handing, read_agent(roots, directories[item.name], item.entrypoint), config
+        )
+        for item in wanted
+        if item.kind == AGENTS
+    }
+    return directories, frozenset(ray), strategies
 
 
 def url_warnings(plan: Plan, endpoints: Collection[str]) -> Iterator[str]:
@@ -129,7 +159,7 @@ async def configured(
         names.append(POLICY_AS_JUDGE)
     models = {name: await port_for(name) for name in names}
     ray = await host.ray_address(spawner) if plan.ray else None
-    return gym_config.placed(plan.config, ports, models, ray)
+    return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.handing.switches)
 
 
 async def serve(

@@ -19,6 +19,7 @@ import aiohttp
 
 from gymgate.catalog import Catalog
 from gymgate.config import (
+    SUPPORTED_NEMO_GYM,
     CallableEndpoint,
     Endpoint,
     EnvironmentConfig,
@@ -216,6 +217,11 @@ class RunningStack:
         """Find each environment's config and make its runtime; blocking, minutes on first use."""
         config = self.config
         base = ensure_runtime(config.runtime, progress=self._progress)
+        if base.version not in SUPPORTED_NEMO_GYM:
+            tested = f"{SUPPORTED_NEMO_GYM[-1]} to {SUPPORTED_NEMO_GYM[0]}"
+            self._progress(
+                f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
+            )
         catalog = Catalog(
             base.site, base.version, [Path(root).expanduser() for root in config.component_roots]
         )
@@ -243,6 +249,7 @@ class RunningStack:
             programs=self._fork_servers.agents_commands(),
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
+            restart_window_s=self.config.restart_window_s,
             agent_slots=self.config.agent_slots,
             progress=self._progress,
             endpoints=frozenset(_for_keyless(self.config)),
@@ -251,7 +258,6 @@ class RunningStack:
     def _watch_for_hangs(self) -> None:
         if given_s := self.config.hang_timeout_s:
             watch = HangWatch(
-            restart_window_s=self.config.restart_window_s,
                 lambda: processes_of(self.environments.values(), self._fork_servers.running(), given_s),
                 given_s,
             )

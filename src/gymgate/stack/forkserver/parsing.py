@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from .handing import handing_on
+
 INSTANCE_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 NOWHERE = "http://127.0.0.1:1/v1"
 DEFAULT_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
@@ -22,9 +24,10 @@ STAND_IN_MODEL = {
 
 
 def parse(order: dict[str, Any]) -> None:
-    """Resolve an environment's config with NeMo Gym's own parser and write it to `out`."""
+    """Resolve an environment's config with NeMo Gym's own parser, see how this release hands keys on, write both to `out`."""
     os.chdir(order["directory"])  # which the config's relative paths are tried against
-    Path(order["out"]).write_text(json.dumps(parsed(order)))
+    answer = parsed(order) | {"handing": handing_on(order["handing"])}
+    Path(order["out"]).write_text(json.dumps(answer))
 
 
 def parsed(order: dict[str, Any]) -> dict[str, Any]:

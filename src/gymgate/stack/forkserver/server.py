@@ -5,7 +5,7 @@
 Orders come in and events go out on the control socket, one JSON object a line:
 
     {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
-     "initial": {...}, "overrides": [[dotted key, value], ...]}
+     "initial": {...}, "overrides": [[dotted key, value], ...], "handing": {...}}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false}
     {"op": "ray",   "id": 3, "log": path, "out": path}
