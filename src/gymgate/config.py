@@ -101,6 +101,9 @@ class CallableEndpoint(Config):
 Endpoint = Annotated[HTTPEndpoint | ReplayEndpoint | CallableEndpoint, Field(discriminator="type")]
 """Where a model call goes."""
 
+JudgeEndpoint = Endpoint | Literal["policy", "none"]
+"""Where a judge's calls go: an endpoint, the rollout's own policy, or nowhere."""
+
 
 class RuntimeConfig(Config):
     """The interpreter and virtual environment that NeMo Gym runs in."""
@@ -159,9 +162,10 @@ class StackConfig(Config):
     )
     """Names or `EnvironmentConfig`s."""
     runtime: RuntimeConfig = RuntimeConfig()
-    models: Annotated[tuple[tuple[str, Endpoint | Literal["policy"]], ...], BeforeValidator(_pairs)] = ()
-    """Endpoint of each further model server a config names (judges, user simulators), by instance name;
-    `"policy"` sends its calls to the rollout's own policy endpoint. `"*"` is the default for all."""
+    models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
+    """Endpoint of each further model server a config names (judges, user simulators), by instance name; `"*"` is the
+    default for all. `"policy"` sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without
+    an endpoint, and a rollout that calls it fails. An environment whose judge is not named here is refused."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that Gym's servers may see beside the allow-listed ones."""
     component_roots: tuple[str, ...] = ()

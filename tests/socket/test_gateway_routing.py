@@ -256,7 +256,7 @@ async def test_judges_are_their_own_endpoints_recorded_apart(
         assert all(
             text in body["error"]["message"] for text in ("'stranger'", 'models={"stranger"', "--model")
         )
-        assert route.failure is not None
+        assert route.judges.failure is not None
 
 
 async def test_keyless_judge_calls_need_a_stack_wide_judge(

@@ -81,6 +81,8 @@ class EnvConfig:
     agents: tuple[AgentInstance, ...] = ()
     model_servers: tuple[str, ...] = ()
     """Model server instances that it defines or refers to, other than `policy_model`."""
+    judges: tuple[tuple[str, str], ...] = ()
+    """Those of them that a resources server or an agent names, each with where it does."""
     needs: tuple[Need, ...] = ()
     datasets: tuple[Dataset, ...] = ()
     servers: tuple[ServerInstance, ...] = ()

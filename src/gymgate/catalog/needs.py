@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.catalog.model import Need, NeedKind, ServerInstance
 from gymgate.catalog.parse import AGENTS, MISSING, MODELS, RESOURCES, SERVER_KINDS, Node
+from gymgate.errors import NeedMissingError
 
 POLICY = "policy_model"
 _POLICY_VALUES = {"policy_base_url", "policy_api_key", "policy_model_name"}
@@ -27,6 +28,42 @@ def model_references(servers: dict[str, Node]) -> dict[str, str]:
             if isinstance(value, dict) and value.get("type") == MODELS and isinstance(value.get("name"), str):
                 found.setdefault(value["name"], f"{path} of {label}")
     return found
+
+
+def judge_references(config: Node, servers: Sequence[ServerInstance]) -> dict[str, str]:
+    """Model servers other than the policy's that these servers name, each with where."""
+    found = model_references(_blocks(config, servers))
+    return {
+        name: place for name, place in found.items() if name not in (POLICY, MISSING) and "${" not in name
+    }
+
+
+def refuse_unanswered(
+    environment: str,
+    judges: Mapping[str, str],
+    named: Collection[str],
+    *,
+    keyless: bool = False,
+    option: str = "--model {}=URL",
+    hint: str = "",
+) -> None:
+    """Raise `NeedMissingError` for judges (with where each is named) that are not among the names given, `"*"` for all.
+
+    `keyless`: their calls carry no rollout key, so that the rollout's own policy cannot be who answers.
+    """
+    missing = {} if "*" in named else {name: place for name, place in judges.items() if name not in named}
+    if not missing:
+        return
+    listed = ", ".join(f"{name!r} ({place})" for name, place in missing.items())
+    options = " ".join(option.format(name) for name in missing)
+    policy = "" if keyless else "'policy' is the policy itself, "
+    raise NeedMissingError(
+        f"environment {environment!r} needs an endpoint for its judge {listed}: give {options} (in place of URL, {policy}"
+        f"'none' starts without one and fails the rollouts that call it), in Python models={{{next(iter(missing))!r}: ...}}"
+        f"{hint}",
+        environment=environment,
+        need=f"judge {', '.join(missing)}",
+    )
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -73,10 +110,7 @@ def _defined(path: str, config: Node) -> bool:
 
 def config_needs(config: Node, servers: Sequence[ServerInstance]) -> Iterator[Need]:
     """Needs that the config's text shows: judges, values to give, sandboxes."""
-    blocks = {
-        f"{_OWN_KINDS[server.kind]} {server.name}": config[server.name][server.kind][server.type]
-        for server in servers
-    }
+    blocks = _blocks(config, servers)
     for name, place in model_references(blocks).items():
         if name == MISSING:
             yield Need("judge", f"{place} names no model server (set its name; {POLICY} is one)")
@@ -84,6 +118,14 @@ def config_needs(config: Node, servers: Sequence[ServerInstance]) -> Iterator[Ne
             yield Need("judge", f"model server {name} ({place}){_local_model(config, name)}")
     for label, block in blocks.items():
         yield from _value_needs(config, label, block)
+
+
+def _blocks(config: Node, servers: Sequence[ServerInstance]) -> dict[str, Node]:
+    """Each server's settings, by what the server is called."""
+    return {
+        f"{_OWN_KINDS[server.kind]} {server.name}": config[server.name][server.kind][server.type]
+        for server in servers
+    }
 
 
 def _local_model(config: Node, name: str) -> str:

@@ -20,8 +20,8 @@ from gymgate.catalog.model import (
 from gymgate.catalog.needs import (
     POLICY,
     config_needs,
+    judge_references,
     missing_values,
-    model_references,
     required_needs,
     servers_of,
 )
@@ -113,13 +113,14 @@ class Scanner:
         every = servers_of(node)
         servers = tuple(server for server in every if server.kind in (RESOURCES, AGENTS))
         agents = tuple(_agent(server, node) for server in servers if server.kind == AGENTS)
-        blocks = {server.name: node[server.name][server.kind][server.type] for server in servers}
-        models = [server.name for server in every if server.kind == MODELS] + list(model_references(blocks))
+        judges = judge_references(node, servers)
+        models = [server.name for server in every if server.kind == MODELS] + list(judges)
         config = EnvConfig(
             name=name,
             path=path,
             agents=agents,
             model_servers=tuple(sorted({model for model in models if model not in (POLICY, MISSING)})),
+            judges=tuple(judges.items()),
             needs=tuple(dict.fromkeys([*config_needs(node, servers), *self._servers_need(servers, node)])),
             datasets=tuple(dict.fromkeys(dataset for agent in agents for dataset in agent.datasets)),
             servers=servers,

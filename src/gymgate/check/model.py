@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gymgate.config import Config, Endpoint, Overrides
+from gymgate.config import Config, JudgeEndpoint, Overrides
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
@@ -30,7 +30,7 @@ class Job(Config):
     environment: str
     version: str
     """nemo-gym release."""
-    models: tuple[tuple[str, Endpoint | Literal["policy"]], ...] = ()
+    models: tuple[tuple[str, JudgeEndpoint], ...] = ()
     """Endpoints of judges and simulators, by instance name; others get the judge's answers that were recorded."""
     overrides: Overrides = ()
     """Dotted keys and values for the environment's config."""

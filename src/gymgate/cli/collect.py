@@ -188,6 +188,7 @@ def _prepare(
     stack = run_plan.stack_config(environments, served, collect_plan.runtime_config(gym))
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]
+    run_plan.require_judges(stack, found, replayed=policy is None)
     sources = collect_plan.sources(source, found, rows)
     if policy is None:
         policy = run_plan.replay(found, files)

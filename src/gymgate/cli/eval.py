@@ -10,11 +10,12 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 import click
 
+from gymgate.catalog.needs import refuse_unanswered
 from gymgate.cli.eval_args import (
     REPLAY_KEY_VARIABLE,
     environment_names,
@@ -24,9 +25,13 @@ from gymgate.cli.eval_args import (
 )
 from gymgate.cli.eval_report import print_report, read_tallies, watch
 from gymgate.cli.options import checked_url
+from gymgate.cli.run_plan import REPLAYED_JUDGES
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.requirement import DEFAULT_ENVIRONMENT, PLUGIN_ID, require_verifiers
+
+if TYPE_CHECKING:
+    from gymgate.catalog import Environment
 
 EPILOG = """Any other option goes to verifiers as it is: `vf-eval nemo-gym-env --help` lists them, and `@ FILE`
 reads them from TOML or JSON. The knobs of the environment are `--env.taskset.*`."""
@@ -112,9 +117,25 @@ def _check_environments(names: Sequence[str], settings: Mapping[str, Any]) -> Ru
     runtime = ensure_runtime(config, progress=_progress)
     roots = [Path(root) for root in settings.get("env.taskset.component_roots") or ()]
     catalog = Catalog(runtime.site, runtime.version, roots)
-    for name in names:
-        catalog.find(name)
+    found = [catalog.find(name) for name in names]
+    changed = any(key.startswith("env.taskset.overrides") for key in settings)
+    if not changed and "env.taskset.agent" not in settings:
+        _require_judges(found, settings)
     return config
+
+
+def _require_judges(found: Sequence[Environment], settings: Mapping[str, Any]) -> None:
+    """`NeedMissingError` for a judge that the settings give no endpoint, before verifiers is loaded."""
+    prefix, hint = "env.taskset.models.", ""
+    if prefix[:-1] in settings:  # all of them as JSON
+        return
+    given = {key.removeprefix(prefix).partition(".")[0] for key in settings if key.startswith(prefix)}
+    for environment in found:
+        judges = dict(environment.config(settings.get("env.taskset.config")).judges)
+        named = given | {name for name in judges if name.replace("-", "_") in given}
+        if not settings.get("client.base_url"):
+            hint = REPLAYED_JUDGES.format(environment.known_as)
+        refuse_unanswered(environment.name, judges, named, option="--env.taskset.models.{}=URL", hint=hint)
 
 
 @contextmanager

@@ -84,8 +84,8 @@ def environment_options(command: Command) -> Command:
             "judges",
             multiple=True,
             metavar="NAME=URL",
-            help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL or "
-            "NAME=policy.",
+            help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL, "
+            "NAME=policy, or NAME=none to start without one (a rollout that calls it fails).",
         ),
         click.option(
             "--set",

@@ -141,6 +141,7 @@ def _prepare(
         )
     stack = plan.stack_config(environments, served, RuntimeConfig(version=gym))
     found = _environments(stack)
+    plan.require_judges(stack, found, replayed=policy is None)
     sources = plan.sources(data, found, several=len(found) > 1)
     if policy is None:
         policy = plan.replay(found, files)

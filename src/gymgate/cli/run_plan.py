@@ -17,11 +17,12 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from gymgate.catalog import Environment
+from gymgate.catalog.needs import refuse_unanswered
 from gymgate.cli.options import EnvironmentOptions, checked_url
 from gymgate.config import (
-    Endpoint,
     EnvironmentConfig,
     HTTPEndpoint,
+    JudgeEndpoint,
     ReplayEndpoint,
     RuntimeConfig,
     StackConfig,
@@ -31,6 +32,10 @@ from gymgate.errors import ConfigError, DataError
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 MODELS_TIMEOUT_S = 10.0
+REPLAYED_JUDGES = (
+    "; recorded rollouts are replayed for the policy alone: `gymgate check {}` replays judges, too"
+)
+_JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 
 
 class Job(NamedTuple):
@@ -173,23 +178,35 @@ def replay(environments: Sequence[Environment], files: Sequence[str]) -> ReplayE
     )
 
 
-def judges(given: Sequence[str]) -> dict[str, Endpoint | Literal["policy"]]:
-    """`NAME=policy`, `NAME=URL` or `NAME=MODEL@URL`, as model server -> endpoint."""
-    found: dict[str, Endpoint | Literal["policy"]] = {}
+def judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
+    """`NAME=URL`, `NAME=MODEL@URL`, `NAME=policy` or `NAME=none`, as model server -> endpoint."""
+    found: dict[str, JudgeEndpoint] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"--model {text!r}: write NAME=URL, NAME=MODEL@URL or NAME=policy")
-        if value == "policy":
-            found[name] = "policy"
+            raise ConfigError(f"--model {text!r}: write {_JUDGE_FORMS}")
+        if value in ("policy", "none"):
+            found[name] = "policy" if value == "policy" else "none"
             continue
         model, _, url = value.rpartition("@")
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--model {text!r}: {url!r} is no URL; write NAME=URL, NAME=MODEL@URL or NAME=policy"
-            )
+            raise ConfigError(f"--model {text!r}: {url!r} is no URL; write {_JUDGE_FORMS}")
         found[name] = HTTPEndpoint(base_url=url, model=model or None)
     return found
+
+
+def require_judges(stack: StackConfig, found: Sequence[Environment], *, replayed: bool) -> None:
+    """Raise `NeedMissingError` for a judge without an endpoint, as far as the files say it; the stack checks it again.
+
+    What `--set` and `--agent` change is left to the stack, which has NeMo Gym read the config. `replayed`: the policy
+    is recorded rollouts, which answer for the policy alone.
+    """
+    named = {name for name, _ in stack.models}
+    for spec, environment in zip(stack.environments, found, strict=True):
+        if spec.agent is None and not spec.overrides:
+            judges = dict(environment.config(spec.config).judges)
+            hint = REPLAYED_JUDGES.format(environment.known_as) if replayed else ""
+            refuse_unanswered(environment.name, judges, named, hint=hint)
 
 
 def environment_configs(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from gymgate.config import Dialect
+from gymgate.errors import PolicyError
 from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
 from gymgate.rollout.bodies import BodyLog, BodyReader, RecordedBodies
 from gymgate.rollout.record import ModelCall, Usage
@@ -54,6 +55,8 @@ class Call:
     details: dict[str, Any] = field(default_factory=dict)
     status: int | None = None
     error: str | None = None
+    failure: PolicyError | None = None
+    """Why it failed, if the endpoint did."""
     duration_s: float = 0.0
     payload: bytes = b""
     """What is written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for it again."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gymgate import codec
+from gymgate.errors import PolicyError
 from gymgate.gateway import bounds
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
 from gymgate.gateway.peers import owner_of
@@ -144,7 +145,9 @@ class Handler:
         if name == POLICY:
             raise Refusal(401, _HOW_TO_SEND_A_KEY, "authentication_error")
         if keyless.target(name) is None:
-            raise Refusal(404, _NO_ENDPOINT_OF_ITS_OWN.format(name), "not_found_error")
+            message = _NO_ENDPOINT_OF_ITS_OWN.format(name)
+            keyless.judges.refused(name, PolicyError(message, status_code=404, retryable=False))
+            raise Refusal(404, message, "not_found_error")
         return keyless
 
     def _other(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:

@@ -25,6 +25,7 @@ from gymgate.gateway.dialects import (
     translate_request,
     with_usage_details,
 )
+from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.resends import RequestKey, Resends
 from gymgate.rollout.bodies import BodyLog
@@ -58,7 +59,7 @@ class Route:
 
     def __init__(
         self,
-        targets: Mapping[str, Target],
+        targets: Mapping[str, Target | None],
         *,
         base_url: str,
         rollout_id: str | None = None,
@@ -77,9 +78,10 @@ class Route:
         self.metadata = {METADATA_KEY: self.key} if metadata_routing else {}
         """To be merged into a row's `responses_create_params.metadata`, for agents that lose the URL."""
         self.failure: PolicyError | None = None
-        """The first failure of the policy's or a judge's endpoint."""
+        """The first failure of the policy's endpoint; those of judges are in `judges`."""
         self.truncated: Limit | None = None
         """The limit that ended the rollout, if one did."""
+        self.judges = JudgeCalls()
         self.closed = False
         self._targets = dict(targets)
         self._max_calls = limits.max_calls if limits is not None else None
@@ -120,10 +122,10 @@ class Route:
 
     def target(self, model_server: str) -> Target | None:
         """Where calls to a model server go."""
-        target = self._targets.get(model_server)
-        if target is None and model_server != POLICY and (default := self._targets.get("*")) is not None:
-            target = self._targets[model_server] = Target(default.backend)
-        return target
+        if model_server not in self._targets and model_server != POLICY:
+            default = self._targets.get("*")
+            self._targets[model_server] = None if default is None else Target(default.backend)
+        return self._targets.get(model_server)
 
     def find_resent(self, key: RequestKey, *, retry: bool) -> Call | None:
         """The call that a request repeats, if it does."""
@@ -144,6 +146,8 @@ class Route:
             call.request = self.requests.add(key.body)
         self._running.add(call)
         self._resends.add(key, call)
+        if call.model_server != POLICY:
+            self.judges.started(key, call)
         performing = self._perform(call, target, body, key.body)
         if call.streamed:
             call.task = asyncio.create_task(performing)
@@ -157,6 +161,8 @@ class Route:
         """Note whether a call's answer was fully written to the connection that asked for it."""
         if written:
             self._resends.written(key, call)
+        if call.model_server != POLICY:
+            self.judges.settled(key, call, written=written)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         call = Call(len(self.log), model_server, dialect, self._clock() - self._opened)
@@ -177,10 +183,14 @@ class Route:
 
     def _nowhere(self, model_server: str) -> Refusal:
         message = (
-            f"model server {model_server!r} has no endpoint; "
-            f'map it with models={{"{model_server}": ...}} or --model {model_server}=...'
+            f"model server {model_server!r} has no endpoint; give it one with --model {model_server}=URL, "
+            f'or in Python with models={{"{model_server}": ...}}'
         )
-        self._keep_failure(PolicyError(message, status_code=404, retryable=False))
+        error = PolicyError(message, status_code=404, retryable=False)
+        if model_server != POLICY:
+            self.judges.refused(model_server, error)
+        else:
+            self.failure = self.failure or error
         return Refusal(404, message, "not_found_error")
 
     async def _perform(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
@@ -242,22 +252,21 @@ class Route:
         call.payload = codec.dumps(error_body(call.dialect, status, error.message, kind))
         call.response = call.payload if self._record_bodies else None
         call.error = error.message
+        call.failure = error.with_traceback(None)
         call.status = status
-        self._keep_failure(error)
-        if status == 400 and call.model_server == POLICY and _OVERFLOW.search(error.message):
-            self.truncated = "context_length"
+        if call.model_server == POLICY:
+            self.failure = self.failure or error
+            if status == 400 and _OVERFLOW.search(error.message):
+                self.truncated = "context_length"
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.index, error.message)
-
-    def _keep_failure(self, error: PolicyError) -> None:
-        if self.failure is None:
-            self.failure = error
 
 
 class KeylessRoute(Route):
     """Judge calls that carry no rollout's key; counted by model server, recorded nowhere."""
 
-    def __init__(self, targets: Mapping[str, Target]) -> None:
+    def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
+        self.judges: KeylessJudgeCalls = KeylessJudgeCalls()
         self.counts: Counter[str] = Counter()
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:

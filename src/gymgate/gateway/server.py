@@ -9,13 +9,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
-from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits
+from gymgate.config import (
+    CallableEndpoint,
+    Endpoint,
+    HTTPEndpoint,
+    JudgeEndpoint,
+    ReplayEndpoint,
+    RolloutLimits,
+)
 from gymgate.errors import ConfigError
 from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
 from gymgate.gateway.backends.http import new_session
@@ -32,8 +39,6 @@ READ_AHEAD = 1 << 20
 STOP_TIMEOUT_S = 2.0
 KEPT_REPLAYS = 32
 """Recordings that stay in memory for the next rollout."""
-
-JudgeEndpoint = Endpoint | Backend | Literal["policy"]
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger("gymgate.gateway.http")
@@ -61,7 +66,7 @@ class Gateway:
         self,
         *,
         host: str = "127.0.0.1",
-        judges: Mapping[str, Endpoint | Backend] | None = None,
+        judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
         stream_times: StreamTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,7 +93,10 @@ class Gateway:
             exits.push_async_callback(self._close_backends)
             self._exits = exits
             self.keyless = KeylessRoute(
-                {name: Target(self._backend(judge), memory=None) for name, judge in self._judges.items()}
+                {
+                    name: None if judge == "none" else Target(self._backend(judge), memory=None)
+                    for name, judge in self._judges.items()
+                }
             )
             self._port = await self.port_for(POLICY)
             self._exits = exits.pop_all()
@@ -147,7 +155,7 @@ class Gateway:
         endpoint: Endpoint | Backend,
         *,
         rollout_id: str | None = None,
-        judges: Mapping[str, JudgeEndpoint] | None = None,
+        judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
         judge_policy: Endpoint | Backend | None = None,
         limits: RolloutLimits | None = None,
         record_bodies: bool = True,
@@ -155,16 +163,17 @@ class Gateway:
     ) -> Route:
         """A route for one rollout, until its `close`.
 
-        `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, the name `"*"`
-        stands for every one not named. `judge_policy` answers in `endpoint`'s place where a judge is the policy.
+        `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, `"none"` refuses its
+        calls, and the name `"*"` stands for every one not named. `judge_policy` answers in `endpoint`'s place where
+        a judge is the policy.
         A backend given as such stays the caller's to close.
         Raises `ConfigError` if an endpoint cannot be used.
         """
         policy = self._backend(endpoint)
         judging = policy if judge_policy is None else self._backend(judge_policy)
-        targets = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
+        targets: dict[str, Target | None] = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
         for name, judge in {**self._judges, **(judges or {})}.items():
-            targets[name] = Target(judging if judge == "policy" else self._backend(judge))
+            targets[name] = self._judging(judge, judging)
         route = Route(
             targets,
             base_url=self.url,
@@ -185,7 +194,12 @@ class Gateway:
     def _retire(self, route: Route) -> None:
         self.routes.pop(_digest(route.key), None)
 
-    def _backend(self, endpoint: Endpoint | Backend | Literal["policy"]) -> Backend:
+    def _judging(self, judge: JudgeEndpoint | Backend, policy: Backend) -> Target | None:
+        if judge == "none":
+            return None
+        return Target(policy if judge == "policy" else self._backend(judge))
+
+    def _backend(self, endpoint: JudgeEndpoint | Backend) -> Backend:
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):

@@ -71,6 +71,8 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: s
         await asyncio.sleep(_DEATH_SHOWS_S)
         message = f"agent {job.agent!r} broke the connection: {type(error).__name__}: {error}"
         return Outcome(results.failed(StackLostError(message)))
+    if route.judges.failure is not None:
+        return Outcome(results.failed(route.judges.failure))
     if status != 200 and route.truncated is not None:
         # The agent could not go on without the call that was refused.
         return Outcome({"status": "truncated", "limit": route.truncated})
@@ -96,15 +98,16 @@ async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int
 
 
 def _decisive_failure(result: Mapping[str, Any], route: Route) -> PolicyError | None:
-    """The endpoint's failure that an agent or a judge's fallback made a score of.
+    """The failure of an endpoint that an agent, or Gym where it says that a judge failed, made a score of.
 
     Some agents end the conversation at a failed call and are scored for what they had, and Gym gives a masked 0
     where a judge fails. Neither says anything of the policy.
     """
+    if results.judge_failed(result):
+        reason = result.get("failure_reason") or result.get("_ng_failure_judge_error") or "it gives no reason"
+        return PolicyError(f"the environment says that its judge failed: {reason}", retryable=True)
     if route.failure is None or route.truncated is not None:
         return None
-    if results.judge_failed(result):
-        return route.failure
     last = next((call for call in reversed(route.log) if call.model_server == POLICY), None)
     return route.failure if last is not None and last.error is not None else None
 

@@ -22,7 +22,16 @@ from gymgate.errors import (
 from gymgate.gateway import POLICY
 from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import Instance
-from gymgate.stack.plan import Host, Plan, configured, link_programs, make_plan, serve, url_warnings
+from gymgate.stack.plan import (
+    Host,
+    Plan,
+    configured,
+    link_programs,
+    make_plan,
+    model_servers,
+    require_judges,
+    serve,
+)
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.routing import Strategy
@@ -82,8 +91,7 @@ class Environment:
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await make_plan(self.spec, self._config_path, self._host, self._logs)
-            for warning in url_warnings(self._plan, self._host.endpoints):
-                self._host.progress(f"{self.name}: warning: {warning}")
+            require_judges(self._plan, self.name, self._host.models)
             await asyncio.to_thread(link_programs, self._plan, self._host)
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._hold_places(self._plan)
@@ -108,6 +116,11 @@ class Environment:
     def strategies(self) -> dict[str, Strategy]:
         """Agent instance -> how its rollouts' keys reach their model calls."""
         return self._plan.strategies if self._plan else {}
+
+    @property
+    def judges(self) -> frozenset[str]:
+        """Model servers other than the policy's that its servers may call."""
+        return frozenset(model_servers(self._plan)) - {POLICY} if self._plan else frozenset()
 
     @property
     def default_agent(self) -> str | None:

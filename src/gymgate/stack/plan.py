@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gymgate.catalog import ServerInstance
 from gymgate.catalog.agentcode import read_agent
-from gymgate.config import EnvironmentConfig
+from gymgate.catalog.needs import judge_references, refuse_unanswered, walk
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
 from gymgate.errors import ConfigError
 from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import npm
-from gymgate.stack import gym_config
+from gymgate.stack import forkserver, gym_config
 from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
 from gymgate.stack.spawner import Child, Spawner
@@ -62,8 +64,8 @@ class Host:
     restart_window_s: float
     agent_slots: int
     progress: Callable[[str], None]
-    endpoints: frozenset[str] = frozenset()
-    """Model servers that have an endpoint; `"*"`: all."""
+    models: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
+    """Endpoints of the model servers other than the policy's, by instance name; `"*"`: all."""
 
 
 async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs: Path) -> Plan:
@@ -124,16 +126,42 @@ def _read_code(
     return directories, frozenset(ray), strategies
 
 
-def url_warnings(plan: Plan, endpoints: Collection[str]) -> Iterator[str]:
-    """Models that are called by a URL and have no endpoint: some servers swallow that failure, and score 0."""
-    agents = [item for item in plan.servers if plan.strategies.get(item.name) == "slot"]
-    policys = {key for agent in agents for key in gym_config.policy_urls(agent, plan.urls)}
-    for key in plan.urls:
-        if key not in policys and not {key, "*"} & {*endpoints}:
-            yield (
-                f"a server calls a model by its {key}, which no endpoint stands for; "
-                f'if its scores need it, map it with models={{"{key}": ...}}'
-            )
+def require_judges(plan: Plan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
+    """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and `models` leaves out:
+    many servers make a reward of 0 of a judge's failure."""
+    refuse_unanswered(environment, judges_of(plan), models)
+    refuse_unanswered(environment, dict(_url_judges(plan)), with_address(models), keyless=True)
+
+
+def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint]:
+    """Those that can serve calls without a rollout's key, and those that are to serve none."""
+    return {
+        name: endpoint
+        for name, endpoint in models.items()
+        if endpoint == "none" or isinstance(endpoint, HTTPEndpoint | ReplayEndpoint)
+    }
+
+
+def judges_of(plan: Plan) -> dict[str, str]:
+    """Model servers that the environment's servers name beside the policy's, each with where."""
+    servers = [ServerInstance(item.name, item.kind, item.type, item.entrypoint) for item in plan.servers]
+    return judge_references(plan.config, servers)
+
+
+def _url_judges(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Judges that servers call by a URL, each with where it is given to them."""
+    for item in plan.servers:
+        own = gym_config.policy_urls(item, plan.urls) if plan.strategies.get(item.name) == "slot" else set()
+        for path, value in walk(item.block):
+            for key in forkserver.interpolated(value) if isinstance(value, str) else ():
+                if key in plan.urls and key not in own and "judge" in f"{path} {key}":
+                    yield key, f"{path} of {item.name}"
+
+
+def model_servers(plan: Plan) -> list[str]:
+    """Every model server that the gateway stands in for."""
+    own_judge = [POLICY_AS_JUDGE] if gym_config.is_own_judge(plan.config) else []
+    return [*gym_config.model_servers(plan.config), *plan.urls, *own_judge]
 
 
 def link_programs(plan: Plan, host: Host) -> None:
@@ -154,10 +182,7 @@ async def configured(
     port_for: Callable[[str], Awaitable[int]],
 ) -> dict[str, Any]:
     """The config for servers at these ports, whose model servers are at the gateway's ports that `port_for` gives."""
-    names = [*gym_config.model_servers(plan.config), *plan.urls]
-    if gym_config.is_own_judge(plan.config):
-        names.append(POLICY_AS_JUDGE)
-    models = {name: await port_for(name) for name in names}
+    models = {name: await port_for(name) for name in model_servers(plan)}
     ray = await host.ray_address(spawner) if plan.ray else None
     return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.handing.switches)
 

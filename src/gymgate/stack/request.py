@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from gymgate.config import Endpoint, RolloutLimits
+from gymgate.config import Endpoint, JudgeEndpoint, RolloutLimits
 from gymgate.errors import ConfigError
 from gymgate.gateway import Backend
 from gymgate.stack.environment import Environment
 
-Judge = Endpoint | Backend | Literal["policy"]
+Judge = JudgeEndpoint | Backend
 
 
 @dataclass(frozen=True)

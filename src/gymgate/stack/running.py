@@ -20,13 +20,11 @@ import aiohttp
 from gymgate.catalog import Catalog
 from gymgate.config import (
     SUPPORTED_NEMO_GYM,
-    CallableEndpoint,
-    Endpoint,
     EnvironmentConfig,
     StackConfig,
 )
 from gymgate.errors import GymgateError, StackLostError, StackStartError, described
-from gymgate.gateway import Backend, Gateway, Route
+from gymgate.gateway import Gateway, Route
 from gymgate.gateway.call import Call
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.rollout import result as results
@@ -39,7 +37,7 @@ from gymgate.stack.environment import Environment, Generation
 from gymgate.stack.forkservers import ForkServers
 from gymgate.stack.handover import pack_calls
 from gymgate.stack.hangs import HangWatch, processes_of
-from gymgate.stack.plan import Host
+from gymgate.stack.plan import Host, with_address
 from gymgate.stack.protocol import Reply
 from gymgate.stack.request import Request, choose
 from gymgate.stack.slots import AgentSlot
@@ -64,7 +62,7 @@ class RunningStack:
         self.config = config
         self.directory = directory
         self.environments: dict[str, Environment] = {}
-        self.gateway = Gateway(judges=_for_keyless(config))
+        self.gateway = Gateway(judges=with_address(dict(config.models)))
         self._places = asyncio.Semaphore(places_for_files())
         self._progress = progress
         self._exits = AsyncExitStack()
@@ -202,7 +200,9 @@ class RunningStack:
             job.waits_for = "the environment's servers"
             generation = await environment.generation()
             url = f"http://127.0.0.1:{port or environment.port(job.agent)}/run"
-            return await _while_alive(generation, rollouts.run_job(self._session, job, route, url))
+            with self.gateway.keyless.judges.shared_with(route.judges, environment.judges):
+                work = rollouts.run_job(self._session, job, route, url)
+                return await _while_alive(generation, work)
 
     async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
         """Start an environment; return what its servers failed of. Raises everything else."""
@@ -252,7 +252,7 @@ class RunningStack:
             restart_window_s=self.config.restart_window_s,
             agent_slots=self.config.agent_slots,
             progress=self._progress,
-            endpoints=frozenset(_for_keyless(self.config)),
+            models=dict(self.config.models),
         )
 
     def _watch_for_hangs(self) -> None:
@@ -298,13 +298,6 @@ async def _all_or_first_error(work: list[Coroutine[Any, Any, Result]]) -> list[R
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _for_keyless(config: StackConfig) -> dict[str, Endpoint | Backend]:
-    """Judges that can also serve calls without a rollout's key: those with an endpoint of their own."""
-    return {
-        name: endpoint for name, endpoint in config.models if not isinstance(endpoint, str | CallableEndpoint)
-    }
 
 
 def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[Call]) -> bool:

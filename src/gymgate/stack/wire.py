@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
-from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 
-_ENDPOINT: TypeAdapter[Endpoint | Literal["policy"]] = TypeAdapter(Endpoint | Literal["policy"])
+_ENDPOINT: TypeAdapter[JudgeEndpoint] = TypeAdapter(JudgeEndpoint)
 
 
 def to_wire(value: BaseModel) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def stack_to_wire(config: StackConfig) -> dict[str, Any]:
     return plain
 
 
-def endpoint_to_wire(endpoint: Endpoint | Literal["policy"]) -> dict[str, Any] | str:
+def endpoint_to_wire(endpoint: JudgeEndpoint) -> dict[str, Any] | str:
     """An endpoint, its key read from this process's environment; `ConfigError` if that is not set.
 
     Paths become absolute: the daemon may have another working directory.
@@ -43,7 +43,7 @@ def endpoint_to_wire(endpoint: Endpoint | Literal["policy"]) -> dict[str, Any] |
     return to_wire(endpoint)
 
 
-def endpoint_from_wire(value: Mapping[str, Any] | str) -> Endpoint | Literal["policy"]:
+def endpoint_from_wire(value: Mapping[str, Any] | str) -> JudgeEndpoint:
     return _ENDPOINT.validate_python(value)
 
 

@@ -41,7 +41,8 @@ class NeMoGymConfig(vf.TasksetConfig):
     """Settings for Gym's config parser, by dotted key."""
     models: dict[str, Any] = Field(default_factory=dict)
     """Endpoint of each further model server that the config names (judges, user simulators), by instance name,
-    `"*"` for all: `policy` (the rollout's own policy), a base URL, or an endpoint as in `gymgate.HTTPEndpoint`."""
+    `"*"` for all: `policy` (the rollout's own policy), `none` (start without; a rollout that calls it fails), a base URL, or
+    an endpoint as in `gymgate.HTTPEndpoint`."""
     gym: str = DEFAULT_NEMO_GYM
     """nemo-gym release."""
     python: str | None = None
@@ -148,7 +149,9 @@ def _literal(value: Any) -> Any:
 
 
 def _endpoint(value: Any) -> Any:
-    if value == "policy" or not isinstance(value, str):
+    if value is None:  # what a command line's "none" may have become
+        return "none"
+    if value in ("policy", "none") or not isinstance(value, str):
         return {"type": "http", **value} if isinstance(value, Mapping) else value
     return {"type": "http", "base_url": value}
 

@@ -1,0 +1,133 @@
+"""Which calls to judges and user simulators failed, and which rollouts that concerns.
+
+A judge call fails if its endpoint fails after all retries, if it has no endpoint, or if the server that made it closed
+the connection before it had the answer. A later answer to an equal request makes up for it: the server tried again.
+
+    server ----"is this right?"----> judge ---> HTTP 500     failed
+    server ----"is this right?"----> judge ---> an answer    made up for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from gymgate.errors import PolicyError
+from gymgate.gateway.call import Call
+from gymgate.gateway.resends import RequestKey
+
+
+class JudgeCalls:
+    """One rollout's calls to model servers other than the policy's."""
+
+    def __init__(self) -> None:
+        self._open: dict[Call, RequestKey] = {}
+        self._failed: dict[RequestKey, PolicyError] = {}
+        self._keyless: Callable[[], PolicyError | None] = lambda: None
+
+    @property
+    def failure(self) -> PolicyError | None:
+        """The first failure that no later answer has made up for."""
+        own = next(iter(self._failed.values()), None)
+        return own or next((given_up(call) for call in self._open if call.connection_lost), self._keyless())
+
+    def started(self, key: RequestKey, call: Call) -> None:
+        """Note a new call."""
+        self._open[call] = _question(key)
+
+    def settled(self, key: RequestKey, call: Call, *, written: bool) -> None:
+        """Note the end of a call; `written`: the server that made it got what came of it."""
+        self._open.pop(call, None)
+        question = _question(key)
+        if written and call.status == 200:
+            self._answered(question)
+        elif call.status is not None:
+            self._fail(question, call.failure or given_up(call), call)
+
+    def refused(self, model_server: str, error: PolicyError) -> None:
+        """Note a call that had nowhere to go."""
+        self._fail(RequestKey(model_server, "", b"", None), error)
+
+    def _answered(self, question: RequestKey) -> None:
+        self._failed.pop(question, None)
+        for call in [
+            call for call, asked in self._open.items() if asked == question and call.connection_lost
+        ]:
+            del self._open[call]
+
+    def _fail(self, question: RequestKey, error: PolicyError, call: Call | None = None) -> None:
+        self._failed[question] = error
+
+
+@dataclass(eq=False)
+class _Watcher:
+    """A rollout that keyless calls to these model servers may have been made for."""
+
+    judges: JudgeCalls
+    model_servers: Collection[str]
+    earlier: frozenset[Call] = field(default_factory=frozenset)
+    """Calls that were given up before the rollout began."""
+
+    def concerns(self, model_server: str, call: Call | None) -> bool:
+        return model_server in self.model_servers and call not in self.earlier
+
+
+class KeylessJudgeCalls(JudgeCalls):
+    """Calls without a rollout's key: a failure is that of every rollout that was running with this judge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._watchers: list[_Watcher] = []
+
+    @contextmanager
+    def shared_with(self, judges: JudgeCalls, model_servers: Collection[str]) -> Iterator[None]:
+        """Count failures of keyless calls to `model_servers` as failures of this rollout, for as long as it runs."""
+        watcher = _Watcher(
+            judges, model_servers, frozenset(call for call in self._open if call.connection_lost)
+        )
+        self._watchers.append(watcher)
+        judges._keyless = lambda: self._given_up(watcher)
+        try:
+            yield
+        finally:
+            self._watchers.remove(watcher)
+
+    def _given_up(self, watcher: _Watcher) -> PolicyError | None:
+        for call in self._open:
+            if call.connection_lost and watcher.concerns(call.model_server, call):
+                return _unattributed(given_up(call))
+        return None
+
+    def _answered(self, question: RequestKey) -> None:
+        super()._answered(question)
+        for watcher in self._watchers:
+            watcher.judges._failed.pop(question, None)
+
+    def _fail(self, question: RequestKey, error: PolicyError, call: Call | None = None) -> None:
+        for watcher in self._watchers:
+            if watcher.concerns(question.model_server, call):
+                watcher.judges._failed[question] = _unattributed(error)
+
+
+def given_up(call: Call) -> PolicyError:
+    """The error for a call whose connection was closed before its answer was written."""
+    return PolicyError(
+        f"model server {call.model_server!r} had not answered when the server that asked it closed the connection",
+        retryable=True,
+    )
+
+
+def _unattributed(error: PolicyError) -> PolicyError:
+    message = (
+        f"{error.message} (the failed call carried no rollout key and cannot be attributed to one rollout, so that "
+        "every rollout running with this judge failed)"
+    )
+    return PolicyError(
+        message, endpoint=error.endpoint, status_code=error.status_code, retryable=error.retryable
+    )
+
+
+def _question(key: RequestKey) -> RequestKey:
+    """The same for equal requests, marked as retries or not."""
+    return key._replace(idempotency_key=None)
