@@ -176,6 +176,8 @@ class MortalJudge:
         self.lives, self.death, self.said = lives, death, said
         self.answered: list[str] = []
         """Questions that got an answer."""
+        self.failed: list[str] = []
+        """Questions that got none."""
         self.asked = 0
         self.held: asyncio.Event | None = None
         """Set: questions wait for it before they are looked at."""
@@ -199,6 +201,7 @@ class MortalJudge:
         if len(self.answered) < self.lives:
             self.answered.append(body.decode())
             return web.json_response(chat_answer(self.said))
+        self.failed.append(body.decode())
         if self.death == "answers 500":
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
         if self.death == "refuses" and self._listener is not None:
