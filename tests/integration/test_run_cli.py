@@ -50,6 +50,41 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     assert all(len(line["calls"]) == 3 for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("run simpleqa", "--model genrm_model=URL"),
+        ("run mcqa simpleqa --model other=policy -b http://127.0.0.1:1/v1 -m m", "--model genrm_model=URL"),
+        ("run simpleqa --set simpleqa.resources_servers.simpleqa.value=x", "--model genrm_model=URL"),
+        ("collect simpleqa -o {tmp}/out", "--model genrm_model=URL"),
+        ("eval run --env simpleqa", "--env.taskset.models.genrm_model=URL"),
+    ],
+)
+def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
+    words: str, option: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "gymgate", *words.format(tmp=tmp_path).split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1, done.stderr
+    *before, line = done.stderr.splitlines()
+    assert line.startswith("gymgate: environment 'simpleqa' needs an endpoint for its judge 'genrm_model'")
+    assert option in line
+    assert "'none' starts without one" in line
+    assert not any("starting" in each for each in before), done.stderr
+    assert not (tmp_path / "out" / "rollouts.jsonl").exists()
+    if "-b" not in words and "--set" not in words:
+        assert "`gymgate check resources_servers/simpleqa` replays judges, too" in line
+        assert not any("reading its config" in each for each in before)
+
+
+def test_without_its_judge_a_rollout_that_calls_it_fails() -> None:
+    done = run("simpleqa", "-n", "1", "--model", "genrm_model=none", "--json")
+    assert done.returncode == 1, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["environments"]["simpleqa"]["mean_reward"] is None
+    assert "model server 'genrm_model' has no endpoint" in json.dumps(summary)
+
+
 def test_several_environments_with_an_endpoint_of_either_dialect() -> None:
     with start_replay_server(THREE) as server:
         for dialect in ("chat", "responses"):

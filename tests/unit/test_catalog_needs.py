@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from gymgate.catalog import Catalog, EnvConfig
+from gymgate.catalog.needs import refuse_unanswered
 from gymgate.catalog.requirements import Installed, read_requirements
 from gymgate.catalog.servercode import read_module
+from gymgate.errors import NeedMissingError
 
 
 def write(path: Path, text: str) -> Path:
@@ -79,6 +81,12 @@ def scanned(
         pytest.param(
             {"x": "${a.responses_api_agents.simple_agent.entrypoint}"}, (), "", id="defined-elsewhere"
         ),
+        pytest.param(
+            {"x": "${j.responses_api_models.openai_model.key}"},
+            ("config",),
+            "'j.responses_api_models.openai_model.key'",
+            id="defined-elsewhere-as-missing",
+        ),
         pytest.param({"path": "???"}, ("config",), "path of resources server e needs a value", id="config"),
         pytest.param({"sandbox_provider": {"docker": {}}}, ("docker",), "sandbox_provider", id="sandbox"),
         pytest.param({"sandbox_provider": None}, (), "", id="no-sandbox"),
@@ -87,7 +95,8 @@ def scanned(
 def test_needs_from_the_config(
     site: Path, settings: dict[str, Any], kinds: tuple[str, ...], detail: str
 ) -> None:
-    found = scanned(site, settings)
+    judge = {"responses_api_models": {"openai_model": {"entrypoint": "app.py", "key": "???"}}}
+    found = scanned(site, settings, j=judge)
     assert found.need_kinds == kinds
     assert any(detail in need.detail for need in found.needs) or not detail
     assert all("\n" not in need.detail for need in found.needs)
@@ -99,6 +108,62 @@ def test_a_model_servers_own_values_are_no_needs_but_missing(site: Path) -> None
     assert found.need_kinds == ("judge",)
     assert found.model_servers == ("j",)
     assert found.missing == ("j.responses_api_models.openai_model.api_key",)
+
+
+def test_what_data_sets_lack_is_no_need(site: Path) -> None:
+    """Their addresses are for preparing data; no server reads them."""
+    settings = {"datasets": [{"jsonl_fpath": "???", "api_key": "${oc.env:K,null}"}]}
+    assert scanned(site, settings).needs == ()
+    assert scanned(site, {"more": settings["datasets"]}).need_kinds == ("config", "key")
+
+
+def test_judges_are_the_model_servers_that_servers_name(site: Path) -> None:
+    """Not the policy's, not one that is only defined, and not one whose name is still open."""
+    settings = {
+        "judge_model_server": model("j"),
+        "user": {"model": model("u")},
+        "own": model("policy_model"),
+        "open": model("???"),
+        "computed": model("${some_name}"),
+    }
+    other = {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}}
+    found = scanned(site, settings, nobody=other)
+    assert dict(found.judges) == {
+        "j": "judge_model_server of resources server e",
+        "u": "user.model of resources server e",
+    }
+    assert scanned(site, {}).judges == ()
+
+
+JUDGES = {"j": "judge of resources server e", "u": "user of agent a"}
+
+
+@pytest.mark.parametrize(
+    ("named", "missing"),
+    [((), ["j", "u"]), (("u", "other"), ["j"]), (("j",), ["u"]), (("j", "u"), []), (("*",), [])],
+)
+def test_a_judge_without_an_endpoint_is_refused(named: tuple[str, ...], missing: list[str]) -> None:
+    if not missing:
+        refuse_unanswered("env", JUDGES, named)
+        refuse_unanswered("env", {}, ())
+        return
+    with pytest.raises(NeedMissingError) as caught:
+        refuse_unanswered("env", JUDGES, named)
+    error = str(caught.value)
+    assert (caught.value.environment, caught.value.need) == ("env", f"judge {', '.join(missing)}")
+    assert [name for name in JUDGES if f"{name!r} ({JUDGES[name]})" in error] == missing
+    assert " ".join(f"--model {name}=URL" for name in missing) in error
+    assert "'policy' is the policy itself, 'none' starts without one" in error
+    assert f"models={{'{missing[0]}': ...}}" in error
+    assert "\n" not in error
+
+
+def test_the_policy_is_not_offered_for_calls_without_a_key() -> None:
+    with pytest.raises(NeedMissingError) as caught:
+        refuse_unanswered("env", JUDGES, (), keyless=True, option="--judge.{} URL", hint="; see the docs")
+    assert "'policy'" not in str(caught.value)
+    assert "--judge.j URL --judge.u URL" in str(caught.value)
+    assert str(caught.value).endswith("; see the docs")
 
 
 def test_a_config_without_agents_says_so(site: Path) -> None:

@@ -19,13 +19,14 @@ from gymgate.rollout import Rollout, RolloutError
 
 
 def test_judges() -> None:
-    assert judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy"]) == {
+    assert judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy", "tools=none"]) == {
         "judge": HTTPEndpoint(base_url="http://h/v1"),
         "sim": HTTPEndpoint(base_url="https://k:8000/v1", model="org/m"),
         "*": "policy",
+        "tools": "none",
     }
     for wrong in ("judge", "=http://h", "judge=", "judge=m@h"):
-        with pytest.raises(ConfigError, match="NAME=URL, NAME=MODEL@URL or NAME=policy"):
+        with pytest.raises(ConfigError, match="NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"):
             judges([wrong])
 
 
