@@ -26,6 +26,7 @@ from gymgate.stack.plan import (
     Host,
     Plan,
     configured,
+    judge_warnings,
     link_programs,
     make_plan,
     model_servers,
@@ -92,6 +93,8 @@ class Environment:
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await make_plan(self.spec, self._config_path, self._host, self._logs)
             require_judges(self._plan, self.name, self._host.models)
+            for warning in judge_warnings(self._plan):
+                self._host.progress(f"{self.name}: warning: {warning}")
             await asyncio.to_thread(link_programs, self._plan, self._host)
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._hold_places(self._plan)

@@ -148,6 +148,19 @@ def judges_of(plan: Plan) -> dict[str, str]:
     return judge_references(plan.config, servers)
 
 
+def judge_warnings(plan: Plan) -> Iterator[str]:
+    """A line for each judge whose address is set in the config itself: its calls do not come to the gateway."""
+    for item in plan.servers:
+        for path, value in walk(item.block):
+            leaf = path.rpartition(".")[2]
+            is_url = leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
+            if is_url and not forkserver.interpolated(value) & {*plan.urls}:
+                yield (
+                    f"{path} of {item.name} is {value}: gymgate does not see these calls, and a failed one counts as one "
+                    "only where the environment says so"
+                )
+
+
 def _url_judges(plan: Plan) -> Iterator[tuple[str, str]]:
     """Judges that servers call by a URL, each with where it is given to them."""
     for item in plan.servers:

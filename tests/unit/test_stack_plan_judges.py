@@ -1,0 +1,107 @@
+"""Which judges an environment's servers need, and which endpoints can serve them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
+from gymgate.errors import NeedMissingError
+from gymgate.stack import gym_config
+from gymgate.stack.forkserver import NOWHERE
+from gymgate.stack.plan import Plan, judge_warnings, judges_of, model_servers, require_judges, with_address
+
+HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
+
+
+def model(name: str) -> dict[str, str]:
+    return {"type": "responses_api_models", "name": name}
+
+
+def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) -> Plan:
+    """Of one resources server with these settings, two agents (one with a user simulator) and their models."""
+    entry = {"entrypoint": "app.py"}
+    agents: dict[str, Any] = {
+        "plain": {"simple_agent": {**entry, "model_server": model("policy_model")}},
+        "talks": {"tau2": {**entry, "model_server": model("policy_model"), "user": model("user_model")}},
+        "by_url": {"own": {**entry, "url": "${policy_base_url}", "judge_url": "${agents_judge_url}"}},
+    }
+    config = {
+        "policy_base_url": NOWHERE,
+        "rubric_base_url": NOWHERE,
+        "agents_judge_url": NOWHERE,
+        "r": {"resources_servers": {"r": {**entry, **settings}}},
+        **{name: {"responses_api_agents": block} for name, block in agents.items()},
+        "policy_model": {"responses_api_models": {"openai_model": entry}},
+        "j": {"responses_api_models": {"openai_model": entry}},
+    }
+    servers = gym_config.servers_to_start(config, agent)
+    names = {item.name: item.type for item in servers if item.kind == gym_config.AGENTS}
+    urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
+    strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
+    return Plan(config, servers, {}, frozenset(), urls, names, strategies, None)
+
+
+def test_judges_of_the_servers_that_are_started() -> None:
+    assert judges_of(plan("plain")) == {}
+    assert judges_of(plan("plain", judge=model("j"), own=model("policy_model"))) == {
+        "j": "judge of resources server r"
+    }
+    assert judges_of(plan("talks")) == {"user_model": "user of agent talks"}
+    assert {*judges_of(plan(judge=model("j")))} == {"j", "user_model"}
+    assert "policy_model_as_judge" in model_servers(plan("plain", judge=model("policy_model")))
+    assert "policy_model_as_judge" not in model_servers(plan("plain", judge=model("j")))
+
+
+def needed(made: Plan, **models: JudgeEndpoint) -> str | None:
+    try:
+        require_judges(made, "env", models)
+    except NeedMissingError as error:
+        return error.need
+    return None
+
+
+@pytest.mark.parametrize("endpoint", [HTTP, CallableEndpoint(name="x"), "policy", "none"])
+@pytest.mark.parametrize("name", ["j", "*"])
+def test_what_answers_for_a_judge_with_a_rollouts_key(name: str, endpoint: JudgeEndpoint) -> None:
+    made = plan("plain", judge=model("j"))
+    assert needed(made) == needed(made, other=HTTP) == "judge j"
+    assert needed(made, **{name: endpoint}) is None
+
+
+@pytest.mark.parametrize("name", ["rubric_base_url", "*"])
+def test_a_judge_called_by_its_address_needs_one(name: str) -> None:
+    """Nobody knows whose the call is, so that neither a rollout's policy nor a caller's function can answer it."""
+    made = plan("plain", grading={"judge_base_url": "${rubric_base_url}"})
+    assert needed(made) == "judge rubric_base_url"
+    for endpoint in (HTTP, ReplayEndpoint(rollouts=("x.jsonl",)), "none"):
+        assert needed(made, **{name: endpoint}) is None
+    for wrong in ("policy", CallableEndpoint(name="x")):
+        assert needed(made, **{name: wrong}) == "judge rubric_base_url"
+    assert (
+        needed(plan("plain", grading={"base_url": "${rubric_base_url}"})) is None
+    )  # says nothing of a judge
+
+
+def test_the_policys_own_address_is_no_judge() -> None:
+    """An agent in slots is given its policy by a URL, and its judge's calls arrive at the slot's own ports."""
+    assert needed(plan("by_url", strategy="slot"), agents_judge_url=HTTP) is None
+    assert needed(plan("by_url", strategy="slot")) == "judge agents_judge_url"
+    assert needed(plan("plain", judge_base_url="${policy_base_url}")) == "judge policy_base_url"
+
+
+def test_endpoints_for_calls_without_a_key() -> None:
+    given: dict[str, JudgeEndpoint] = {"a": HTTP, "b": "policy", "c": "none", "d": CallableEndpoint(name="x")}
+    assert with_address(given) == {"a": HTTP, "c": "none"}
+
+
+def test_a_judge_past_the_gateway_is_told() -> None:
+    (line,) = judge_warnings(plan("plain", grading={"judge_base_url": "https://judges.example/v1"}))
+    assert line.startswith("grading.judge_base_url of r is https://judges.example/v1: gymgate does not see")
+    for settings in (
+        {"judge_base_url": ""},
+        {"judge_base_url": "${rubric_base_url}"},
+        {"base_url": "https://x"},
+    ):
+        assert list(judge_warnings(plan("plain", **settings))) == []
