@@ -55,12 +55,15 @@ def test_knobs_describe_one_stack() -> None:
             "*": "policy",
             "judge": "http://h/v1",
             "sim": {"base_url": "http://s/v1", "api_key_env": "K"},
+            "tools": "none",
+            "search": None,
         },
     )
     stack = config.stack_config()
     assert stack.environments[0].overrides == (("mcqa.resources_servers.mcqa.limit", 3),)
     models = dict(stack.models)
     assert models["*"] == "policy"
+    assert models["tools"] == models["search"] == "none"
     assert models["judge"] == HTTPEndpoint(base_url="http://h/v1")
     assert models["sim"] == HTTPEndpoint(base_url="http://s/v1", api_key_env="K")
     assert NeMoGymConfig.model_validate(config.model_dump(mode="json")).stack_config() == stack

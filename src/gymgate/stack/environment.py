@@ -69,6 +69,8 @@ class Environment:
         self.restarts = Restarts(host.max_restarts, host.restart_window_s)
         self.slots: dict[str, Slots] = {}
         """Of the agents whose strategy is `slot`."""
+        self.judges: frozenset[str] = frozenset()
+        """Model servers other than the policy's that its servers may call; empty until the config is read."""
         self._config_path = config_path
         self._host = host
         self._plan: Plan | None = None
@@ -93,6 +95,7 @@ class Environment:
                 self._host.progress(f"{self.name}: reading its config")
                 self._plan = await make_plan(self.spec, self._config_path, self._host, self._logs)
             require_judges(self._plan, self.name, self._host.models)
+            self.judges = frozenset(model_servers(self._plan)) - {POLICY}
             for warning in judge_warnings(self._plan):
                 self._host.progress(f"{self.name}: warning: {warning}")
             await asyncio.to_thread(link_programs, self._plan, self._host)
@@ -119,11 +122,6 @@ class Environment:
     def strategies(self) -> dict[str, Strategy]:
         """Agent instance -> how its rollouts' keys reach their model calls."""
         return self._plan.strategies if self._plan else {}
-
-    @property
-    def judges(self) -> frozenset[str]:
-        """Model servers other than the policy's that its servers may call."""
-        return frozenset(model_servers(self._plan)) - {POLICY} if self._plan else frozenset()
 
     @property
     def default_agent(self) -> str | None:
