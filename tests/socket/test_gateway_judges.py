@@ -176,13 +176,15 @@ async def test_a_call_that_its_server_gave_up_is_a_failure(
         route = gateway.open(judge.endpoint(), judges={"judge": judge.endpoint()})
         await given_up(gateway, route, judge)
         await until_failed(route)
-        assert "'judge' had not answered when the server that asked it closed the connection" in message(
-            route
-        )
+        told = "'judge' had not answered when the server that asked it closed the connection"
+        assert told in message(route)
         script.release.set()
+        assert await ask(http, gateway, route, OTHER) == 200
+        assert route.calls[0].status_code == 200  # which nobody was there to hear
+        assert told in message(route)
         assert await ask(http, gateway, route) == 200
         assert route.judges.failure is None
-        assert len(judge.seen) == 1
+        assert len(judge.seen) == 2
 
 
 async def test_a_keyless_failure_is_that_of_every_rollout_running_with_the_judge(
