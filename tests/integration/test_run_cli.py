@@ -67,7 +67,7 @@ def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1, done.stderr
     *before, line = done.stderr.splitlines()
-    assert line.startswith("gymgate: environment 'simpleqa' needs an endpoint for its judge 'genrm_model'")
+    assert line.startswith("gymgate: environment 'simpleqa' needs an endpoint for model server 'genrm_model'")
     assert option in line
     assert "'none' starts without one" in line
     assert not any("starting" in each for each in before), done.stderr

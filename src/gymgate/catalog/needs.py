@@ -58,7 +58,7 @@ def refuse_unanswered(
     options = " ".join(option.format(name) for name in missing)
     policy = "" if keyless else "'policy' is the policy itself, "
     raise NeedMissingError(
-        f"environment {environment!r} needs an endpoint for its judge {listed}: give {options} (in place of URL, {policy}"
+        f"environment {environment!r} needs an endpoint for model server {listed}: give {options} (in place of URL, {policy}"
         f"'none' starts without one and fails the rollouts that call it), in Python models={{{next(iter(missing))!r}: ...}}"
         f"{hint}",
         environment=environment,
