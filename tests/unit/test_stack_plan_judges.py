@@ -11,6 +11,7 @@ from gymgate.errors import NeedMissingError
 from gymgate.stack import gym_config
 from gymgate.stack.forkserver import NOWHERE
 from gymgate.stack.plan import Plan, judge_warnings, judges_of, model_servers, require_judges, with_address
+from gymgate.stack.routing import Handing
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
 
@@ -40,7 +41,7 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
     names = {item.name: item.type for item in servers if item.kind == gym_config.AGENTS}
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
-    return Plan(config, servers, {}, frozenset(), urls, names, strategies, None)
+    return Plan(config, servers, {}, frozenset(), urls, names, strategies, None, Handing())
 
 
 def test_judges_of_the_servers_that_are_started() -> None:
