@@ -59,7 +59,9 @@ class ForkServers:
         environment["PATH"] = os.pathsep.join(places)
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self._config.component_roots:
-            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self._config.component_roots)
+            # The fork server has another working directory.
+            roots = [str(Path(root).expanduser().absolute()) for root in self._config.component_roots]
+            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(roots)
         return await Spawner.start(python, environment, self._directory)
 
     def agents_commands(self) -> Path:
