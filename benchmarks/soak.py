@@ -36,7 +36,8 @@ from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 
-ENVIRONMENTS = ("example_single_tool_call", "example_session_state_mgmt", "example_multi_step", "mcqa")
+WITH_TOOLS = ("example_single_tool_call", "example_session_state_mgmt", "example_multi_step")
+ENVIRONMENTS = (*WITH_TOOLS, "mcqa")
 LATE_S = 2.0
 """After its deadline, when a rollout counts as late."""
 ATTEMPTS = 50
@@ -127,9 +128,10 @@ class Soak:
         """Complete one rollout after another, on whatever stack there is."""
         count = 0
         while time.monotonic() < self.ends:
-            name = self.chance.choice(ENVIRONMENTS)
+            work = self.policies.choose()
+            name = self.chance.choice(ENVIRONMENTS if work.kind != "loops" else WITH_TOOLS)
             index = self.chance.randrange(len(self.rows[name]))
-            await self.complete(self.policies.choose(), name, index, f"{number}-{count}")
+            await self.complete(work, name, index, f"{number}-{count}")
             count += 1
 
     async def complete(self, work: Work, name: str, index: int, identity: str) -> None:
