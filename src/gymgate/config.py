@@ -5,12 +5,13 @@ Every model is frozen and hashable, so that one config means one stack.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
 
 from gymgate.errors import ConfigError
 
@@ -23,9 +24,21 @@ SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0", "0.5.1", "0.5.0", "0.4.0", "0.3.1", "0.3
 
 
 class Config(BaseModel):
-    """Base of every config: frozen, no unknown fields; a field's docstring is its description."""
+    """Base of every config: frozen, no unknown fields, no infinity or NaN; a field's docstring is its description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+def all_finite(value: Any) -> Any:
+    """The value; `ValueError` where it holds infinity or NaN, which JSON cannot carry."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    children = (
+        value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    )
+    for child in children:
+        all_finite(child)
+    return value
 
 
 class HTTPEndpoint(Config):
@@ -46,7 +59,7 @@ class HTTPEndpoint(Config):
     """The key itself, for keys made at run time (a rollout's own secret). Prefer `api_key_env`."""
     headers: tuple[tuple[str, str], ...] = ()
     """Extra request headers."""
-    sampling: tuple[tuple[str, Any], ...] = ()
+    sampling: Annotated[tuple[tuple[str, Any], ...], AfterValidator(all_finite)] = ()
     """Body fields set on every call (temperature, top_p, max tokens, ...), over what the caller asked for."""
     timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds that one call may take, retries apart; long generations are normal."""
@@ -144,6 +157,9 @@ class EnvironmentConfig(Config):
     """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
     overrides: Overrides = ()
     """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
+    scores_without_policy: bool = False
+    """Whether a rollout may be scored although its policy was never asked. Otherwise such a rollout fails: its agent broke
+    down first. Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
 
 
 def _environment(value: Any) -> Any:

@@ -24,6 +24,14 @@ from gymgate.runtime import ensure_runtime
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
         ("run mcqa -b http://h/v1 --replay", "--replay needs no endpoint"),
         ("collect mcqa -o {tmp}/x -m m", "-m: there is no endpoint for it"),
+        (
+            "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling temperature=.nan",
+            "nan is not a finite number",
+        ),
+        (
+            "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling t={{a:[.inf]}}",
+            "inf is not a finite number",
+        ),
         ("setup --gym abc", "nemo-gym release 'abc' is no version; write one such as 0.7.0"),
     ],
 )
@@ -61,3 +69,22 @@ def test_what_does_not_fit_the_command_line_is_code_2(
 def test_a_release_is_a_version(version: str) -> None:
     with pytest.raises(ConfigError, match="is no version"):
         ensure_runtime(RuntimeConfig(version=version))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run mcqa --timeout inf",
+        "run mcqa --timeout nan",
+        "run mcqa --hang-timeout inf",
+        "run mcqa --wait-for-policy nan",
+        "collect mcqa -o x --timeout inf",
+        "check mcqa --timeout nan",
+        "data prepare mcqa --timeout inf",
+    ],
+)
+def test_seconds_are_finite(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert "is not a finite number" in capsys.readouterr().err
+    assert ended.value.code == 2

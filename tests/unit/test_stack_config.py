@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from gymgate.catalog.agentcode import AgentCode
-from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import forkserver, gym_config
 from gymgate.stack.forkserver import preloading
@@ -314,3 +315,32 @@ def test_secrets_cross_the_wire_in_the_clear_and_nowhere_else(monkeypatch: pytes
     monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(ConfigError, match="JUDGE_KEY"):
         endpoint_to_wire(judge)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), "inf", "nan"])
+@pytest.mark.parametrize(
+    ("model", "field"),
+    [
+        (RolloutLimits, "timeout_s"),
+        (RolloutLimits, "max_calls"),
+        (HTTPEndpoint, "timeout_s"),
+        (HTTPEndpoint, "max_retries"),
+        (CallableEndpoint, "timeout_s"),
+        (StackConfig, "start_timeout_s"),
+        (StackConfig, "linger_s"),
+        (StackConfig, "hang_timeout_s"),
+    ],
+)
+def test_limits_and_timeouts_are_finite(model: Any, field: str, value: Any) -> None:
+    """JSON has no infinity and no NaN: they would arrive as null."""
+    fields = {"base_url": "http://h/v1", "name": "f", "environments": ("mcqa",)}
+    given = {name: fields[name] for name in fields if name in model.model_fields}
+    with pytest.raises(ValidationError, match=field):
+        model.model_validate({**given, field: value})
+
+
+@pytest.mark.parametrize("value", [float("inf"), [0.5, float("nan")], {"a": {"b": (float("-inf"),)}}])
+def test_sampling_is_finite(value: Any) -> None:
+    with pytest.raises(ValidationError, match="is not a finite number"):
+        HTTPEndpoint(base_url="http://h/v1", sampling=(("top_p", value),))
+    assert HTTPEndpoint(base_url="http://h/v1", sampling=(("top_p", 0.5), ("stop", "inf"))).sampling

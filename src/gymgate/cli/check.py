@@ -12,6 +12,7 @@ import click
 
 from gymgate.cli import run_plan
 from gymgate.cli.list import read_catalog
+from gymgate.cli.options import Seconds
 from gymgate.config import DEFAULT_NEMO_GYM
 from gymgate.errors import ConfigError, GymgateError
 
@@ -67,28 +68,28 @@ KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agent
 )
 @click.option(
     "--start-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=150.0,
     show_default=True,
     help="Seconds until all servers listen.",
 )
 @click.option(
     "--row-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=180.0,
     show_default=True,
     help="Seconds per rollout; agents that start a program for each may want more.",
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=900.0,
     show_default=True,
     help="Seconds per environment.",
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=8.0,
     show_default=True,
     help="GB that an environment may use.",

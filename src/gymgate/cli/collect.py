@@ -13,7 +13,13 @@ import click
 from gymgate.cli import collect_plan, run_plan
 from gymgate.cli.collect_progress import close, progress
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.options import EndpointOptions, EnvironmentOptions, endpoint_options, environment_options
+from gymgate.cli.options import (
+    EndpointOptions,
+    EnvironmentOptions,
+    Seconds,
+    endpoint_options,
+    environment_options,
+)
 from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
 from gymgate.collection.retries import parse_budgets
 from gymgate.collection.run import Collection
@@ -72,7 +78,7 @@ UNFINISHED = 75
 )
 @click.option(
     "--call-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=3600.0,
     show_default=True,
     help="Seconds per policy call.",
@@ -97,20 +103,20 @@ UNFINISHED = 75
 @click.option(
     "--stop-starting-after",
     "budget",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     metavar="SECONDS",
     help="Start nothing more after this time, finish what runs, exit with 75. SIGUSR1 does the same.",
 )
 @click.option(
     "--stall-warning",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=120.0,
     show_default=True,
     help="Seconds without a finished rollout until a warning.",
 )
 @click.option(
     "--sync-every",
-    type=click.FloatRange(0),
+    type=Seconds(0),
     default=1.0,
     show_default=True,
     help="Seconds between syncs to disk; 0: after each rollout.",

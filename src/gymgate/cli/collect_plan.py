@@ -13,7 +13,7 @@ import yaml
 from gymgate.catalog import Catalog, Environment
 from gymgate.cli import run_plan
 from gymgate.collection.plan import Source
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig, all_finite
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
@@ -150,9 +150,11 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
         if key == "seed":
             raise ConfigError(f"--sampling {text!r}: every rollout would be the same; use --seeds")
         try:
-            fields[key] = yaml.safe_load(value)
+            fields[key] = all_finite(yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise ConfigError(f"--sampling {text!r}: the value is not YAML: {error}") from None
+        except ValueError as error:
+            raise ConfigError(f"--sampling {text!r}: {error}") from None
     return tuple(sorted(fields.items()))
 
 

@@ -9,6 +9,7 @@ import click
 import orjson
 import yaml
 
+from gymgate.cli.options import Seconds
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.errors import ConfigError
 
@@ -64,7 +65,7 @@ def command() -> None:
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
 @click.option(
-    "--timeout", type=click.FloatRange(0, min_open=True), default=14400.0, show_default=True, help="Seconds."
+    "--timeout", type=Seconds(0, min_open=True), default=14400.0, show_default=True, help="Seconds."
 )
 @click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest.")

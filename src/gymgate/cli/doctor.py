@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gymgate.cli.options import Seconds
+
 if TYPE_CHECKING:
     from gymgate.doctor import Target
     from gymgate.runtime.checks import Check
@@ -28,7 +30,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 @click.option("--gym", metavar="VERSION", help="nemo-gym release. [0.7.0]")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=300.0,
     show_default=True,
     help="Seconds per rollout.",

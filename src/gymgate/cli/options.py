@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -52,6 +53,16 @@ def checked_url(text: str) -> str:
     return text
 
 
+class Seconds(click.FloatRange):
+    """Seconds on the command line: a finite number within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
 def endpoint_options(command: Command) -> Command:
     """`-m`, `--dialect`, `--api-key-var`, `--wait-for-policy`: what is at the policy's endpoint, and when."""
     options = (
@@ -68,7 +79,7 @@ def endpoint_options(command: Command) -> Command:
         ),
         click.option(
             "--wait-for-policy",
-            type=click.FloatRange(0),
+            type=Seconds(0),
             metavar="SECONDS",
             help="For the endpoint to answer, before anything is started.",
         ),
@@ -106,7 +117,7 @@ def environment_options(command: Command) -> Command:
         click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref."),
         click.option(
             "--timeout",
-            type=click.FloatRange(0, min_open=True),
+            type=Seconds(0, min_open=True),
             default=3600.0,
             show_default=True,
             help="Seconds per rollout.",
@@ -120,7 +131,7 @@ def environment_options(command: Command) -> Command:
         ),
         click.option(
             "--hang-timeout",
-            type=click.FloatRange(0),
+            type=Seconds(0),
             default=StackConfig.model_fields["hang_timeout_s"].default,
             show_default=True,
             metavar="SECONDS",

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED
+from gymgate.cli.options import Seconds
 from gymgate.errors import ConfigError
 from gymgate.serving.ports import HeldPort
 from gymgate.serving.program import Program
@@ -54,7 +55,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     default=1800.0,
     show_default=True,
     help="Seconds until all must answer.",

@@ -55,17 +55,17 @@ class NeMoGymConfig(vf.TasksetConfig):
     """Directories searched for servers of your own, beside the installed nemo-gym."""
     dialect: Literal["chat", "responses"] = "chat"
     """API in which policy calls reach verifiers. Its training client takes `chat` only."""
-    timeout_s: float = Field(3600.0, gt=0)
+    timeout_s: float = Field(3600.0, gt=0, allow_inf_nan=False)
     """Seconds one rollout may take, verification included."""
     max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
     """Policy calls after which a rollout is cut off; `None`: no bound."""
     agent_slots: int = Field(4, ge=1)
     """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own."""
-    start_timeout_s: float = Field(300.0, gt=0)
+    start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     """Seconds until Gym's servers must be up (installing nemo-gym is not counted)."""
-    hang_timeout_s: float | None = Field(900.0, gt=0)
+    hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
     """Seconds without an answer and without use of the processor after which a server is restarted; `None`: never."""
-    linger_s: float = Field(0.0, ge=0)
+    linger_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Seconds that the servers stay up after the last user has gone."""
     share: Literal["process", "machine"] = "process"
     """Who shares the servers: this process, or all of this user's on this machine (env-server workers)."""
