@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         StackStartError,
         UnknownConversationError,
     )
-    from gymgate.rollout import ModelCall, Rollout, RolloutError, Segment, Timing, Usage
+    from gymgate.rollout import ModelCall, Outcome, Rollout, RolloutError, Segment, Timing, Usage, outcome_of
     from gymgate.runtime import Runtime, ensure_runtime
     from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
 
@@ -75,7 +75,16 @@ _HOME = {
         "StackStartError",
         "UnknownConversationError",
     ],
-    "gymgate.rollout": ["ModelCall", "Rollout", "RolloutError", "Segment", "Timing", "Usage"],
+    "gymgate.rollout": [
+        "ModelCall",
+        "Outcome",
+        "Rollout",
+        "RolloutError",
+        "Segment",
+        "Timing",
+        "Usage",
+        "outcome_of",
+    ],
     "gymgate.runtime": ["Runtime", "ensure_runtime"],
     "gymgate.stack": ["Stack", "SyncStack", "acquire", "acquire_sync", "connect"],
 }
@@ -94,6 +103,7 @@ __all__ = [
     "MissingExtraError",
     "ModelCall",
     "NeedMissingError",
+    "Outcome",
     "Pace",
     "PolicyError",
     "ReplayEndpoint",
@@ -123,6 +133,7 @@ __all__ = [
     "ensure_runtime",
     "list_environments",
     "open_rows",
+    "outcome_of",
     "replay_endpoint",
 ]
 

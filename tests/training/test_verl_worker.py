@@ -6,7 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
@@ -34,12 +36,14 @@ from verl_support import (
 )
 
 from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, DataError, PolicyError
+from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
 from gymgate.integrations.training.figures import Attempt
-from gymgate.integrations.verl.worker import workers_here
-from gymgate.rollout import Rollout, Segment
+from gymgate.integrations.verl.worker import LoopConfig, workers_here
+from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.runtime import ensure_runtime
 from gymgate.verl import NeMoGymAgentLoop
+
+BROKEN = RolloutError(kind="environment", message="its container is gone", type="EnvironmentServerError")
 
 pytestmark = [
     pytest.mark.gym,
@@ -185,6 +189,41 @@ def test_what_is_masked_gives_no_output_unless_verl_needs_one(config: DictConfig
     loop.config = OmegaConf.merge(config, {"algorithm": {"filter_groups": {"enable": True}}})
     with pytest.raises(DataError, match=r"masked, with reward 1.0 \(rollout r of mcqa\)"):
         loop._without_score(masked, several=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "option", "rewards"),
+    [
+        ({"status": "completed", "reward": 0.5}, False, [0.5]),
+        ({"status": "truncated", "reward": 0.5}, False, []),
+        ({"status": "truncated", "reward": 0.5}, True, [0.5]),
+        ({"status": "masked", "reward": 0.5}, True, []),
+        ({"status": "completed", "reward": None}, True, []),
+        ({"status": "failed", "error": BROKEN}, True, None),
+    ],
+)
+async def test_what_counts_for_nothing_gives_verl_no_number(
+    config: DictConfig, fields: dict[str, Any], option: bool, rewards: list[float] | None
+) -> None:
+    rollout = Rollout(id="r", environment="mcqa", agent="a", **fields)
+    attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
+
+    class Loop(NeMoGymAgentLoop):  # type: ignore[misc]
+        """Without verl's servers."""
+
+        def __init__(self) -> None:
+            self.config, self.rollout_config = config, config.actor_rollout_ref.rollout
+            self.settings = LoopConfig.model_validate({"environments": "mcqa", "score_truncated": option})
+
+        def _worker(self) -> Any:
+            return SimpleNamespace(attempt=AsyncMock(return_value=attempt))
+
+    running = Loop().run({}, nemo_gym_row="{}", environment="mcqa", session_id=0, uid="u")
+    if rewards is None:
+        with pytest.raises(EnvironmentServerError, match="its container is gone"):
+            await running
+    else:
+        assert [output.reward_score for output in await running] == rewards
 
 
 async def test_the_trainers_sampling_wins_and_a_difference_is_said_once(

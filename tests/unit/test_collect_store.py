@@ -202,7 +202,8 @@ def test_reading_leaves_a_torn_line_out(tmp_path: Path) -> None:
 )
 def test_budgets(kind: Any, retryable: bool, failures: int, again: bool) -> None:
     error = RolloutError(kind=kind, message="", type="", retryable=retryable)
-    assert may_retry(error, {kind: failures}, DEFAULT_BUDGETS) is again
+    failed = Rollout(id="r", environment="e", agent="a", status="failed", error=error)
+    assert may_retry(failed, {kind: failures}, DEFAULT_BUDGETS) is again
 
 
 def test_budgets_of_the_command_line() -> None:

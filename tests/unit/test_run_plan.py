@@ -116,8 +116,14 @@ def rollout(environment: str, reward: float | None, error: str | None = None) ->
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     report = Report()
     report.start()
-    for one in (rollout("b", 1.0), rollout("b", 0.0), rollout("a", None, "401\n  no key")):
+    for one in (
+        rollout("b", 1.0),
+        rollout("b", 0.0),
+        rollout("b", None),
+        rollout("a", None, "401\n  no key"),
+    ):
         report.count(one)
+    report.count(rollout("b", 1.0).model_copy(update={"status": "truncated"}))
     reason = {"failure_kind": "judge_failed", "failure_reason": "404 at http://h:1/ng-rollout/{}/v1"}
     for id_ in "xy":
         result = {key: text.format(id_) for key, text in reason.items()}
@@ -126,11 +132,14 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     head, a, b = out.splitlines()
     assert head.split("  ")[0] == "environment"
-    assert a.split()[:6] == ["a", "3", "2", "1", "2", "-"]
-    assert b.split()[:6] == ["b", "2", "2", "0", "0", "0.500"]
+    assert a.split()[:8] == ["a", "3", "2", "1", "2", "0", "0", "-"]
+    assert b.split()[:8] == ["b", "4", "4", "0", "0", "1", "1", "0.667"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
     assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
     summary = report.as_dict(interrupted=True, error=None)
-    assert summary["environments"]["b"]["mean_reward"] == 0.5
+    assert summary["environments"]["b"]["mean_reward"] == pytest.approx(2 / 3)
+    counts = {"rollouts": 4, "ok": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
+    assert summary["environments"]["b"].items() >= counts.items()
+    assert (summary["environments"]["a"]["failed"], summary["environments"]["a"]["masked"]) == (1, 2)
     assert summary["environments"]["a"]["mean_reward"] is None
     assert (summary["reasons"], summary["interrupted"]) == (reasons, True)

@@ -131,23 +131,32 @@ def _episode(environment: str, start: float, **trace: object) -> str:
     return json.dumps({"task": task, "traces": [{"ok": True, "timing": timing, **trace}], "errors": []})
 
 
+def _said(status: str, **fields: object) -> dict[str, object]:
+    return {"nemo_gym": {"status": status, **fields}}
+
+
 def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One scored, one stopped before a score, one failed, one kept from an earlier attempt."""
-    reward = {"reward": {"score": 0.5, "weight": 1.0}, "part": {"score": 9.0, "weight": 0.0}}
+    """Two scored, of which one was truncated; two without a score, one masked, one failed; one kept from before."""
+    part = {"score": 9.0, "weight": 0.0}
+    reward = {"reward": {"score": 0.5, "weight": 1.0}, "part": part}
     error = {"type": "ProviderError", "message": "upstream 500:\n no"}
     lines = [
         _episode("mcqa", 100, rewards=reward),
         _episode("mcqa", 101, rewards={"reward": None}),
         _episode("mcqa", 102, ok=False, errors=[error]),
         _episode("mcqa", 10, rewards={"reward": {"score": 1.0}}),
+        _episode("mcqa", 103, rewards={"part": part}, info=_said("completed")),
+        _episode("mcqa", 104, rewards={"reward": {"score": 0.0}}, info=_said("truncated", reward=0.0)),
+        _episode("mcqa", 105, rewards={"part": part}, info=_said("masked", reward=0.0)),
     ]
     (tmp_path / "traces.jsonl").write_text("\n".join(lines) + "\n")
     tallies = read_tallies(tmp_path, since=50)
     tally = tallies["mcqa"]
-    assert (tally.rollouts, tally.failed, tally.rewards) == (4, 1, [0.5, 1.0])
-    assert tally.mean_reward == 0.75
-    assert tally.rate == 3 / 4
+    assert (tally.rollouts, tally.failed, tally.rewards) == (7, 1, [0.5, 1.0, 0.0])
+    assert tally.outcomes == {"completed": 2, "truncated": 1, "unscored": 2, "masked": 1, "failed": 1}
+    assert tally.mean_reward == 0.5
+    assert tally.rate == 6 / 7
     print_report(tallies, tmp_path)
     out = capsys.readouterr()
-    assert out.out.splitlines()[2].split() == ["mcqa", "4", "3", "1", "1", "0.750", "0.8"]
+    assert out.out.splitlines()[2].split() == ["mcqa", "7", "6", "1", "1", "2", "1", "0.500", "0.9"]
     assert "1 x ProviderError: upstream 500: no" in out.err

@@ -13,7 +13,7 @@ import yaml
 from gymgate.catalog import EnvConfig
 from gymgate.catalog.needs import walk
 from gymgate.check.judges import RecordedJudge
-from gymgate.rollout import Rollout
+from gymgate.rollout import Rollout, outcome_of
 from gymgate.stack import Policy
 
 SAID = "I do not know."
@@ -76,7 +76,7 @@ class Probe:
 
 
 def _counts(rollout: Rollout) -> bool:
-    return rollout.reward is not None and rollout.status != "masked" and bool(rollout.policy_calls)
+    return outcome_of(rollout).counted and bool(rollout.policy_calls)
 
 
 def cohort_size(config: EnvConfig) -> int:

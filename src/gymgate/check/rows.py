@@ -22,6 +22,7 @@ from gymgate.check.summary import NO_JUDGE, needed, rewarded
 from gymgate.config import RolloutLimits
 from gymgate.errors import GymgateError
 from gymgate.rollout import Rollout, RolloutError
+from gymgate.rollout.outcome import NEVER_ASKED
 from gymgate.stack import Policy, Stack
 
 HOPELESS = 2
@@ -127,7 +128,7 @@ class Rows:
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
         rollout = await self._run(sample.row, policy, sample.agent)
-        if rollout.error is None and not rollout.policy_calls:
+        if not rollout.policy_calls and (rollout.error is None or NEVER_ASKED in rollout.error.message):
             return RowCheck(**facts, **self._unasked())
         facts |= {"reward": rollout.reward, "status": rollout.status, "judged_by": self._judged_by(rollout)}
         if self._judge.refused:

@@ -12,11 +12,14 @@ import orjson
 
 from gymgate.collection.run import Collection
 from gymgate.collection.tally import Tally
+from gymgate.rollout.outcome import Reason
 
 FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0
 MOST_REPLICAS = 4
 """That are named in a line."""
+BESIDE_THE_MEAN: tuple[Reason, ...] = ("truncated", "unscored", "masked")
+"""Outcomes that are counted beside it; truncated rollouts are in it too."""
 Show = Callable[[Tally], None]
 
 
@@ -71,6 +74,8 @@ def close(run: Collection, as_json: bool, say: Callable[[str], None]) -> None:
             "left": tally.left,
             "invalid_rows": len(run.plan.invalid),
             "mean_reward": tally.mean_reward,
+            "counted": tally.counted,
+            **{str(name): tally.reasons[name] for name in BESIDE_THE_MEAN},
             "failed_attempts": dict(tally.failures),
         }
         click.echo(orjson.dumps(value))
@@ -91,6 +96,7 @@ def state(tally: Tally) -> str:
         parts.append(f"{duration(eta)} left")
     if (mean := tally.mean_reward) is not None:
         parts.append(f"mean reward {mean:.3f}")
+    parts += [f"{count} {name}" for name in BESIDE_THE_MEAN if (count := tally.reasons[name])]
     if tally.failed:
         parts.append(f"{tally.failed} failed")
     if (tokens := tally.token_rate) is not None:

@@ -17,6 +17,8 @@ import click
 import orjson
 
 from gymgate.cli.tally import Tally, print_tallies
+from gymgate.rollout import outcome_of
+from gymgate.rollout.outcome import Reason
 
 TRACES = "traces.jsonl"
 HEARTBEAT_S = 10.0
@@ -97,16 +99,27 @@ def _count(tallies: defaultdict[str, TimedTally], episode: dict[str, Any], since
     traces = episode.get("traces") or [{}]
     tally.reasons.update(_line(error) for error in episode.get("errors", []))
     for trace in traces:
-        tally.rollouts += 1
         if (start := trace.get("timing", {}).get("start", 0.0)) > since:
             tally.timed += 1
             tally.start = min(tally.start, start)
             tally.end = max(tally.end, _end(trace["timing"]))
         if not trace.get("ok"):
-            tally.failed += 1
+            tally.add("failed", None)
             tally.reasons.update(_line(error) for error in trace.get("errors", [])[-1:])
-        elif scores := [reward for reward in trace.get("rewards", {}).values() if reward]:
-            tally.rewards.append(sum(reward["score"] * reward.get("weight", 1.0) for reward in scores))
+        else:
+            tally.add(*_scored(trace))
+
+
+def _scored(trace: dict[str, Any]) -> tuple[Reason, float | None]:
+    """The outcome of a trace that did not fail, and verifiers' reward if it counts: parts of weight 0 are no reward."""
+    weighted = [
+        reward["score"] * reward.get("weight", 1.0)
+        for reward in trace.get("rewards", {}).values()
+        if reward and reward.get("weight", 1.0)
+    ]
+    rollout = trace.get("info", {}).get("nemo_gym") or {"status": "completed"}
+    result = outcome_of({**rollout, "reward": sum(weighted) if weighted else None})
+    return result.reason, result.reward
 
 
 def _end(timing: dict[str, Any]) -> float:

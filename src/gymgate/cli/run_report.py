@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import click
 
-from gymgate.cli.tally import Tally, all_reasons, print_tallies
-from gymgate.rollout import Rollout
+from gymgate.cli.tally import BESIDE_THE_MEAN, Tally, all_reasons, print_tallies
+from gymgate.rollout import Rollout, outcome_of
 
 FIRST_LINE_S = 2.0
 NEXT_LINES_S = 10.0
@@ -21,16 +21,14 @@ NEXT_LINES_S = 10.0
 
 def count(tally: Tally, rollout: Rollout) -> None:
     """Add a rollout to its environment's tally."""
-    tally.rollouts += 1
+    result = outcome_of(rollout)
+    tally.add(result.reason, result.reward)
     if rollout.error is not None:
-        tally.failed += 1
         tally.reasons[one_line(f"{rollout.error.type}: {rollout.error.message}")] += 1
-    elif rollout.status == "masked":
+    elif result.reason == "masked":
         said = rollout.result or {}
         kind, why = said.get("failure_kind") or "no reason given", said.get("failure_reason") or ""
         tally.reasons[one_line(f"masked: {kind} {_without_key(str(why))}")] += 1
-    elif rollout.reward is not None:
-        tally.rewards.append(rollout.reward)
 
 
 class Report:
@@ -77,8 +75,7 @@ class Report:
             name: {
                 "rollouts": tally.rollouts,
                 "ok": tally.ok,
-                "failed": tally.failed,
-                "unscored": tally.unscored,
+                **{reason: tally.outcomes[reason] for reason in BESIDE_THE_MEAN},
                 "mean_reward": tally.mean_reward,
                 "rollouts_per_s": self.rate(tally),
             }

@@ -8,20 +8,38 @@ from dataclasses import dataclass, field
 
 import click
 
+from gymgate.rollout.outcome import Reason
+
 SHOWN_REASONS = 5
-COLUMNS = ("environment", "rollouts", "ok", "failed", "unscored", "mean reward", "rollouts/s")
+BESIDE_THE_MEAN: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
+"""Outcomes with a column each; of these only truncated rollouts are in the mean."""
+COLUMNS = ("environment", "rollouts", "ok", *BESIDE_THE_MEAN, "mean reward", "rollouts/s")
 
 
 @dataclass
 class Tally:
     """What came of one environment's rollouts."""
 
-    rollouts: int = 0
-    failed: int = 0
     rewards: list[float] = field(default_factory=list)
-    """Of those that were scored. What NeMo Gym gives a masked rollout (its judge failed, say) is no score."""
+    """Those that count."""
+    outcomes: Counter[Reason] = field(default_factory=Counter)
+    """Rollouts by outcome."""
     reasons: Counter[str] = field(default_factory=Counter)
     """Why rollouts failed or were masked."""
+
+    def add(self, reason: Reason, reward: float | None) -> None:
+        """Count a rollout by its outcome; `reward` is `None` where none counts."""
+        self.outcomes[reason] += 1
+        if reward is not None:
+            self.rewards.append(reward)
+
+    @property
+    def rollouts(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def failed(self) -> int:
+        return self.outcomes["failed"]
 
     @property
     def ok(self) -> int:
@@ -29,13 +47,8 @@ class Tally:
         return self.rollouts - self.failed
 
     @property
-    def unscored(self) -> int:
-        """Of those that did not fail."""
-        return self.ok - len(self.rewards)
-
-    @property
     def mean_reward(self) -> float | None:
-        """Over the scored rollouts; `None` without any."""
+        """Over the rewards that count; `None` without any."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
@@ -63,7 +76,7 @@ def print_tallies(tallies: Mapping[str, Tally], rates: Mapping[str, float | None
 
 
 def _cells(name: str, tally: Tally, rate: float | None) -> tuple[str, ...]:
-    counts = (tally.rollouts, tally.ok, tally.failed, tally.unscored)
+    counts = (tally.rollouts, tally.ok, *(tally.outcomes[reason] for reason in BESIDE_THE_MEAN))
     return (name, *map(str, counts), _number(tally.mean_reward, 3), _number(rate, 1))
 
 

@@ -15,7 +15,7 @@ from gymgate.collection.record import read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.collection.transcript import transcript
 from gymgate.errors import ConfigError, DataError, MissingExtraError
-from gymgate.rollout.result import number
+from gymgate.rollout import outcome_of
 
 BATCH = 1000
 FORMATS = (".jsonl", ".parquet")
@@ -24,7 +24,8 @@ FORMATS = (".jsonl", ".parquet")
 def export_dataset(runs: Iterable[Path], output: Path) -> int:
     """Write a row per rollout, as JSONL or Parquet by the file's ending; how many.
 
-    Columns: who and which (`environment`, `agent`, `row_key`, `occurrence`, `repeat`, `seed`), `status`, `reward`,
+    Columns: who and which (`environment`, `agent`, `row_key`, `occurrence`, `repeat`, `seed`), `status`, `reward`
+    (null where it does not count, see `gymgate.outcome_of`),
     `messages` (role and content, tool calls as text), `details` (reward parts and metrics as JSON), `calls`,
     `output_tokens`, `seconds`. Raises `ConfigError` for another ending, `MissingExtraError` without pyarrow,
     `DataError` if the file cannot be written.
@@ -56,7 +57,9 @@ def read_rollouts(runs: Iterable[Path]) -> Iterator[dict[str, Any]]:
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
     """One row."""
     calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
-    details = {"reward_parts": value.get("reward_parts") or {}, "metrics": value.get("metrics") or {}}
+    result = outcome_of(value)
+    parts = (value.get("reward_parts") or {}) if result.counted else {}
+    details = {"reward_parts": parts, "metrics": value.get("metrics") or {}}
     return {
         "environment": value.get("environment"),
         "agent": value.get("agent"),
@@ -65,7 +68,7 @@ def flat(value: Mapping[str, Any]) -> dict[str, Any]:
         "repeat": value.get("repeat", 0),
         "seed": value.get("seed"),
         "status": value.get("status"),
-        "reward": number(value.get("reward")),
+        "reward": result.reward,
         "messages": [{"role": who, "content": text} for who, text in transcript(value)],
         "details": orjson.dumps(details).decode(),
         "calls": len(calls),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str
     rewards = [task.rewards() for task in tasks]
     scored = [values for values in rewards if values]
     every = [reward for values in scored for reward in values]
-    means = [st.mean(values) or 0.0 for values in scored]
+    means = [mean for values in scored if (mean := st.mean(values)) is not None]
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
     low, high = _interval(mean, error, (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf))
@@ -121,13 +122,13 @@ def _votes(tasks: Sequence[Task], collected: Collected, k: int) -> list[float]:
 
 
 def _counts(tasks: Sequence[Task]) -> dict[str, int]:
-    scores = [score for task in tasks for score in task.scores]
-    masked = sum(score.masked for score in scores)
+    found = [score.outcome for task in tasks for score in task.scores]
+    reasons = Counter(each.reason for each in found)
     return {
-        "rollouts": len(scores),
-        "scored": sum(score.reward is not None and not score.masked for score in scores),
-        "masked": masked,
-        "unscored": sum(score.reward is None and not score.masked for score in scores),
-        "truncated": sum(score.truncated for score in scores),
-        "failed": sum(task.failed for task in tasks),
+        "rollouts": len(found),
+        "scored": sum(each.counted for each in found),
+        "masked": reasons["masked"],
+        "unscored": reasons["unscored"],
+        "truncated": reasons["truncated"],
+        "failed": reasons["failed"] + sum(task.failed for task in tasks),
     }

@@ -13,7 +13,9 @@ from gymgate.collection.record import read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.dataset import open_rows
 from gymgate.errors import DataError
-from gymgate.rollout.result import is_incomplete, is_masked
+from gymgate.rollout.breakdowns import breakdown
+from gymgate.rollout.outcome import outcome_of
+from gymgate.rollout.result import status_of
 
 TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 
@@ -63,7 +65,7 @@ def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, An
     """One line of NeMo Gym's rollouts.jsonl."""
     result = dict(value.get("result") or {})
     result["reward"] = value.get("reward")
-    if value.get("status") == "masked":
+    if outcome_of(value).reason == "masked":
         result["mask_sample"] = True
     return {**result, **numbers}
 
@@ -103,13 +105,13 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
     """One line of a run; its row's key stands for the task's number, since the row itself is not there."""
-    status = (
-        "masked" if is_masked(value) else "truncated" if is_incomplete(value.get("response")) else "completed"
-    )
+    told = breakdown(value)
+    error = {"kind": "environment", "type": "EnvironmentServerError", "message": told}
     return {
         **_place(value, path, line),
-        "status": status,
-        "reward": value.get("reward"),
+        "status": status_of(value) if told is None else "failed",
+        "reward": value.get("reward") if told is None else None,
+        "error": None if told is None else error,
         "result": dict(value),
         "calls": [],
     }

@@ -18,7 +18,7 @@ from gymgate.collection.figures import summary_rows, task_rows
 from gymgate.collection.report_material import Material, gather
 from gymgate.collection.tasks import Collected
 from gymgate.collection.transcript import transcript
-from gymgate.rollout.result import number
+from gymgate.rollout import outcome_of
 
 LONGEST_TEXT = 6000
 SHOWN_TASK_ROWS = 1000
@@ -92,14 +92,14 @@ def _failures(material: Material) -> Iterator[str]:
 
 def _task(name: tuple[str, str, int], shown: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     environment, row_key, _ = name
-    rewards = ", ".join(_figure(rollout.get("reward")) for rollout in shown)
+    rewards = ", ".join(_reward(rollout) for rollout in shown)
     yield f"<details><summary>{_e(environment)} row {_e(row_key)}: rewards {_e(rewards)}</summary><div class='side'>"
     for rollout in shown:
-        reward = number(rollout.get("reward"))
+        reward = outcome_of(rollout).reward
         tone = "" if reward is None else " good" if reward > 0 else " bad"
         seed = "" if rollout.get("seed") is None else f" seed {rollout['seed']}"
         yield f"<div class='one{tone}'><b>repeat {_e(rollout.get('repeat'))}{_e(seed)}</b>"
-        yield f" {_e(rollout.get('status'))}, reward {_e(_figure(rollout.get('reward')))}"
+        yield f" {_e(rollout.get('status'))}, reward {_e(_reward(rollout))}"
         parts = {**(rollout.get("reward_parts") or {}), **(rollout.get("metrics") or {})}
         if parts:
             yield f"<pre>{_e(orjson.dumps(parts).decode())}</pre>"
@@ -107,6 +107,12 @@ def _task(name: tuple[str, str, int], shown: Sequence[Mapping[str, Any]]) -> Ite
             yield f"<div class='who'>{_e(who)}</div><pre>{_e(_cut(text))}</pre>"
         yield "</div>"
     yield "</div></details>"
+
+
+def _reward(rollout: Mapping[str, Any]) -> str:
+    """The reward that counts, or why there is none."""
+    result = outcome_of(rollout)
+    return result.reason if result.reward is None else _figure(result.reward)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:

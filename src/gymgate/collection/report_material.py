@@ -12,7 +12,7 @@ from typing import Any
 from gymgate.collection.aggregate import read_failures
 from gymgate.collection.dataset_export import read_rollouts
 from gymgate.collection.store import run_directories
-from gymgate.rollout.result import number
+from gymgate.rollout import outcome_of
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 
@@ -35,7 +35,7 @@ def gather(runs: Iterable[Path], tasks: int, per_task: int) -> Material:
     """Of runs, shards included, and of files of NeMo Gym's rollouts; conversations of the first `tasks` tasks."""
     material = Material()
     for value in read_rollouts(runs):
-        if (reward := number(value.get("reward"))) is not None:
+        if (reward := outcome_of(value).reward) is not None:
             material.rewards.append(reward)
         calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
         material.calls.append(len(calls))

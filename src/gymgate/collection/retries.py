@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from gymgate.errors import ConfigError, ErrorKind
-from gymgate.rollout import RolloutError
+from gymgate.rollout import Rollout, outcome_of
 
 DEFAULT_BUDGETS: Mapping[ErrorKind, int] = MappingProxyType(
     {"infrastructure": 3, "policy": 3, "timeout": 1, "environment": 1, "data": 0}
@@ -30,14 +30,12 @@ def parse_budgets(texts: Iterable[str]) -> dict[ErrorKind, int]:
     return budgets
 
 
-def may_retry(error: RolloutError, failures: Mapping[str, int], budgets: Mapping[ErrorKind, int]) -> bool:
-    """Whether there is an attempt left; `failures` counts those before, this one included, by class.
-
-    A policy's refusal that says it is final (a wrong key, an unknown model) is not retried.
-    """
-    if error.kind == "policy" and not error.retryable:
+def may_retry(rollout: Rollout, failures: Mapping[str, int], budgets: Mapping[ErrorKind, int]) -> bool:
+    """Whether there is an attempt left; `failures` counts those before, this one included, by class."""
+    if rollout.error is None or not outcome_of(rollout).retried:
         return False
-    return failures.get(error.kind, 0) <= budgets.get(error.kind, 0)
+    kind = rollout.error.kind
+    return failures.get(kind, 0) <= budgets.get(kind, 0)
 
 
 def wait_s(failures: int) -> float:

@@ -134,7 +134,7 @@ class Collector:
             if rollout.error is None:
                 return await self._finish(job, rollout, failures.total())
             failures[rollout.error.kind] += 1
-            again = may_retry(rollout.error, failures, self._pace.budgets)
+            again = may_retry(rollout, failures, self._pace.budgets)
             self._fail(job, rollout, failures.total(), final=not again)
             if not again or await self._drained_within(wait_s(failures.total())):
                 return None

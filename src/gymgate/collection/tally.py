@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.rollout import Rollout
+from gymgate.rollout import Rollout, outcome_of
+from gymgate.rollout.outcome import Reason
 
 _WINDOW_S = 60.0
 _LOOKS = 7
@@ -44,8 +45,11 @@ class Tally:
     failed: int = 0
     """Given up in this process."""
     attempts_failed: int = 0
-    scored: int = 0
+    counted: int = 0
+    """Rollouts whose rewards are in `reward_sum`."""
     reward_sum: float = 0.0
+    reasons: Counter[Reason] = field(default_factory=Counter)
+    """Finished rollouts by their outcome."""
     input_tokens: int = 0
     output_tokens: int = 0
     failures: Counter[str] = field(default_factory=Counter)
@@ -65,9 +69,11 @@ class Tally:
         """A rollout that came to its end."""
         self.finished += 1
         self.failed_in_a_row = 0
-        if rollout.reward is not None:
-            self.scored += 1
-            self.reward_sum += rollout.reward
+        result = outcome_of(rollout)
+        self.reasons[result.reason] += 1
+        if result.reward is not None:
+            self.counted += 1
+            self.reward_sum += result.reward
         for call in rollout.policy_calls:
             self.input_tokens += call.usage.input_tokens or 0
             self.output_tokens += call.usage.output_tokens or 0
@@ -102,8 +108,8 @@ class Tally:
 
     @property
     def mean_reward(self) -> float | None:
-        """Over this process's scored rollouts."""
-        return self.reward_sum / self.scored if self.scored else None
+        """Over this process's rollouts that count."""
+        return self.reward_sum / self.counted if self.counted else None
 
     @property
     def rate(self) -> float | None:

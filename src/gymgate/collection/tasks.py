@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gymgate.rollout.outcome import Outcome, outcome_of
 from gymgate.rollout.result import number
 
 ANSWER_KEYS = (
@@ -32,10 +33,8 @@ class Score(NamedTuple):
 
     order: tuple[int, int]
     """Seed and repeat."""
-    reward: float | None
+    outcome: Outcome
     answer: str | None
-    masked: bool
-    truncated: bool
 
 
 @dataclass
@@ -56,12 +55,13 @@ class Task:
     seconds: float = 0.0
 
     def measured(self) -> list[Score]:
-        """Those with a reward that is a measurement, in order."""
-        kept = [score for score in self.scores if score.reward is not None and not score.masked]
-        return sorted(kept, key=lambda score: score.order)
+        """Those whose reward counts, in order."""
+        return sorted(
+            (score for score in self.scores if score.outcome.counted), key=lambda score: score.order
+        )
 
     def rewards(self) -> list[float]:
-        return [score.reward for score in self.measured() if score.reward is not None]
+        return [reward for score in self.measured() if (reward := score.outcome.reward) is not None]
 
 
 @dataclass
@@ -89,18 +89,10 @@ class Collected:
         keys = (answer_key,) if answer_key else ANSWER_KEYS
         if (key := next((key for key in keys if key in result), None)) is not None:
             self.answer_keys.setdefault(task.environment, key)
-        reward = number(value.get("reward"))
-        if reward is None and value.get("reward") is not None:
+        if (given := value.get("reward")) is not None and number(given) is None:
             self.not_numbers += 1
-        task.scores.append(
-            Score(
-                (value.get("seed") or 0, int(value.get("repeat", 0))),
-                reward,
-                _answer(result[key]) if key is not None else None,
-                value.get("status") == "masked",
-                value.get("status") == "truncated",
-            )
-        )
+        order = value.get("seed") or 0, int(value.get("repeat", 0))
+        task.scores.append(Score(order, outcome_of(value), _answer(result[key]) if key is not None else None))
         calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
         task.calls += len(calls)
         task.output_tokens += sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)

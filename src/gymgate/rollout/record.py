@@ -17,7 +17,8 @@ from gymgate.config import Dialect
 from gymgate.errors import ErrorKind
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
-"""completed: scored; truncated: ended by a limit; masked: scored, not to be trained on; failed: no score."""
+"""completed: it came to its end; truncated: ended by a limit; masked: Gym says that its reward measures nothing;
+failed: no result. What each counts for: `gymgate.outcome_of`."""
 
 
 class Record(BaseModel):

@@ -16,6 +16,7 @@ from gymgate.errors import (
     RolloutTimeoutError,
     ServerDiedError,
 )
+from gymgate.rollout.breakdowns import breakdown, is_masked
 from gymgate.rollout.record import Limit, Rollout, RolloutError, RolloutStatus
 
 TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
@@ -52,14 +53,37 @@ def _without_entry(part: Any, metadata_key: str) -> None:
         del part["metadata"]
 
 
+def settled(
+    result: Mapping[str, Any],
+    row: bytes = b"{}",
+    *,
+    agent: str = "",
+    agent_type: str | None = None,
+    limit: Limit | None = None,
+) -> dict[str, Any]:
+    """Status, reward and limit of an agent's answer to a row; status and error where it says that the agent broke down.
+
+    An agent that broke down over a limit was truncated, and its reward is a placeholder.
+    """
+    told = breakdown(result, agent_type)
+    told = told and breakdown(result, agent_type, codec.loads(row))  # rarely needed, and may be large
+    if told is None:
+        return scored(result, limit)
+    if limit is not None:
+        return {"status": "truncated", "limit": limit}
+    return failed(EnvironmentServerError(f"agent {agent!r} reports a failure: {told}", server=agent))
+
+
+def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutStatus:
+    """The status of a result that does not say that its agent broke down."""
+    if is_masked(result):
+        return "masked"
+    return "truncated" if limit is not None or is_incomplete(result.get("response")) else "completed"
+
+
 def scored(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
     """Status, reward and limit of an agent's answer."""
-    status: RolloutStatus = "completed"
-    if is_masked(result):
-        status = "masked"
-    elif limit is not None or is_incomplete(result.get("response")):
-        status = "truncated"
-    return {"status": status, "reward": number(result.get("reward")), "limit": limit}
+    return {"status": status_of(result, limit), "reward": number(result.get("reward")), "limit": limit}
 
 
 def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) -> dict[str, Any]:
@@ -105,12 +129,6 @@ def metrics(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, floa
         if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
         if (value := number(result[name])) is not None and row.get(name) != result[name]
     }
-
-
-def is_masked(result: Mapping[str, Any]) -> bool:
-    """Whether Gym says that the reward is no measurement: at the top level, or (older) in `instance_config`."""
-    config = result.get("instance_config")
-    return bool(result.get("mask_sample")) or bool(isinstance(config, dict) and config.get("mask_sample"))
 
 
 def judge_failed(result: Mapping[str, Any]) -> bool:

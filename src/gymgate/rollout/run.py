@@ -28,6 +28,7 @@ class Job:
 
     environment: str
     agent: str
+    agent_type: str
     body: bytes
     """The row with its routing, as JSON."""
     rollout_id: str
@@ -89,7 +90,10 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: s
     result, clean = read
     if (failure := _decisive_failure(result, route)) is not None:
         return Outcome(results.failed(failure))
-    return Outcome(results.scored(result, route.truncated), clean)
+    fields = results.settled(
+        result, job.body, agent=job.agent, agent_type=job.agent_type, limit=route.truncated
+    )
+    return Outcome(fields, None if "error" in fields else clean)
 
 
 async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int, bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from gymgate.errors import (
     StackStartError,
 )
 from gymgate.gateway import POLICY
+from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
 from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import (
@@ -144,14 +145,25 @@ class Environment:
             await self._changed.wait()
         return self._generation
 
-    def harness_failed(self, agent: str) -> EnvironmentServerError:
-        """For an agent that scored a rollout without having asked the policy once; with what its log says of it."""
+    def unasked(
+        self, agent: str, result: Mapping[str, Any], calls: Iterable[ToServer]
+    ) -> EnvironmentServerError | None:
+        """The error of a rollout that has a result although its policy was never asked; with the agent's log.
+
+        `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
+        """
+        assert self._plan is not None
+        allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
+        block = next(item for item in self._plan.servers if item.name == agent)
+        if result["status"] == "failed" or allowed or asked_policy(calls, gym_config.policy_servers(block)):
+            return None
         logs = self._logs.glob(f"{gym_config.file_name(agent)}*.log")
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
         lines = tail(newest).splitlines() if newest else []
-        said = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log says no more")
+        said = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log shows no error")
+        hint = "an environment that may score without the policy needs scores_without_policy=True"
         return EnvironmentServerError(
-            f"agent {agent!r} ended without having asked the policy: {said.strip()[:400]}", server=agent
+            f"agent {agent!r} {NEVER_ASKED}: {said.strip()[:400]} ({hint})", server=agent
         )
 
     async def stop(self) -> None:

@@ -36,6 +36,8 @@ _TRACING = frozenset({"simple_agent"})
 
 _FOREIGN = frozenset({"tests", "site-packages", "dist-packages", "node_modules", "__pycache__"})
 """Directories beside a server's code that hold none of it."""
+_OWN_MODEL = ("model_server", "policy_model_server")
+"""Keys of an agent's block that name its own model, where others name judges and user simulators."""
 
 Block = dict[str, Any]
 
@@ -168,6 +170,12 @@ def policy_urls(agent: Instance, urls: Collection[str]) -> set[str]:
     if any(kind == MODELS for kind, _ in _typed_references(agent.block)):
         return set()
     return {key for key in forkserver.interpolated(agent.block) & {*urls} if "judge" not in key}
+
+
+def policy_servers(agent: Instance) -> frozenset[str]:
+    """Model servers that stand for an agent's policy: those that its block points it at, `policy_model` if at none."""
+    named = (reference for key in _OWN_MODEL for reference in _references(agent.block.get(key)))
+    return frozenset(named) or frozenset({POLICY})
 
 
 def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[Instance]:

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,11 @@ from gymgate.config import (
 )
 from gymgate.errors import GymgateError, StackLostError, StackStartError, described
 from gymgate.gateway import Gateway, Route
-from gymgate.gateway.call import Call
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.rollout import result as results
 from gymgate.rollout import run as rollouts
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.cache import gym_cache
-from gymgate.runtime.npm import PROGRAMS
 from gymgate.stack import forkserver, routing
 from gymgate.stack.environment import Environment, Generation
 from gymgate.stack.forkservers import ForkServers
@@ -142,6 +140,7 @@ class RunningStack:
             job = rollouts.Job(
                 environment=environment.name,
                 agent=agent,
+                agent_type=environment.agents[agent],
                 body=routing.routed_row(
                     request.row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
                 ),
@@ -151,8 +150,8 @@ class RunningStack:
             outcome = await self._outcome(environment, job, route)
         finally:
             await route.close()
-        if is_harness_failure(outcome.fields, environment.agents[agent], route.log):
-            outcome = rollouts.Outcome(results.failed(environment.harness_failed(agent)))
+        if (unasked := environment.unasked(agent, outcome.fields, route.log)) is not None:
+            outcome = rollouts.Outcome(results.failed(unasked))
         return pack_calls(rollouts.finished(job, outcome, route.log, started), route, outcome.result)
 
     async def _outcome(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.Outcome:
@@ -298,8 +297,3 @@ async def _all_or_first_error(work: list[Coroutine[Any, Any, Result]]) -> list[R
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def is_harness_failure(outcome: Mapping[str, Any], agent_type: str, calls: Sequence[Call]) -> bool:
-    """Whether a score is that of a command which failed before it asked the policy: agents score that 0."""
-    return agent_type in PROGRAMS and not calls and outcome["status"] != "failed"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, get_args
 
 from gymgate.errors import ErrorKind
-from gymgate.rollout import Rollout, Segment
+from gymgate.rollout import Rollout, Segment, outcome_of
 from gymgate.tokens import TokenTurn, extension_drift
 
 KINDS: Final[tuple[str, ...]] = get_args(ErrorKind)
@@ -24,18 +24,12 @@ class Attempt:
     """The prompt, for a rollout in which the policy sampled nothing."""
 
 
-def score(rollout: Rollout, *, truncated: bool = False) -> float | None:
-    """The reward to learn from: `None` for failed and masked rollouts, and for truncated ones unless `truncated`."""
-    counted = ("completed", "truncated") if truncated else ("completed",)
-    return rollout.reward if rollout.status in counted else None
-
-
 def metrics(attempt: Attempt, row: Segment | None = None) -> dict[str, float]:
     """Figures of one rollout, by name; of the figure names of two rollouts, those that both have can be averaged.
 
     `row` is what is delivered of it, where that is not all.
     """
-    rollout = attempt.rollout
+    rollout, result = attempt.rollout, outcome_of(attempt.rollout)
     sampled = sum(sum(segment.mask) for segment in attempt.segments)
     kind = None if rollout.error is None else rollout.error.kind
     values = {
@@ -43,15 +37,16 @@ def metrics(attempt: Attempt, row: Segment | None = None) -> dict[str, float]:
         "segments": float(len(attempt.segments)),
         "drift": float(extension_drift(attempt.turns)),
         "truncated": float(rollout.status == "truncated"),
-        "masked": float(rollout.status == "masked"),
-        "failed": float(rollout.status == "failed"),
+        "unscored": float(result.reason == "unscored"),
+        "masked": float(result.reason == "masked"),
+        "failed": float(result.reason == "failed"),
         **{f"failed_{name}": float(kind == name) for name in KINDS},
         "latency_s": rollout.timing.total_s,
     }
-    if row is not None and sampled and rollout.status == "completed":
+    if row is not None and sampled and result.trained:
         values["delivered_fraction"] = sum(row.mask) / sampled
-    if rollout.reward is not None:
-        values["reward"] = rollout.reward
+    if result.reward is not None:
+        values["reward"] = result.reward
     return values
 
 

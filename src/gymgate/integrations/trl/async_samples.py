@@ -9,8 +9,8 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from gymgate.errors import TokenDataError
-from gymgate.integrations.training.figures import Attempt, gathered, metrics, score
-from gymgate.rollout import Segment
+from gymgate.integrations.training.figures import Attempt, gathered, metrics
+from gymgate.rollout import Segment, outcome_of
 
 EPSILON = 1e-8
 Figures = dict[str, tuple[float, float]]
@@ -31,7 +31,7 @@ def to_samples(
     The advantage is that of the rollout within its group, by the mean and the deviation of the scored ones. `version` holds
     where the engine gave none. Raises `TokenDataError` where a sampled id has no logprob.
     """
-    scores = [score(attempt.rollout, truncated=score_truncated) for attempt in attempts]
+    scores = [outcome_of(attempt.rollout, score_truncated=score_truncated).taught for attempt in attempts]
     known = [value for value in scores if value is not None]
     spread = pstdev(known) if known else 0.0
     samples = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from gymgate.integrations.training.figures import Attempt, metrics, score
-from gymgate.rollout import Segment
+from gymgate.integrations.training.figures import Attempt, metrics
+from gymgate.rollout import Segment, outcome_of
 
 Fold = Literal["longest", "last"]
 """Which segment of a rollout with several stands for it: the one with most sampled ids, or the last."""
@@ -17,11 +17,11 @@ def to_batch(
 ) -> dict[str, Any]:
     """Lists with one element per prompt, in order.
 
-    `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` are of one length per element; `logprobs` is `None` where an id was
-    not sampled. A rollout without score (see `score`) keeps its place with reward `None` and a mask of zeros, so it enters
-    neither the baseline nor the loss; where nothing was sampled its completion is one masked `filler_id`.
+    `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` are of one length per element; `logprobs` is `None` where an id
+    was not sampled. A rollout that is left out of training (see `outcome_of`) keeps its place with reward `None` and a mask of
+    zeros, so it enters neither the baseline nor the loss; where nothing was sampled its completion is one masked `filler_id`.
     """
-    scores = [score(attempt.rollout, truncated=score_truncated) for attempt in attempts]
+    scores = [outcome_of(attempt.rollout, score_truncated=score_truncated).taught for attempt in attempts]
     rows = [
         _row(attempt, filler_id, fold, scored=reward is not None)
         for attempt, reward in zip(attempts, scores, strict=True)

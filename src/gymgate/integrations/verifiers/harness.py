@@ -14,7 +14,7 @@ from gymgate.errors import StackLostError
 from gymgate.integrations.verifiers import leases
 from gymgate.integrations.verifiers.requirement import PLUGIN_ID
 from gymgate.integrations.verifiers.task import GymRun, NeMoGymData, record, with_system_prompt
-from gymgate.rollout import Rollout
+from gymgate.rollout import Rollout, outcome_of
 
 
 class RolloutFailed(RuntimeError):
@@ -105,19 +105,9 @@ def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
 
 
 def failure_of(rollout: Rollout) -> str | None:
-    """One line on why the rollout failed; `None` if it did not.
-
-    A masked rollout for which Gym names a kind of failure (its judge did not answer, its session was lost) failed
-    too: its reward is a placeholder.
-    """
-    if rollout.status == "failed":
-        error = rollout.error
-        what = "gave no result" if error is None else f"{error.kind}: {error.message}"
-    elif rollout.status == "masked" and (kind := (rollout.result or {}).get("failure_kind")):
-        judged = [call.error for call in rollout.calls if call.error and call.model_server != "policy_model"]
-        what = (
-            f"environment: {kind}: {judged[-1] if judged else (rollout.result or {}).get('failure_reason')}"
-        )
-    else:
+    """One line on why the rollout failed; `None` if it did not."""
+    if outcome_of(rollout).reason != "failed":
         return None
+    error = rollout.error
+    what = "gave no result" if error is None else f"{error.kind}: {error.message}"
     return " ".join(f"[{rollout.environment}] {what}".split())

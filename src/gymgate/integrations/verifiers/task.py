@@ -9,7 +9,7 @@ import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.rollout import Rollout
+from gymgate.rollout import Rollout, outcome_of
 
 INFO_KEY = "nemo_gym"
 REWARD = "reward"
@@ -51,12 +51,10 @@ class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
         nothing: the reward stays `None`, verifiers' own mark for "not scored", and `nemo_gym/unscored` is 1.
         """
         result = trace.info.get(INFO_KEY) or {}
-        if result.get("status") == "masked":
-            result = {"metrics": result.get("metrics", {})}
-        for name, value in result.get("reward_parts", {}).items():
+        reward = outcome_of(result).reward
+        for name, value in result.get("reward_parts", {}).items() if reward is not None else ():
             trace.record_reward(name, value, weight=0.0)
         trace.record_metrics(result.get("metrics", {}))
-        reward = result.get("reward")
         trace.record_metric(UNSCORED, float(reward is None))
         if reward is None:
             trace.rewards[REWARD] = None
@@ -67,7 +65,7 @@ class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
 def record(trace: vf.Trace[Any], rollout: Rollout) -> None:
     """Leave the rollout on the trace: Gym's full result and what scoring reads, JSON-serialisable."""
     trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls", "segments"}, exclude_none=True)
-    if rollout.status == "masked":
+    if not outcome_of(rollout, score_truncated=True).trained:  # verifiers' trainers decide on truncated ones
         trace.agent.trainable = False
     trace.extra_usage.extend(judge_usage(rollout))
 

@@ -22,6 +22,7 @@ from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.verifiers.requirement import PLUGIN_ID
 from gymgate.integrations.verifiers.task import INFO_KEY, REWARD, UNSCORED, NeMoGymTask, judge_usage
 from gymgate.rollout import ModelCall as Call
+from gymgate.rollout import outcome_of
 
 WireTrace = Trace[WireTaskData, State, WireAgentConfig]
 WireEpisode = Episode[WireTaskData, State, WireAgentConfig]
@@ -69,23 +70,24 @@ def episode_of(value: Mapping[str, Any]) -> WireEpisode:
 def trace_of(rollout: CollectedRollout) -> WireTrace:
     """The conversation as one branch; rewards, metrics and Gym's result as the harness leaves them."""
     nodes = list(_nodes(rollout))
+    result = outcome_of(rollout, score_truncated=True)  # verifiers' trainers decide on truncated ones
     trace = WireTrace(
         id=rollout.id,
         task=_task(rollout, [node.message for node in nodes if not node.sampled][:1]),
-        agent=AgentInfo(config=WireAgentConfig(), trainable=rollout.status != "masked"),
+        agent=AgentInfo(config=WireAgentConfig(), trainable=result.trained),
         nodes=nodes,
         calls=_calls(rollout, nodes),
         extra_usage=judge_usage(rollout),
         is_completed=True,
-        ok=True,
+        ok=result.reason != "failed",
         stop_condition="max_turns" if rollout.status == "truncated" else "agent_completed",
         timing=_timing(rollout),
     )
     trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls", "segments"}, exclude_none=True)
-    reward = None if rollout.status == "masked" else rollout.reward
-    trace.rewards = {name: Reward(score=part, weight=0.0) for name, part in rollout.reward_parts.items()}
-    trace.rewards[REWARD] = None if reward is None else Reward(score=reward)
-    trace.metrics = {**rollout.metrics, UNSCORED: float(reward is None)}
+    parts = rollout.reward_parts if result.counted else {}
+    trace.rewards = {name: Reward(score=part, weight=0.0) for name, part in parts.items()}
+    trace.rewards[REWARD] = None if result.reward is None else Reward(score=result.reward)
+    trace.metrics = {**rollout.metrics, UNSCORED: float(not result.counted)}
     return trace
 
 

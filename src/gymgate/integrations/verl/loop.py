@@ -8,11 +8,12 @@ import orjson
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
-from gymgate.integrations.training.figures import Attempt, score
+from gymgate.integrations.training.figures import Attempt
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
 from gymgate.integrations.verl.reports import reason, report
 from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
+from gymgate.rollout import outcome_of
 
 _OURS = frozenset(LoopConfig.model_fields)
 
@@ -41,7 +42,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """One rollout of the row in `kwargs`, with all of its segments (of verl's v0 worker, which takes one, the longest)."""
         self._refuse()
         attempt = await self._worker().attempt(*self._row(kwargs), sampling_params)
-        reward = score(attempt.rollout, truncated=self.settings.score_truncated)
+        reward = outcome_of(attempt.rollout, score_truncated=self.settings.score_truncated).taught
         scored, several = reward is not None and bool(attempt.segments), "session_id" in kwargs
         await report(self.config, attempt, kwargs, scored=scored)
         if reward is None or not scored:

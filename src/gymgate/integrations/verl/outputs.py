@@ -28,7 +28,7 @@ def to_outputs(attempt: Attempt, reward: float) -> list[dict[str, Any]]:
 def reward_extra_info(attempt: Attempt) -> dict[str, float]:
     """Figures of a rollout for verl's validation metrics; the same names for every rollout, whatever the environment."""
     figures = metrics(attempt)
-    dropped = ("failed", "masked", "reward", *(f"failed_{kind}" for kind in KINDS))
+    dropped = ("failed", "masked", "unscored", "reward", *(f"failed_{kind}" for kind in KINDS))
     return {name: value for name, value in figures.items() if name not in dropped}
 
 

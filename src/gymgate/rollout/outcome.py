@@ -1,0 +1,93 @@
+"""What a rollout counts for: one truth table for every SDK, table, log and export. Pure functions.
+
+The table stands in docs/reliability.md, where a test reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from gymgate.rollout.record import Rollout, RolloutError
+from gymgate.rollout.result import number
+
+Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
+"""completed, truncated: scored; unscored: finished without a reward; masked: Gym says that its reward measures
+nothing; failed: there is no result, or the agent or a judge says that it broke down."""
+
+POLICY = "policy_model"
+NEVER_ASKED = "ended without having asked the policy"
+"""Stands in the message of each rollout that failed for that."""
+
+SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
+    {"remote_agent": "the service that it calls may ask a model of its own"}
+)
+"""Packaged agents that may score a rollout without a policy call, and why."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rollout counts for."""
+
+    scored: bool
+    """Whether Gym gave a reward, placeholders of masked rollouts included."""
+    counted: bool
+    """Whether its reward enters means."""
+    trained: bool
+    """Whether its tokens and its reward enter the loss and the baseline."""
+    retried: bool
+    """Whether another attempt is made, within the retries of its class of error."""
+    reason: Reason
+    reward: float | None = None
+    """The number to count; `None` where none counts."""
+
+    @property
+    def taught(self) -> float | None:
+        """The reward to learn from; `None` where the rollout is left out of training."""
+        return self.reward if self.trained else None
+
+
+def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = False) -> Outcome:
+    """What a rollout counts for; from its record, or the dict of it that is kept on disk.
+
+    `score_truncated` is the trainer's option: truncated rollouts are left out of training unless it is set.
+    """
+    if isinstance(rollout, Rollout):
+        rollout = {"status": rollout.status, "reward": rollout.reward, "error": rollout.error}
+    status, reward, error = rollout.get("status"), number(rollout.get("reward")), rollout.get("error")
+    if status == "failed" or error is not None:
+        return Outcome(False, False, False, retried=_may_help(error), reason="failed")
+    if status == "masked":
+        return Outcome(reward is not None, False, False, False, "masked")
+    if reward is None or status not in ("completed", "truncated"):
+        return Outcome(False, False, False, False, "unscored")
+    trained = status == "completed" or score_truncated
+    reason: Reason = "completed" if status == "completed" else "truncated"
+    return Outcome(True, True, trained, False, reason, reward)
+
+
+def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
+    """Whether another attempt may end otherwise: not where the policy says for good that it refuses."""
+    if error is None:
+        return False
+    described = error if isinstance(error, Mapping) else error.__dict__
+    return described.get("kind") != "policy" or bool(described.get("retryable"))
+
+
+def counted_rewards(rollouts: Iterable[Rollout | Mapping[str, Any]]) -> list[float]:
+    """The rewards that enter means, in order."""
+    return [reward for each in rollouts if (reward := outcome_of(each).reward) is not None]
+
+
+class ToServer(Protocol):
+    """A call to a model server, recorded or under way."""
+
+    @property
+    def model_server(self) -> str: ...
+
+
+def asked_policy(calls: Iterable[ToServer], servers: Collection[str] = (POLICY,)) -> bool:
+    """Whether the policy was asked; `servers` are the model servers that stand for it. A judge's call is none."""
+    return any(call.model_server in servers for call in calls)

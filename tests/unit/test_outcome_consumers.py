@@ -1,0 +1,250 @@
+"""Every table, log, export and trainer takes the same rollouts for scores: none that failed, was masked or has no reward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from gymgate.cli.collect_progress import state
+from gymgate.cli.run_report import Report
+from gymgate.collection.aggregate import read_runs
+from gymgate.collection.dataset_export import export_dataset
+from gymgate.collection.figures import keep, summary_rows, task_rows
+from gymgate.collection.gym_rollouts import from_gym, to_gym
+from gymgate.collection.report import write_report
+from gymgate.collection.report_material import gather
+from gymgate.collection.tally import Tally
+from gymgate.errors import TokenDataError
+from gymgate.integrations.training.figures import Attempt, means, metrics
+from gymgate.integrations.trl import async_samples
+from gymgate.integrations.trl.async_samples import group_figures, to_samples
+from gymgate.integrations.trl.batch import to_batch
+from gymgate.integrations.trl.reward import nemo_gym_reward
+from gymgate.integrations.verl.outputs import reward_extra_info
+from gymgate.integrations.verl.reports import logged, reason
+from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
+from gymgate.tokens import TokenTurn, assemble
+
+ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
+FIELDS: dict[str, dict[str, Any]] = {
+    "good": {"status": "completed", "reward": 1.0},
+    "cut": {"status": "truncated", "reward": 0.5},
+    "masked": {"status": "masked", "reward": 0.0, "reward_parts": {"style": 0.0}},
+    "unscored": {"status": "completed", "reward": None, "reward_parts": {"style": 0.0}},
+    "failed": {"status": "failed", "reward": None, "error": ERROR},
+}
+FINISHED = [name for name in FIELDS if name != "failed"]
+NO_SCORE = ["masked", "unscored", "failed"]
+
+
+def made(name: str) -> Rollout:
+    return Rollout(id=name, environment="e", agent="a", **FIELDS[name])
+
+
+def attempt(name: str, *turns: TokenTurn) -> Attempt:
+    turns = turns or (TokenTurn([1], [2], [-0.5]),)
+    return Attempt(made(name), assemble(turns), list(turns), [1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of one task; what failed is in the file of failures, and in that of rollouts too, as nothing writes it."""
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": {}, "extent": {}}))
+    lines = [
+        {
+            **{"row_key": "0123456789abcdef", "occurrence": 0, "repeat": repeat, "seed": None, "task": 0},
+            **{"source": "s", "line": 1, "result": {"reward": 0.0}, "calls": []},
+            **made(name).model_dump(mode="json", exclude={"result", "calls"}),
+        }
+        for repeat, name in enumerate(FIELDS)
+    ]
+    (path / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    return path
+
+
+def test_the_live_mean_of_a_collection() -> None:
+    tally = Tally(total=9)
+    for name in FINISHED:
+        tally.count(made(name))
+    assert (tally.mean_reward, tally.counted, tally.finished) == (0.75, 2, 4)
+    assert tally.reasons == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
+    shown = state(tally)
+    assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
+
+
+def test_failures_in_a_row_end_with_the_first_that_finishes() -> None:
+    tally = Tally(total=9)
+    for final in (True, False, True):
+        tally.count_failure(made("failed"), final=final)
+    assert (tally.failed, tally.failed_in_a_row, tally.attempts_failed) == (2, 2, 3)
+    tally.count(made("masked"))
+    assert (tally.failed, tally.failed_in_a_row) == (2, 0)
+
+
+def test_the_table_of_run() -> None:
+    report = Report()
+    for name in FIELDS:
+        report.count(made(name))
+    tally = report.tallies["e"]
+    assert (tally.mean_reward, tally.rewards) == (0.75, [1.0, 0.5])
+    assert report.as_dict(interrupted=False, error=None)["environments"]["e"].items() >= {
+        "rollouts": 5, "ok": 4, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
+    }.items()  # fmt: skip
+
+
+def test_figures_of_runs(run: Path) -> None:
+    collected = read_runs([run])
+    [row], [task] = summary_rows(collected), task_rows(collected)
+    counts = {"rollouts": 5, "scored": 2, "masked": 1, "unscored": 1, "truncated": 1, "failed": 1}
+    assert row.items() >= counts.items()
+    assert row["mean_reward"] == row["pass@1"] == task["mean_reward"] == 0.75
+    assert (task["rewards"], task["min_reward"]) == ([1.0, 0.5], 0.5)
+    assert len(list(keep(collected, 0.7, 0.8))) == 1
+
+
+def test_the_report(run: Path) -> None:
+    assert list(gather([run], 1, 9).rewards) == [1.0, 0.5]
+    write_report([run], run / "report.html", per_task=9)
+    assert "rewards 1, 0.5, masked, unscored, failed" in (run / "report.html").read_text()
+
+
+def test_the_flat_table(run: Path) -> None:
+    export_dataset([run], run / "flat.jsonl")
+    rows = [orjson.loads(line) for line in (run / "flat.jsonl").read_bytes().splitlines()]
+    assert [row["reward"] for row in rows] == [1.0, 0.5, None, None, None]
+    assert [orjson.loads(row["details"])["reward_parts"] for row in rows] == [{}] * 5
+
+
+def test_verifiers_traces(run: Path) -> None:
+    pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    from gymgate.cli.eval_report import read_tallies
+    from gymgate.integrations.verifiers.traces import export_traces
+
+    export_traces([run], run / "traces.jsonl")
+    lines = [orjson.loads(line) for line in (run / "traces.jsonl").read_bytes().splitlines()]
+    traces = [line["traces"][0] for line in lines]
+    assert [trace["rewards"] for trace in traces[:2]] == [
+        {"reward": {"score": score, "weight": 1.0}} for score in (1.0, 0.5)
+    ]
+    assert [trace["rewards"] for trace in traces[2:]] == [{"reward": None}] * 3
+    assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0, 1.0]
+    assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False, False]
+    assert [trace["ok"] for trace in traces] == [True] * 4 + [False]
+    tally = read_tallies(run)["e"]
+    assert (tally.mean_reward, tally.rewards) == (0.75, [1.0, 0.5])
+    assert tally.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1, "failed": 1}
+
+
+@pytest.mark.parametrize("name", NO_SCORE)
+def test_gyms_own_form_and_back(name: str) -> None:
+    """Gym requires a number beside a mask; its profiler leaves those rows out, and so do we."""
+    line = to_gym(made(name).model_dump(mode="json"), {"_ng_task_index": 0, "_ng_rollout_index": 0})
+    assert line.get("mask_sample", False) is (name == "masked")
+    assert line["reward"] == (0.0 if name == "masked" else None)
+    assert outcome_of(from_gym(line, Path("x"), 1)).reward is None
+
+
+def test_what_gym_noted_as_a_failure_is_none_of_its_scores() -> None:
+    line = {"reward": 0.0, "_ng_failure_class": "judge_failed", "_ng_task_index": 0, "_ng_rollout_index": 0}
+    value = from_gym(line, Path("x"), 1)
+    assert (outcome_of(value).reason, value["reward"], value["error"]["kind"]) == (
+        "failed",
+        None,
+        "environment",
+    )
+
+
+def test_training_logs() -> None:
+    figures = [metrics(attempt(name)) for name in FIELDS]
+    found = means(figures, ["e"] * len(figures))
+    assert found["reward"] == found["e/reward"] == 0.75
+    assert {found[name] for name in ("truncated", "masked", "unscored", "failed", "failed_environment")} == {
+        0.2
+    }
+    assert [name for name, each in zip(FIELDS, figures, strict=True) if "reward" in each] == ["good", "cut"]
+    reports = [{"environment": "e", "figures": each} for each in figures]
+    assert logged(reports)["nemo_gym/reward"] == 0.75
+    total, count = group_figures([attempt(name) for name in FIELDS], "e")["nemo_gym/reward"]
+    assert (total, count) == (1.5, 2.0)
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_trls_batch(option: bool) -> None:
+    batch = to_batch([attempt(name) for name in FIELDS], filler_id=9, score_truncated=option)
+    assert batch["env_reward"] == [1.0, 0.5 if option else None, None, None, None]
+    assert batch["env_mask"] == [[1], [int(option)], [0], [0], [0]]
+    rewards = nemo_gym_reward([""] * 5, batch["env_reward"], batch["rollout_metrics"])
+    assert rewards == batch["env_reward"]
+
+
+def test_the_segment_with_most_sampled_ids_stands_for_a_rollout() -> None:
+    """Not the longest one: a tool's long output is not sampled."""
+    segments = [
+        Segment(prompt_ids=[1], completion_ids=[2] * 9, mask=[1] + [0] * 8),
+        Segment(prompt_ids=[1], completion_ids=[3, 4], mask=[1, 1]),
+    ]
+    batch = to_batch([Attempt(made("good"), segments, [], [1])], filler_id=9)
+    assert batch["completion_ids"] == [[3, 4]]
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`to_samples` with a plain class in place of TRL's."""
+    monkeypatch.setattr(async_samples, "sample_class", lambda: SimpleNamespace)
+
+    def of(*attempts: Attempt, **options: Any) -> list[Any]:
+        fixed = {"group_id": 3, "version": 7, "prompt": [], "decode": str}
+        return to_samples(attempts, **{**fixed, **options})
+
+    return of
+
+
+@pytest.mark.parametrize("option", [False, True])
+def test_trls_samples(samples: Any, option: bool) -> None:
+    """A rollout without a score has no sample, and no place in the baseline of the others."""
+    found = samples(*(attempt(name) for name in ("good", *FIELDS)), score_truncated=option)
+    assert [each.metrics["reward"] for each in found] == [1.0, 1.0] + [0.5] * option
+    assert all(each.metrics["rewards/nemo_gym_reward"] == each.metrics["reward"] for each in found)
+    if option:
+        assert [each.advantage for each in found] == pytest.approx([0.7071, 0.7071, -1.4142], abs=1e-3)
+    else:
+        assert [each.advantage for each in found] == [0.0, 0.0]
+
+
+def test_trls_samples_of_a_group_without_scores(samples: Any) -> None:
+    assert samples(*(attempt(name) for name in NO_SCORE)) == []
+    assert samples(attempt("cut")) == []
+
+
+def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
+    def segment(low: int, high: int) -> Segment:
+        return Segment(
+            prompt_ids=[1],
+            completion_ids=[2, 3],
+            mask=[1, 0],
+            logprobs=[-0.5, None],
+            policy_version=(low, high),
+        )
+
+    found = samples(Attempt(made("good"), [segment(5, 6), segment(4, 9)], [], [1]), attempt("good"))
+    assert [each.model_version for each in found] == [4, 4, 7]
+    assert found[0].input_ids.tolist() == [1, 2, 3]
+    assert found[0].completion_mask.tolist() == [0, 1, 0]
+    assert found[0].old_log_probs.tolist() == [0.0, -0.5, 0.0]
+
+
+def test_trls_samples_need_every_logprob(samples: Any) -> None:
+    with pytest.raises(TokenDataError, match="no logprob"):
+        samples(attempt("good", TokenTurn([1], [2])))
+
+
+@pytest.mark.parametrize("name", NO_SCORE)
+def test_verl(name: str) -> None:
+    assert "reward" not in reward_extra_info(attempt(name))
+    assert reason(attempt(name))["error"] == ("EnvironmentServerError" if name == "failed" else "DataError")

@@ -1,0 +1,116 @@
+"""How each packaged agent says that it broke down, and that what it says otherwise is taken for no such thing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gymgate.rollout import result as results
+from gymgate.rollout.breakdowns import AGENTS, breakdown
+
+DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+SAID = {"output": [{"type": "message"}]}
+
+BROKEN: list[tuple[str, dict[str, Any], str]] = [
+    ("browsecomp_agent", {"agent_error": "KeyError: 'name'"}, "KeyError"),
+    ("cvdp_agent", {"response": {"id": "cvdp-agent-error"}, "container_stderr": "no image"}, "no image"),
+    ("finance_agent", {"response": {"metadata": {"stop_reason": "error"}}}, "stop_reason is error"),
+    ("gdp_pdf_agent", {"document_delivery": {"limit": "verify_failed_TimeoutError"}}, "verify_failed"),
+    ("gdp_pdf_agent", {"document_delivery": {"limit": "unclassified_http_500"}}, "http_500"),
+    ("harbor_agent", {"metadata": {}, "response": {"output": []}}, "its run raised"),
+    (
+        "harbor_agent",
+        {"metadata": {"exception_info": {"exception_type": "OSError", "exception_message": "no\nimage"}}},
+        "no verifier result: OSError: no image",
+    ),
+    ("mini_swe_agent", {"metadata": {}, "response": {"output": []}}, "its run raised"),
+    ("mini_swe_agent_2", {"metadata": {"error": "no such image", "traceback": "..."}}, "no such image"),
+    ("pinchbench", {"status": "error", "grading_notes": "run failed"}, "status is error: run failed"),
+    ("pinchbench", {"status": "missing_task"}, "missing_task"),
+    ("stirrup_agent", {"error_message": "sandbox is gone"}, "sandbox is gone"),
+    ("vcqa_agent", {"error": "HTTPError: 404"}, "404"),
+]
+SOUND: list[tuple[str, dict[str, Any]]] = [
+    ("browsecomp_agent", {"agent_error": None}),
+    ("cvdp_agent", {"response": {"id": "resp_1"}, "container_stderr": "warning"}),
+    ("finance_agent", {"response": {"metadata": {"stop_reason": "max_time"}}}),
+    ("gdp_pdf_agent", {"document_delivery": {"limit": "context_length"}}),
+    ("harbor_agent", {"metadata": {"verifier_result": {"rewards": {"reward": 0}}, "exception_info": None}}),
+    ("mini_swe_agent", {"metadata": {}, "response": SAID}),
+    ("mini_swe_agent_2", {"metadata": {"eval_report": {}}, "response": SAID}),
+    ("pinchbench", {"status": "success"}),
+    ("stirrup_agent", {"error_message": None}),
+    ("vcqa_agent", {"error": "empty model answer"}),
+    ("simple_agent", {"error": "of the environment's own", "status": "error", "metadata": {"error": "x"}}),
+]
+
+
+@pytest.mark.parametrize(("agent", "result", "told"), BROKEN)
+def test_an_agents_own_way_of_saying_that_it_broke_down(
+    agent: str, result: dict[str, Any], told: str
+) -> None:
+    made = results.settled({"reward": 0.0, **result}, agent="mine", agent_type=agent)
+    assert (made["status"], made.get("reward"), made["error"]["kind"]) == ("failed", None, "environment")
+    assert made["error"]["type"] == "EnvironmentServerError"
+    assert made["error"]["message"].startswith("agent 'mine' reports a failure: ")
+    assert told in made["error"]["message"]
+    assert results.settled({"reward": 0.0, **result}, agent_type="simple_agent")["reward"] == 0.0
+
+
+@pytest.mark.parametrize(("agent", "result"), SOUND)
+def test_a_score_stays_a_score(agent: str, result: dict[str, Any]) -> None:
+    made = results.settled({"reward": 0.0, **result}, agent_type=agent)
+    assert (made["status"], made["reward"]) == ("completed", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"_ng_failure_class": "harbor_failed", "error": "OSError: no"}, "harbor_failed: OSError: no"),
+        ({"_ng_no_persist": True, "agent_error": "RayActorError"}, "RayActorError"),
+        ({"mask_sample": True, "failure_kind": "session_lost"}, "session_lost: the agent gives no reason"),
+        (
+            {
+                "instance_config": {"mask_sample": True},
+                "failure_kind": "judge_failed",
+                "failure_reason": "no\nanswer",
+            },
+            "judge_failed: no answer",
+        ),
+    ],
+)
+def test_keys_of_gyms_collector_hold_for_every_agent(result: dict[str, Any], told: str) -> None:
+    for agent in (None, "anything", "vcqa_agent"):
+        assert breakdown({"reward": 0.0, **result}, agent) == told
+
+
+def test_a_mask_without_a_failure_is_a_mask() -> None:
+    made = results.settled({"reward": 1.0, "mask_sample": True})
+    assert made["status"] == "masked"
+    degraded = results.settled({"reward": 1.0, "mask_sample": False, "failure_kind": "judge_unparseable"})
+    assert (degraded["status"], degraded["reward"]) == ("completed", 1.0)
+
+
+def test_a_failure_that_the_row_brought_along_is_none() -> None:
+    row = {"_ng_failure_class": "transient"}
+    assert results.settled({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
+    assert (
+        results.settled({"reward": 0.0, "_ng_failure_class": "permanent"}, orjson.dumps(row))["status"]
+        == "failed"
+    )
+
+
+def test_a_breakdown_over_a_limit_is_a_truncation_without_a_reward() -> None:
+    result = {"reward": 0.0, "metadata": {"error": "429: max_calls"}}
+    made = results.settled(result, agent_type="mini_swe_agent_2", limit="max_calls")
+    assert (made["status"], made.get("reward"), made.get("error")) == ("truncated", None, None)
+
+
+def test_the_docs_name_the_agents() -> None:
+    named = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(), re.MULTILINE)
+    assert {*AGENTS} <= {*named}
+    assert {agent for agent, _, _ in BROKEN} == {agent for agent, _ in SOUND} - {"simple_agent"} == {*AGENTS}
