@@ -41,7 +41,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     head, row = done.stdout.splitlines()
     assert head.split()[0] == "environment"
-    assert row.split()[:6] == ["example_session_state_mgmt", "20", "20", "0", "0", "1.000"]
+    assert row.split()[:8] == ["example_session_state_mgmt", "20", "20", *"0000", "1.000"]
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0] * 20
     assert {(line["row"]["line"], line["row"]["repeat"]) for line in lines} == {
@@ -116,7 +116,7 @@ def test_a_blended_file(tmp_path: Path) -> None:
 def test_failures_are_grouped_and_change_the_exit_code() -> None:
     done = run("example_multi_step", "-b", "http://127.0.0.1:9/v1", "-m", "m")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[1].split()[:6] == ["example_multi_step", "5", "0", "5", "0", "-"]
+    assert done.stdout.splitlines()[1].split()[:8] == ["example_multi_step", "5", "0", "5", *"000", "-"]
     assert "5 x PolicyError: cannot connect to http://127.0.0.1:9/v1" in done.stderr
 
 

@@ -66,7 +66,7 @@ async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
     command = [*GYMGATE, "nemo-gym-env", "-r", "6", "-c", "3", "--run.name", "main"]
     code, out, err = await finish(command, tmp_path)
     assert code == 0, err
-    assert row_of(out, "example_session_state_mgmt")[1:6] == ["6", "6", "0", "0", "1.000"]
+    assert row_of(out, "example_session_state_mgmt")[1:8] == ["6", "6", *"0000", "1.000"]
     run = tmp_path / "outputs" / "main"
     before = traces(run)
     assert all(trace["ok"] and trace["rewards"]["reward"]["score"] == 1.0 for trace in before)
