@@ -59,10 +59,12 @@ class ForkServers:
         environment["PATH"] = os.pathsep.join(places)
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self._config.component_roots:
-            # The fork server has another working directory.
-            roots = [str(Path(root).expanduser().absolute()) for root in self._config.component_roots]
-            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(roots)
+            environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self._component_roots())
         return await Spawner.start(python, environment, self._directory)
+
+    def _component_roots(self) -> list[str]:
+        """As absolute paths: the fork server has another working directory."""
+        return [str(Path(root).expanduser().absolute()) for root in self._config.component_roots]
 
     def agents_commands(self) -> Path:
         """A directory for the commands that agents run, in the versions of their configs: before all others."""

@@ -185,7 +185,7 @@ class RunningStack:
         """Run the job once a slot is free, unless its process or a server it needs dies first."""
         if environment.state == "down":
             await environment.generation()  # which says why
-        job.waits_for = f"a free process of agent {job.agent!r}; raise agent_slots (--agent-processes)"
+        job.waits_for = f"a free process of agent {job.agent!r}; raise agent_slots (--agent-slots)"
         async with environment.slots[job.agent].lease(route) as slot:
             return await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
 
