@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,16 +30,50 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-def all_finite(value: Any) -> Any:
-    """The value; `ValueError` where it holds infinity or NaN, which JSON cannot carry."""
+class _FrozenDict(dict[str, Any]):
+    """A mapping within a config, which nothing changes."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
+def _pairs(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return tuple(sorted(value.items(), key=lambda item: str(item[0])))
+
+
+def _frozen(value: Any) -> Any:
+    """The JSON value with hashable containers; `ValueError` for one that JSON cannot carry."""
+    if isinstance(value, Mapping):
+        if wrong := [key for key in value if not isinstance(key, str)]:
+            raise ValueError(f"the key {wrong[0]!r} is {type(wrong[0]).__name__}; keys must be strings")
+        return _FrozenDict({key: _frozen(item) for key, item in value.items()})
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, date):  # YAML reads 2026-01-31 as one
+        return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number")
-    children = (
-        value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        raise ValueError(f"{value} is not a finite number, and JSON has no other")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    raise ValueError(
+        f"a {type(value).__name__} is not JSON; give strings, numbers, booleans, lists or mappings"
     )
-    for child in children:
-        all_finite(child)
-    return value
+
+
+def _setting(pair: tuple[str, Any]) -> tuple[str, Any]:
+    name, value = pair
+    try:
+        return name, _frozen(value)
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
+
+
+Settings = Annotated[
+    tuple[Annotated[tuple[str, Any], AfterValidator(_setting)], ...], BeforeValidator(_pairs)
+]
+"""Names and JSON values, also given as a mapping; hashable however deep the values are."""
 
 
 class HTTPEndpoint(Config):
@@ -59,7 +94,7 @@ class HTTPEndpoint(Config):
     """The key itself, for keys made at run time (a rollout's own secret). Prefer `api_key_env`."""
     headers: tuple[tuple[str, str], ...] = ()
     """Extra request headers."""
-    sampling: Annotated[tuple[tuple[str, Any], ...], AfterValidator(all_finite)] = ()
+    sampling: Settings = ()
     """Body fields set on every call (temperature, top_p, max tokens, ...), over what the caller asked for."""
     timeout_s: float = Field(default=3600.0, gt=0)
     """Seconds that one call may take, retries apart; long generations are normal."""
@@ -129,23 +164,6 @@ class RuntimeConfig(Config):
     """An interpreter that already has nemo-gym (a container's, a checkout's), used as it is."""
 
 
-class _Frozen(dict[str, Any]):
-    """A mapping within a config, which nothing changes."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(frozenset(self.items()))
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return _Frozen({key: _hashable(item) for key, item in value.items()})
-    return tuple(_hashable(item) for item in value) if isinstance(value, list | tuple) else value
-
-
-Overrides = Annotated[tuple[tuple[str, Any], ...], BeforeValidator(_hashable)]
-"""Dotted keys of an environment's config, and their values."""
-
-
 class EnvironmentConfig(Config):
     """One environment of a stack."""
 
@@ -155,7 +173,7 @@ class EnvironmentConfig(Config):
     """Which of its configs (file stem); `None`: the catalog's default."""
     agent: str | None = None
     """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
-    overrides: Overrides = ()
+    overrides: Settings = ()
     """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
     scores_without_policy: bool = False
     """Whether a rollout may be scored although its policy was never asked. Otherwise such a rollout fails: its agent broke
@@ -164,10 +182,6 @@ class EnvironmentConfig(Config):
 
 def _environment(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
-
-
-def _pairs(value: Any) -> Any:
-    return tuple(sorted(value.items())) if isinstance(value, Mapping) else value
 
 
 class StackConfig(Config):

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gymgate.config import Config, JudgeEndpoint, Overrides
+from gymgate.config import Config, JudgeEndpoint, Settings
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
@@ -32,7 +32,7 @@ class Job(Config):
     """nemo-gym release."""
     models: tuple[tuple[str, JudgeEndpoint], ...] = ()
     """Endpoints of judges and simulators, by instance name; others get the judge's answers that were recorded."""
-    overrides: Overrides = ()
+    overrides: Settings = ()
     """Dotted keys and values for the environment's config."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that its servers may see."""

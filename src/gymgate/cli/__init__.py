@@ -69,6 +69,26 @@ def main(argv: list[str] | None = None) -> Any:
     except GymgateError as error:
         click.echo(f"gymgate: {error}", err=True)
         sys.exit(1)
+    except ValueError as error:
+        if (line := _invalid_config(error)) is None:
+            raise
+        click.echo(f"gymgate: {line}", err=True)
+        sys.exit(1)
     if isinstance(result, int) and result:
         sys.exit(result)
     return result
+
+
+def _invalid_config(error: ValueError) -> str | None:
+    """One line on a config that an option's value does not fit; `None` for any other error."""
+    from pydantic import ValidationError
+
+    from gymgate.config import Config
+
+    if not isinstance(error, ValidationError) or error.title not in {
+        cls.__name__ for cls in Config.__subclasses__()
+    }:
+        return None
+    return "; ".join(
+        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+    )

@@ -13,7 +13,7 @@ import yaml
 from gymgate.catalog import Catalog, Environment
 from gymgate.cli import run_plan
 from gymgate.collection.plan import Source
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig, all_finite
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
@@ -111,10 +111,17 @@ def policy_endpoint(
     """The endpoint behind `URL[,URL...]`; `ConfigError` names the entry that is wrong."""
     addresses = endpoint_list(urls)
     fields = sampling_fields(sampling)
-    endpoint = run_plan.http_endpoint(
-        addresses[0], model, dialect, key_variable, replicas=tuple(addresses[1:]), wait_s=wait_s, say=say
+    return run_plan.http_endpoint(
+        addresses[0],
+        model,
+        dialect,
+        key_variable,
+        wait_s=wait_s,
+        say=say,
+        replicas=tuple(addresses[1:]),
+        sampling=fields,
+        timeout_s=timeout_s,
     )
-    return endpoint.model_copy(update={"sampling": fields, "timeout_s": timeout_s})
 
 
 def endpoint_list(text: str) -> list[str]:
@@ -150,7 +157,7 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
         if key == "seed":
             raise ConfigError(f"--sampling {text!r}: every rollout would be the same; use --seeds")
         try:
-            fields[key] = all_finite(yaml.safe_load(value))
+            fields[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"--sampling {text!r}: the value is not YAML: {error}") from None
         except ValueError as error:

@@ -111,11 +111,13 @@ def http_endpoint(
     dialect: Literal["chat", "responses"],
     key_variable: str | None,
     *,
-    replicas: tuple[str, ...] = (),
     wait_s: float | None = None,
     say: Callable[[str], None] = lambda message: None,
+    **fields: Any,
 ) -> HTTPEndpoint:
     """The policy endpoint; without a model name, the only model that it serves, for which it may be waited `wait_s`.
+
+    `fields` are further fields of `HTTPEndpoint`.
 
     Raises `ConfigError` if `base_url` is no URL, a key variable that was named is not set or the endpoint does not tell
     its model, and `PolicyError` if it does not answer in time.
@@ -123,7 +125,7 @@ def http_endpoint(
     checked_url(base_url)
     variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
     endpoint = HTTPEndpoint(
-        base_url=base_url, replicas=replicas, dialect=dialect, model=model, api_key_env=variable
+        base_url=base_url, dialect=dialect, model=model, api_key_env=variable, **fields
     ).resolved()
     if model:
         return endpoint

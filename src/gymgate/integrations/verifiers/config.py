@@ -82,6 +82,7 @@ class NeMoGymConfig(vf.TasksetConfig):
             )
         try:
             self.stack_config()
+            self.limits()
         except ValidationError as error:
             raise ValueError(_one_line(error)) from None
         return self

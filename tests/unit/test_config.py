@@ -1,0 +1,74 @@
+"""Configs are values: hashable at any depth, the same after a round trip, and without numbers that JSON has no word for."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate import codec
+from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
+
+NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}
+
+
+def stack(sampling: Any) -> StackConfig:
+    judge = HTTPEndpoint(base_url="http://h/v1", sampling=sampling)
+    return StackConfig(environments=("mcqa",), models=(("judge", judge),))
+
+
+@pytest.mark.parametrize("sampling", [NESTED, tuple(NESTED.items())], ids=["mapping", "pairs"])
+def test_nested_values_of_an_endpoint_are_hashable_and_reach_the_request_as_they_were(sampling: Any) -> None:
+    assert len({stack(sampling), stack(sampling), stack({"stop": ["b"]})}) == 2
+    endpoint = dict(stack(sampling).models)["judge"]
+    assert isinstance(endpoint, HTTPEndpoint)
+    assert codec.loads(codec.dumps(dict(endpoint.sampling))) == NESTED
+
+
+def test_sampling_and_overrides_are_frozen_alike() -> None:
+    endpoint = HTTPEndpoint(base_url="http://h/v1", sampling=NESTED)  # type: ignore[arg-type]
+    environment = EnvironmentConfig(name="mcqa", overrides=NESTED)  # type: ignore[arg-type]
+    assert endpoint.sampling == environment.overrides
+    assert hash(endpoint.sampling) == hash(environment.overrides)
+
+
+def test_a_frozen_config_is_the_same_after_every_round_trip() -> None:
+    config = stack(NESTED)
+    assert StackConfig.model_validate_json(config.model_dump_json()) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.model_copy(deep=True) == config
+    endpoint = HTTPEndpoint(base_url="http://h/v1", sampling=NESTED)  # type: ignore[arg-type]
+    assert endpoint_from_wire(endpoint_to_wire(endpoint)) == endpoint
+
+
+def test_what_the_caller_keeps_does_not_change_the_config() -> None:
+    given = {"stop": ["a"], "extra": {"k": [1]}}
+    endpoint = HTTPEndpoint(base_url="http://h/v1", sampling=given)  # type: ignore[arg-type]
+    before = hash(endpoint)
+    given["stop"].append("b")  # type: ignore[attr-defined]
+    given["extra"]["k"].append(2)  # type: ignore[call-overload]
+    assert hash(endpoint) == before
+    assert dict(endpoint.sampling)["stop"] == ("a",)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_numbers_that_json_cannot_carry_are_refused(value: float) -> None:
+    with pytest.raises(ValidationError, match="timeout_s"):
+        RolloutLimits(timeout_s=value)
+    with pytest.raises(ValidationError, match="linger_s"):
+        StackConfig(environments=("mcqa",), linger_s=value)
+    for nested in (value, [value], {"k": [value]}):
+        with pytest.raises(ValidationError, match=r"bias.*finite"):
+            HTTPEndpoint(base_url="http://h/v1", sampling=(("bias", nested),))
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, object(), b"bytes", {1: "x"}], ids=["set", "object", "bytes", "key"]
+)
+def test_values_that_are_no_json_are_refused_with_their_type(value: Any) -> None:
+    with pytest.raises(ValidationError, match="'stop'"):
+        HTTPEndpoint(base_url="http://h/v1", sampling=(("stop", value),))
