@@ -105,12 +105,16 @@ class EnvironmentServerError(GymgateError, RuntimeError):
 
 
 class PolicyError(GymgateError, RuntimeError):
-    """A policy or judge endpoint failed; `status_code` is the HTTP status it gave, if it gave one."""
+    """A policy or judge endpoint failed; `status_code` is the HTTP status it gave, if it gave one.
 
-    fields = ("endpoint", "status_code", "retryable")
+    `retry_after_s` is how long it asked to be left alone (`Retry-After`).
+    """
+
+    fields = ("endpoint", "status_code", "retryable", "retry_after_s")
     endpoint: str | None
     status_code: int | None
     retryable: bool | None
+    retry_after_s: float | None
 
 
 class UnknownConversationError(PolicyError):

@@ -19,7 +19,7 @@ from yarl import URL
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.backends.http import HTTPBackend, new_session, proxy_for
+from gymgate.gateway.backends.http import LONGEST_RETRY_AFTER_S, HTTPBackend, new_session, proxy_for
 from gymgate.gateway.dialects.usage import usage_of
 
 FIRST_ABSENCE_S = 1.0
@@ -50,7 +50,7 @@ class Replica:
         self.failures = 0
         """Absences in a row; 0: healthy."""
         self.away_until = 0.0
-        """As of `time.monotonic`."""
+        """Gets no calls before, as of `time.monotonic`: it failed, or it asked for time (`Retry-After`)."""
         self.unanswered = 0
         """Probes in a row."""
         self.last_sign = 0.0
@@ -58,9 +58,9 @@ class Replica:
 
     def is_open(self, now: float) -> bool:
         """Healthy, or due to be tried, by one call at a time."""
-        if self.failures == 0:
-            return self.unanswered == 0
-        return now >= self.away_until and not self.calls
+        if now < self.away_until:
+            return False
+        return not self.calls if self.failures else self.unanswered == 0
 
 
 class ReplicaPool:
@@ -116,6 +116,8 @@ class ReplicaPool:
                 self.leave_out(replica, error.message)
             else:
                 self._seen(replica)
+            wait_s = min(error.retry_after_s or 0.0, LONGEST_RETRY_AFTER_S)
+            replica.away_until = max(replica.away_until, time.monotonic() + wait_s)
             raise
         finally:
             replica.calls.discard(task)
@@ -129,7 +131,7 @@ class ReplicaPool:
     def leave_out(self, replica: Replica, why: str) -> None:
         """Keep calls away from it for a while; calls that fail together count once."""
         now = time.monotonic()
-        if now < replica.away_until:
+        if replica.failures and now < replica.away_until:
             return
         replica.failures += 1
         absence = min(FIRST_ABSENCE_S * 2.0 ** (replica.failures - 1), LONGEST_ABSENCE_S)
@@ -167,7 +169,8 @@ class ReplicaPool:
     def _seen(self, replica: Replica) -> None:
         if replica.failures:
             logger.warning("replica %s is back", replica.url)
-        replica.failures, replica.unanswered, replica.away_until = 0, 0, 0.0
+            replica.failures, replica.away_until = 0, 0.0
+        replica.unanswered = 0
         replica.last_sign = time.monotonic()
 
     def _next_return(self, now: float) -> float:

@@ -163,7 +163,8 @@ class HTTPBackend:
         error = self._error(f"answered HTTP {status}{self._advice(status, response)}: {said}", status)
         if status in _RETRIED or status >= 500:
             error.retryable = True
-            return _Retryable(error, _retry_after(response))
+            error.retry_after_s = _retry_after(response)
+            return _Retryable(error)
         return error
 
     def _advice(self, status: int, response: aiohttp.ClientResponse) -> str:
@@ -194,10 +195,10 @@ class HTTPBackend:
 class _Retryable(Exception):
     """One attempt failed in a way that another may not."""
 
-    def __init__(self, error: PolicyError, retry_after_s: float | None = None) -> None:
+    def __init__(self, error: PolicyError) -> None:
         super().__init__(error.message)
         self._error = error
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = error.retry_after_s
 
     def error(self, retries: int) -> PolicyError:
         """The error to raise when no attempt is left."""
