@@ -6,7 +6,7 @@ async with acquire(StackConfig(environments=("mcqa",))) as stack:
 
 from gymgate.stack.client import AgentInfo, OpenRoute, Policy, PolicyCallable, Stack
 from gymgate.stack.leases import acquire, connect
-from gymgate.stack.sync import SyncStack, acquire_sync
+from gymgate.stack.sync import SyncOpenRoute, SyncStack, acquire_sync
 
 __all__ = [
     "AgentInfo",
@@ -14,6 +14,7 @@ __all__ = [
     "Policy",
     "PolicyCallable",
     "Stack",
+    "SyncOpenRoute",
     "SyncStack",
     "acquire",
     "acquire_sync",

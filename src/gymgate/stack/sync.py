@@ -8,11 +8,19 @@ import os
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, Self, TypeVar
 
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.rollout import Rollout
-from gymgate.stack.client import NOT_PICKLED, AgentInfo, Policy, Progress, Stack
+from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
+from gymgate.rollout import ModelCall, Rollout
+from gymgate.stack.client import (
+    NOT_PICKLED,
+    AgentInfo,
+    OpenRoute,
+    Policy,
+    PolicyCallable,
+    Progress,
+    Stack,
+)
 from gymgate.stack.leases import connect
 
 T = TypeVar("T")
@@ -109,6 +117,7 @@ class SyncStack:
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
         record_bodies: bool = True,
+        judge_policy: Endpoint | None = None,
     ) -> Rollout:
         """As `Stack.run`. A plain callable runs in a thread of its own."""
         work = self._stack.run(
@@ -119,12 +128,66 @@ class SyncStack:
             limits=limits,
             rollout_id=rollout_id,
             record_bodies=record_bodies,
+            judge_policy=judge_policy,
         )
         return self._loop.call(work)
+
+    def open_route(
+        self,
+        policy: Policy,
+        *,
+        limits: RolloutLimits | None = None,
+        rollout_id: str | None = None,
+        record_bodies: bool = True,
+    ) -> SyncOpenRoute:
+        """As `Stack.open_route`; close the route, or use it in a `with` block."""
+        work = self._stack.open_route(
+            policy, limits=limits, rollout_id=rollout_id, record_bodies=record_bodies
+        )
+        return SyncOpenRoute(self._loop.call(work), self._loop)
+
+    def register(
+        self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
+    ) -> CallableEndpoint:
+        """As `Stack.register`."""
+
+        async def register() -> CallableEndpoint:  # the connection belongs to its loop
+            return self._stack.register(name, policy, dialect=dialect)
+
+        return self._loop.call(register())
 
     def status(self) -> dict[str, Any]:
         """As `Stack.status`."""
         return self._loop.call(self._stack.status())
+
+    def close(self) -> None:
+        """As `Stack.close`; the end of the `acquire_sync` block does it too."""
+        self._loop.call(self._stack.close())
+
+
+class SyncOpenRoute:
+    """An `OpenRoute` whose methods block."""
+
+    def __init__(self, route: OpenRoute, loop: LoopThread) -> None:
+        self.key = route.key
+        self.base_url = route.base_url
+        self.rollout_id = route.rollout_id
+        self._route = route
+        self._loop = loop
+
+    def calls(self) -> list[ModelCall]:
+        """As `OpenRoute.calls`."""
+        return self._loop.call(self._route.calls())
+
+    def close(self) -> None:
+        """As `OpenRoute.close`."""
+        self._loop.call(self._route.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 @contextmanager
