@@ -237,7 +237,7 @@ class Route:
         if self._record_bodies:
             call.response = response
         call.facts = facts_of(answer.body, backend.dialect)
-        call.details = answer.details
+        call.details = answer.noted()
         call.payload = b"".join(encode_stream(result, call.dialect, body)) if call.streamed else response
         call.status = 200
 

@@ -77,7 +77,8 @@ class ModelCall(Record):
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     details: dict[str, Any] = Field(default_factory=dict)
-    """What the endpoint's backend says of the answer: `tool_output_differs` of a replay, for instance."""
+    """What the endpoint's side tells beside the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index` and
+    `turn` of a replay, with `tool_output_differs` or `observation_missing` where the conversation only resembles the recorded."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0

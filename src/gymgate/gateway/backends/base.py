@@ -17,7 +17,11 @@ class BackendAnswer:
     """The answer's bytes as received, if they can be passed on unchanged."""
     retries: int = 0
     details: dict[str, Any] = field(default_factory=dict)
-    """What the record should keep beside the body (replica, matched recording, ...)."""
+    """What the call's record keeps beside the body (replica, matched recording, ...)."""
+
+    def noted(self) -> dict[str, Any]:
+        """The details, with the number of retries if there were any."""
+        return {**self.details, "retries": self.retries} if self.retries else self.details
 
 
 class Backend(Protocol):

@@ -1,0 +1,68 @@
+"""What an endpoint's side tells of an answer is in the record of its call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+from gateway_upstream import Seen, chat_answer, upstream
+
+from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint
+from gymgate.gateway import Gateway
+from gymgate.rollout import ModelCall
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+
+
+def output(text: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": "c1", "output": text}
+
+
+def recording(directory: Path) -> ReplayEndpoint:
+    said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
+    record = {
+        "responses_create_params": {"input": "q"},
+        "response": {"id": "r", "output": [CALL, output("recorded"), said]},
+    }
+    path = directory / "r.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    return ReplayEndpoint(rollouts=(str(path),))
+
+
+async def record_of(policy: Endpoint, conversation: list[dict[str, Any]], *, bodies: bool) -> ModelCall:
+    async with Gateway() as gateway, httpx.AsyncClient(timeout=30) as client:
+        route = gateway.open(policy, record_bodies=bodies)
+        answer = await client.post(f"{route.base_url}/responses", json={"model": "m", "input": conversation})
+        assert answer.status_code == 200, answer.text
+        (call,) = route.calls
+        return ModelCall.model_validate_json(call.model_dump_json())
+
+
+@pytest.mark.parametrize("bodies", [True, False])
+async def test_a_replay_says_that_a_tool_answered_otherwise_than_recorded(
+    tmp_path: Path, bodies: bool
+) -> None:
+    asked = [{"role": "user", "content": "q"}, CALL]
+    call = await record_of(recording(tmp_path), [*asked, output("otherwise")], bodies=bodies)
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "tool_output_differs": True}
+    call = await record_of(recording(tmp_path), [*asked, output("recorded")], bodies=bodies)
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1}
+
+
+async def test_an_http_endpoint_says_its_replica_and_its_retries() -> None:
+    async def busy_once(seen: Seen) -> web.StreamResponse:
+        if len(policy.seen) == 1:
+            return web.Response(status=429, headers={"Retry-After": "0"})
+        return web.json_response(chat_answer())
+
+    async with upstream(busy_once) as policy, upstream() as other:
+        alone = HTTPEndpoint(base_url=policy.url, max_retries=1)
+        question = [{"role": "user", "content": "q"}]
+        assert (await record_of(alone, question, bodies=False)).details == {"retries": 1}
+        assert (await record_of(alone, question, bodies=False)).details == {}
+        two = HTTPEndpoint(base_url=policy.url, replicas=(other.url,))
+        assert (await record_of(two, question, bodies=False)).details == {"replica": policy.url}
