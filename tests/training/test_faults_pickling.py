@@ -21,10 +21,9 @@ def rollout() -> Rollout:
     call = ModelCall(
         index=0, dialect="chat", request={"messages": []}, prompt_token_ids=[1, 2], logprobs=[-0.5]
     )
-    segment = Segment(prompt_ids=[1, 2], completion_ids=[3], mask=[1], logprobs=[-0.5], policy_version=(1, 2))
     error = RolloutError(kind="policy", message="gone", type="PolicyError", status_code=502)
     told: dict[str, Any] = {"environment": "mcqa", "agent": "a", "status": "failed", "error": error}
-    return Rollout(id="r", calls=[call], segments=[segment], **told)
+    return Rollout(id="r", calls=[call], **told)
 
 
 @pytest.mark.heavy
@@ -32,7 +31,8 @@ def rollout() -> Rollout:
 def test_through_ray_tasks() -> None:
     """As an argument, from one task to the next by reference, and as a result; in workers with an interpreter of their own."""
     ray = pytest.importorskip("ray")
-    values = [*pickled(), rollout()]
+    segment = Segment(prompt_ids=[1, 2], completion_ids=[3], mask=[1], logprobs=[-0.5], policy_version=(1, 2))
+    values = [*pickled(), rollout(), segment]
     with ray_on_loopback(num_cpus=1, object_store_memory=100_000_000, logging_level="ERROR"):
         same = ray.remote(lambda found: found)
         back = ray.get(same.remote(same.remote(values)), timeout=120)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from gymgate.collection.limits import fitting_concurrency
@@ -52,6 +53,14 @@ def test_a_line_gives_the_rollout_back() -> None:
     line = to_line(kept)
     assert identity_of(line) == job().identity
     assert CollectedRollout.model_validate_json(line) == kept
+
+
+def test_a_line_of_another_version_is_read_too() -> None:
+    value = orjson.loads(to_line(collected(job(), rollout(), 0)))
+    assert "segments" not in value
+    assert CollectedRollout.model_validate({**value, "segments": []}) == CollectedRollout.model_validate(
+        value
+    )
 
 
 def test_an_identity_that_is_not_first_is_found_too() -> None:

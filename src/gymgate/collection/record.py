@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import ConfigDict
 
 from gymgate.collection.plan import Identity, Job
 from gymgate.dataset.jsonl import parse_line
@@ -20,7 +21,9 @@ _READ = 1 << 20
 
 
 class CollectedRollout(Rollout):
-    """A rollout of a run: the record, and which of the run's rollouts it is."""
+    """A rollout of a run: the record, and which of the run's rollouts it is. Fields of other versions are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
 
     row_key: str
     """16 hex digits of the row's content."""
@@ -61,7 +64,7 @@ def to_line(rollout: CollectedRollout) -> bytes:
     head = {**rollout.identity._asdict()}
     body = rollout.model_dump(mode="json", exclude=set(head))
     body["calls"] = [
-        {name: value for name, value in call.items() if value is not None} for call in body["calls"]
+        {name: value for name, value in call.items() if value not in (None, {})} for call in body["calls"]
     ]
     return orjson.dumps({**head, **body}, option=orjson.OPT_APPEND_NEWLINE)
 

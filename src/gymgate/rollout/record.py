@@ -176,7 +176,6 @@ class Rollout(Record):
     result: dict[str, Any] | None = None
     """The agent's answer to `/run`, routing entries removed."""
     calls: list[ModelCall] = Field(default_factory=list)
-    segments: list[Segment] = Field(default_factory=list)
     timing: Timing = Field(default_factory=Timing)
 
     @property

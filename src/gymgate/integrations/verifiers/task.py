@@ -64,7 +64,7 @@ class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
 
 def record(trace: vf.Trace[Any], rollout: Rollout) -> None:
     """Leave the rollout on the trace: Gym's full result and what scoring reads, JSON-serialisable."""
-    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls", "segments"}, exclude_none=True)
+    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
     if not outcome_of(rollout, score_truncated=True).trained:  # verifiers' trainers decide on truncated ones
         trace.agent.trainable = False
     trace.extra_usage.extend(judge_usage(rollout))

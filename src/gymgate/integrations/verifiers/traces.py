@@ -55,7 +55,7 @@ def export_traces(runs: Iterable[Path], output: Path) -> int:
 def episode_of(value: Mapping[str, Any]) -> WireEpisode:
     """A line of a run as an episode of one trace."""
     identity = f"{value['row_key']}-{value.get('repeat', 0)}-{value.get('seed')}"
-    rollout = CollectedRollout.model_validate({"id": identity, **_known(value)})
+    rollout = CollectedRollout.model_validate({"id": identity, **value})
     trace = trace_of(rollout)
     return WireEpisode(
         id=rollout.id,
@@ -83,7 +83,7 @@ def trace_of(rollout: CollectedRollout) -> WireTrace:
         stop_condition="max_turns" if rollout.status == "truncated" else "agent_completed",
         timing=_timing(rollout),
     )
-    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls", "segments"}, exclude_none=True)
+    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
     parts = rollout.reward_parts if result.counted else {}
     trace.rewards = {name: Reward(score=part, weight=0.0) for name, part in parts.items()}
     trace.rewards[REWARD] = None if result.reward is None else Reward(score=result.reward)
@@ -169,7 +169,3 @@ def _timing(rollout: CollectedRollout) -> Timing:
 def _span(rollout: CollectedRollout, start_s: float, seconds: float) -> TimeSpan:
     begun = rollout.finished - rollout.timing.total_s
     return TimeSpan(start=begun + start_s, end=begun + start_s + seconds)
-
-
-def _known(value: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: item for name, item in value.items() if name in CollectedRollout.model_fields}
