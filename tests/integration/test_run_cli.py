@@ -109,8 +109,32 @@ def test_a_blended_file(tmp_path: Path) -> None:
         file.write('{"prompt": "raw"}\n')
     done = run(*THREE, "--data", str(path), "-c", "1")
     assert done.returncode == 1
-    assert f"gymgate: {path}:16: has no responses_create_params" in done.stderr
-    assert len(done.stdout.splitlines()) == 4
+    assert f"1 x DataError: {path}:16: has no responses_create_params" in done.stderr
+    assert len(done.stdout.splitlines()) == 5
+
+
+def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
+    """The second line is no JSON, the third names an agent that no environment has; none of them is the last."""
+    [first, second, *_] = (
+        load_catalog().find("example_session_state_mgmt").data_file().path.read_text().splitlines()
+    )
+    stray = json.dumps({**json.loads(first), "agent_ref": {"type": "responses_api_agents", "name": "nobody"}})
+    path, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
+    path.write_text("\n".join([first, "{", stray, second]) + "\n")
+    done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
+    assert done.returncode == 1
+    row = done.stdout.splitlines()[1].split()
+    assert row[:6] == ["example_session_state_mgmt", "8", "4", "4", "0", "1.000"]
+    assert f"2 x DataError: {path}:2: not JSON" in done.stderr
+    assert f"2 x DataError: {path}:3: " in done.stderr
+    assert "'nobody'" in done.stderr
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [(line["row"]["line"], line["status"]) for line in lines] == [
+        *([(1, "completed")] * 2 + [(2, "failed")] * 2),
+        *([(3, "failed")] * 2 + [(4, "completed")] * 2),
+    ]
+    assert lines[2]["error"]["kind"] == "data"
+    assert lines[2]["row"]["source"] == str(path)
 
 
 def test_failures_are_grouped_and_change_the_exit_code() -> None:
@@ -128,7 +152,7 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         (["mcqa", "--data", "train2"], "has no data 'train2'"),
         (["mcqa", "--data", "./none.jsonl"], "no file of rows at 'none.jsonl'"),
         (["calendar", "--agent", "no"], "'no'"),
-        (["workplace_assistant"], "none of these rows has a recorded rollout to replay"),
+        (["workplace_assistant"], "has a recorded rollout to replay"),
         (["multichallenge"], "ships no recorded rollouts"),
         (["mcqa", "-m", "x"], "needs an endpoint"),
         (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write results"),

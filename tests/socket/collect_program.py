@@ -15,11 +15,11 @@ import sys
 import zlib
 from pathlib import Path
 
-from gymgate.collection.plan import Identity, Job, Plan, Source
+from gymgate.collection.plan import Identity, Job, Plan
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.store import open_run
 from gymgate.collection.tally import Tally
-from gymgate.dataset import open_rows
+from gymgate.dataset import Source, open_rows
 from gymgate.rollout import Rollout, RolloutError
 
 

@@ -19,11 +19,12 @@ import pytest
 from collect_program import reward_of
 
 from gymgate.collection import runner
-from gymgate.collection.plan import Job, Plan, Source
+from gymgate.collection.plan import Job, Plan
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
 from gymgate.collection.tally import Tally
+from gymgate.dataset import Source
 from gymgate.dataset.row import make_row
 from gymgate.errors import DataError, PolicyError, StackLostError
 from gymgate.rollout import Rollout, RolloutError

@@ -14,11 +14,12 @@ from gateway_upstream import Seen, upstream
 
 from gymgate.cli.run_plan import http_endpoint
 from gymgate.collection import runner
-from gymgate.collection.plan import Job, Plan, Source
+from gymgate.collection.plan import Job, Plan
 from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.tally import Tally
 from gymgate.config import HTTPEndpoint
+from gymgate.dataset import Source
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends import make_backend

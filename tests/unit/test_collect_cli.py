@@ -8,14 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.collect import command
-from gymgate.cli.collect_plan import endpoint_list, only_recorded
+from gymgate.cli.collect_plan import endpoint_list
 from gymgate.cli.collect_progress import duration, state
 from gymgate.collection import tally as tally_module
-from gymgate.collection.plan import Source
 from gymgate.collection.tally import Tally
-from gymgate.config import ReplayEndpoint
-from gymgate.dataset import open_rows
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError
 
 
 def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +123,3 @@ def test_many_replicas_are_a_range(clock: Clock) -> None:
 
 def test_durations() -> None:
     assert [duration(seconds) for seconds in (7, 185, 7385)] == ["7 s", "3:05", "2:03:05"]
-
-
-def test_an_empty_file_is_named_also_without_an_endpoint(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("")
-    source = Source(open_rows(str(tmp_path / "empty.jsonl"), environment=None), "mcqa")
-    with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
-        only_recorded([source], ReplayEndpoint(rollouts=("x",)), print)

@@ -12,20 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gymgate.collection.plan import (
-    SEED_STRIDE,
-    Done,
-    Identity,
-    Plan,
-    Shard,
-    Source,
-    parse_seeds,
-    parse_shard,
-)
+from gymgate.collection.plan import SEED_STRIDE, Done, Identity, Plan, Shard, parse_seeds, parse_shard
 from gymgate.collection.run import Collection
 from gymgate.collection.settings import settings_of
 from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.dataset import open_rows
+from gymgate.dataset import Source, open_rows
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
 

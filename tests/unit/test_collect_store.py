@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from gymgate.collection.limits import fitting_concurrency
-from gymgate.collection.plan import Identity, Plan, Source
+from gymgate.collection.plan import Identity, Plan
 from gymgate.collection.record import (
     CollectedRollout,
     collected,
@@ -26,6 +26,7 @@ from gymgate.collection.record import (
 )
 from gymgate.collection.retries import DEFAULT_BUDGETS, may_retry, parse_budgets, wait_s
 from gymgate.collection.store import LineLog, differences, open_run
+from gymgate.dataset import Source
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage

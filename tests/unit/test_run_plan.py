@@ -7,14 +7,16 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gymgate.cli.run_plan import environment_configs, http_endpoint, judges
+from gymgate.cli.run_plan import environment_configs, http_endpoint, jobs, judges, only_recorded
 from gymgate.cli.run_report import Report
-from gymgate.config import HTTPEndpoint
-from gymgate.errors import ConfigError
+from gymgate.config import HTTPEndpoint, ReplayEndpoint
+from gymgate.dataset import Row, Source, open_rows
+from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
 
 
@@ -143,3 +145,50 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert (summary["environments"]["a"]["failed"], summary["environments"]["a"]["masked"]) == (1, 2)
     assert summary["environments"]["a"]["mean_reward"] is None
     assert (summary["reasons"], summary["interrupted"]) == (reasons, True)
+
+
+def row_line(text: str) -> str:
+    return json.dumps({"responses_create_params": {"input": text}})
+
+
+def source(path: Path, lines: list[str], name: str, limit: int | None = None) -> Source:
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return Source(open_rows(str(path), environment=None), name, limit)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> ReplayEndpoint:
+    said = {"type": "message", "role": "assistant", "content": "a"}
+    record = {"responses_create_params": {"input": "recorded"}, "response": {"id": "r", "output": [said]}}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
+    return ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),))
+
+
+def test_a_row_that_cannot_be_read_is_a_job_that_says_why(tmp_path: Path) -> None:
+    found = source(tmp_path / "rows.jsonl", [row_line("a"), "{", row_line("b")], "env")
+    rows = [(job.row, job.repeat) for job in jobs([found], 2)]
+    assert [(type(row), row.line, repeat) for row, repeat in rows] == [
+        *((Row, 1, 0), (Row, 1, 1), (DataError, 2, 0), (DataError, 2, 1), (Row, 3, 0), (Row, 3, 1))
+    ]
+
+
+def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
+    tmp_path: Path, recording: ReplayEndpoint
+) -> None:
+    lines = [row_line("other"), row_line("recorded"), "{", row_line("recorded")]
+    notes: list[str] = []
+    found = only_recorded([source(tmp_path / "rows.jsonl", lines, "env", limit=2)], recording, notes.append)
+    assert notes == ["env: 1 of 4 rows have no recorded rollout"]
+    assert [job.row.line for job in jobs(found, 1)] == [2, 3]
+
+
+def test_an_environment_without_a_recording_of_its_rows_is_named(
+    tmp_path: Path, recording: ReplayEndpoint
+) -> None:
+    one = source(tmp_path / "one.jsonl", [row_line("recorded")], "one")
+    two = source(tmp_path / "two.jsonl", [row_line("other")], "two")
+    with pytest.raises(ConfigError, match=r"of two has a recorded rollout.*-b http.*--replay-file FILE"):
+        only_recorded([one, two], recording, print)
+    empty = source(tmp_path / "empty.jsonl", [], "empty")
+    with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
+        only_recorded([one, empty], recording, print)

@@ -195,11 +195,11 @@ def _prepare(
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]
     run_plan.require_judges(stack, found, replayed=policy is None)
-    sources = collect_plan.sources(source, found, rows)
+    sources = run_plan.sources(source, found, rows)
     if policy is None:
         policy = run_plan.replay(found, files)
         if not files and all(each.environment for each in sources):
-            sources = collect_plan.only_recorded(sources, policy, say)
+            sources = run_plan.only_recorded(sources, policy, say)
     return Collection(
         stack=stack,
         policy=policy,

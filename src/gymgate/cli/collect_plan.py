@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 import yaml
 
-from gymgate.catalog import Catalog, Environment
+from gymgate.catalog import Catalog
 from gymgate.cli import run_plan
-from gymgate.collection.plan import Source
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint, RuntimeConfig
+from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, RuntimeConfig
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
@@ -91,12 +90,6 @@ def runtime_config(gym: str) -> RuntimeConfig:
     return RuntimeConfig(version=version or DEFAULT_NEMO_GYM, interpreter=path)
 
 
-def sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[Source]:
-    """Rows of the environments; one file for several of them, whose rows name their agents."""
-    found = run_plan.sources(data, environments, several=len(environments) > 1)
-    return [Source(source.rows, source.environment, limit) for source in found]
-
-
 def policy_endpoint(
     urls: str,
     model: str | None,
@@ -170,15 +163,3 @@ def checked_output(path: Path) -> Path:
     if path.exists() and not path.is_dir():
         raise ConfigError(f"-o {path} is a file; a run needs a directory")
     return path
-
-
-def only_recorded(found: Sequence[Source], endpoint: ReplayEndpoint, note: Say) -> list[Source]:
-    """As `run_plan.only_recorded`; `DataError` for a source without rows."""
-    for each in found:
-        if not len(each):
-            name = getattr(each.rows, "source", "the input")
-            raise DataError(f"{name} has no rows", path=str(name))
-    whole = [run_plan.Source(list(source.rows[: source.limit]), source.environment) for source in found]
-    return [
-        Source(source.rows, source.environment) for source in run_plan.only_recorded(whole, endpoint, note)
-    ]

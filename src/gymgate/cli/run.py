@@ -15,7 +15,7 @@ import orjson
 from gymgate.cli import run_plan as plan
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions, endpoint_options, environment_options
-from gymgate.cli.run_plan import Job, Source
+from gymgate.cli.run_plan import Job
 from gymgate.cli.run_report import Progress, Report, progress
 from gymgate.config import (
     DEFAULT_NEMO_GYM,
@@ -25,8 +25,10 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
+from gymgate.dataset import Source
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout
+from gymgate.rollout.result import failed_rollout
 
 if TYPE_CHECKING:
     from gymgate.catalog import Environment
@@ -40,7 +42,6 @@ class Run:
     stack: StackConfig
     policy: HTTPEndpoint | ReplayEndpoint
     sources: Sequence[Source]
-    rows: int | None
     repeats: int
     concurrency: int
     limits: RolloutLimits
@@ -49,10 +50,13 @@ class Run:
     """For the endpoint to answer before anything is started; `None`: it is not asked."""
 
     def jobs(self) -> Iterator[Job]:
-        return plan.jobs(self.sources, self.rows, self.repeats)
+        return plan.jobs(self.sources, self.repeats)
 
     def total(self) -> int:
-        return sum(source.count(self.rows) for source in self.sources) * self.repeats
+        """Rollouts to run; `DataError` for a source without rows. May build the index of a large file."""
+        for source in self.sources:
+            source.refuse_empty()
+        return sum(map(len, self.sources)) * self.repeats
 
 
 @click.command("run")
@@ -142,7 +146,7 @@ def _prepare(
     stack = plan.stack_config(environments, served, RuntimeConfig(version=gym))
     found = _environments(stack)
     plan.require_judges(stack, found, replayed=policy is None)
-    sources = plan.sources(data, found, several=len(found) > 1)
+    sources = plan.sources(data, found, rows)
     if policy is None:
         policy = plan.replay(found, files)
         if all(source.environment for source in sources) and not files:
@@ -151,7 +155,6 @@ def _prepare(
         stack=stack,
         policy=policy,
         sources=sources,
-        rows=rows,
         repeats=repeats,
         concurrency=concurrency,
         limits=served.limits,
@@ -189,13 +192,7 @@ async def _run_all(
 
     async def work() -> None:
         for job in todo:
-            rollout = await stack.run(
-                job.row.data,
-                policy=run.policy,
-                environment=job.environment,
-                limits=run.limits,
-                record_bodies=run.output is not None,
-            )
+            rollout = await _rollout(stack, run, job)
             write(job, rollout)
             report.count(rollout)
             show(report)
@@ -206,6 +203,23 @@ async def _run_all(
                 group.create_task(work())
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
+
+
+async def _rollout(stack: Stack, run: Run, job: Job) -> Rollout:
+    """A row that cannot be read or run fails alone."""
+    if isinstance(job.row, DataError):
+        return failed_rollout(job.row, environment=job.environment or "?", agent="")
+    try:
+        return await stack.run(
+            job.row.data,
+            policy=run.policy,
+            environment=job.environment,
+            limits=run.limits,
+            record_bodies=run.output is not None,
+        )
+    except (ConfigError, DataError) as error:
+        data = DataError(f"{job.row.source}:{job.row.line}: {error}", path=job.row.source, line=job.row.line)
+        return failed_rollout(data, environment=job.environment or "?", agent=job.row.agent or "")
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -224,7 +238,11 @@ def _appending(path: Path | None) -> Iterator[Callable[[Job, Rollout], None]]:
 
 
 def _append(file: IO[bytes], job: Job, rollout: Rollout) -> None:
-    origin = {"key": job.row.key, "source": job.row.source, "line": job.row.line, "repeat": job.repeat}
+    if isinstance(job.row, DataError):
+        key, source = None, job.row.path
+    else:
+        key, source = job.row.key, job.row.source
+    origin = {"key": key, "source": source, "line": job.row.line, "repeat": job.repeat}
     line = orjson.dumps({"row": origin, **rollout.model_dump(mode="json")}, option=orjson.OPT_APPEND_NEWLINE)
     try:
         file.write(line)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import yaml
 
@@ -27,8 +26,11 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.dataset import Row, Rows, open_rows
+from gymgate.dataset import Row, Source, open_rows
 from gymgate.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from gymgate.gateway.replay import Recording
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 MODELS_TIMEOUT_S = 10.0
@@ -41,42 +43,49 @@ _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 class Job(NamedTuple):
     """One rollout to run."""
 
-    row: Row
+    row: Row | DataError
+    """The row, or why it cannot be read."""
     environment: str | None
     """`None`: the row's `agent_ref` says which."""
     repeat: int
     """0-based."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Rows of one environment, or of several if each names its agent."""
-
-    rows: Rows | list[Row]
-    environment: str | None
-
-    def take(self, limit: int | None) -> Iterator[Row]:
-        return itertools.islice(iter(self.rows), limit)
-
-    def count(self, limit: int | None) -> int:
-        """Rows that `take` yields; may build the index of a large file."""
-        return len(self.rows) if limit is None else min(limit, len(self.rows))
-
-
-def sources(data: str, environments: Sequence[Environment], *, several: bool) -> list[Source]:
+def sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[Source]:
     """Where the rows come from: each environment's packaged data, or one file for all of them."""
     is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
-    if several and is_file:
-        return [Source(open_rows(data, environment=None), None)]
-    return [Source(open_rows(data, environment=each), each.name) for each in environments]
+    if len(environments) > 1 and is_file:
+        return [Source(open_rows(data, environment=None), None, limit)]
+    return [Source(open_rows(data, environment=each), each.name, limit) for each in environments]
 
 
-def jobs(found: Sequence[Source], rows: int | None, repeats: int) -> Iterator[Job]:
+def jobs(found: Sequence[Source], repeats: int) -> Iterator[Job]:
     """Every rollout to run, rows read as they are reached."""
     for source in found:
-        for row in source.take(rows):
+        for _, row in source.readable():
             for repeat in range(repeats):
                 yield Job(row, source.environment, repeat)
+
+
+class _Some(Sequence[Row]):
+    """Some of the rows of a source, by their positions there."""
+
+    def __init__(self, source: Source, positions: Sequence[int]) -> None:
+        self.source = source.name
+        self._rows = source.rows
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    @overload
+    def __getitem__(self, position: int) -> Row: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[Row]: ...
+    def __getitem__(self, position: int | slice) -> Row | list[Row]:
+        if isinstance(position, slice):
+            return [self._rows[index] for index in self._positions[position]]
+        return self._rows[self._positions[position]]
 
 
 def only_recorded(
@@ -84,25 +93,32 @@ def only_recorded(
 ) -> list[Source]:
     """The sources without packaged rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
 
-    Raises `ConfigError` if nothing is left to run.
+    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source of which nothing is left to run.
     """
-    from gymgate.gateway.replay import recorded_rollouts, recorded_rows
+    from gymgate.gateway.replay import recorded_rollouts
 
     recordings = recorded_rollouts(endpoint.rollouts)
-    kept = []
-    for source in found:
-        rows = list(source.rows)
-        left = recorded_rows(recordings, rows)
-        if len(left) < len(rows):
-            note(
-                f"{source.environment}: {len(rows) - len(left)} of {len(rows)} rows have no recorded rollout"
-            )
-        kept.append(Source(left, source.environment))
-    if not any(source.rows for source in kept):
+    return [_recorded(source, recordings, note) for source in found]
+
+
+def _recorded(source: Source, recordings: Sequence[Recording], note: Callable[[str], None]) -> Source:
+    from gymgate.gateway.replay import recorded_rows
+
+    source.refuse_empty()
+    whole = list(replace(source, limit=None).readable())
+    rows = [row for _, row in whole if isinstance(row, Row)]
+    recorded = {id(row) for row in recorded_rows(recordings, rows)}
+    if not recorded and rows:
         raise ConfigError(
-            "none of these rows has a recorded rollout to replay; name a policy endpoint: -b http://host:8000/v1"
+            f"none of the {len(whole)} rows of {source.environment or source.name} has a recorded rollout to replay; name a "
+            "policy endpoint: -b http://host:8000/v1, or recordings of these rows: --replay-file FILE"
         )
-    return kept
+    if len(recorded) < len(rows):
+        note(
+            f"{source.environment}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout"
+        )
+    left = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
+    return replace(source, rows=_Some(source, left))
 
 
 def http_endpoint(

@@ -4,10 +4,11 @@ async for rollout in gymgate.collect("mcqa", policy=endpoint, repeats=16, output
     ...
 """
 
-from gymgate.collection.plan import Identity, Job, Plan, Shard, Source
+from gymgate.collection.plan import Identity, Job, Plan, Shard
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.stream import collect
+from gymgate.dataset import Source
 
 __all__ = ["CollectedRollout", "Collection", "Identity", "Job", "Pace", "Plan", "Shard", "Source", "collect"]

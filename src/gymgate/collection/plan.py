@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gymgate.dataset import Row
+from gymgate.dataset import Row, Source
 from gymgate.errors import ConfigError, DataError
 
 SEED_STRIDE = 1 << 20
@@ -52,19 +52,6 @@ class Job(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.row.source}:{self.row.line} ({self.identity})"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Rows of one environment, or of several if each row names its agent."""
-
-    rows: Sequence[Row]
-    environment: str | None = None
-    limit: int | None = None
-    """Rows to take; `None`: all."""
-
-    def __len__(self) -> int:
-        return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
 
 
 @dataclass(frozen=True)
@@ -241,26 +228,17 @@ class Plan:
     def _read_keys(self) -> None:
         seen: dict[int, int] = {}
         for number, source in enumerate(self.sources):
-            for position in range(len(source)):
-                key = self._read_key(number, position)
-                before = seen.get(key, -1) + 1
-                if position not in self._skipped[number]:
-                    seen[key] = before
+            source.refuse_empty()
+            for position, row in source.readable():
+                if isinstance(row, DataError):
+                    self.invalid.append(row)
+                    self._skipped[number].add(position)
+                    self._keys[number].append(0)
+                    continue
+                key = int(row.key, 16)
+                before = seen[key] = seen.get(key, -1) + 1
                 if before:
                     self._copies[number][position] = before
                 self._keys[number].append(key)
-            if not len(source):
-                name = getattr(source.rows, "source", "the input")
-                raise DataError(f"{name} has no rows", path=str(name))
         if not self.rows:
             raise self.invalid[0]
-
-    def _read_key(self, number: int, position: int) -> int:
-        try:
-            return int(self.sources[number].rows[position].key, 16)
-        except DataError as error:
-            if error.line is None:  # not this row's fault: the file changed or is gone
-                raise
-            self.invalid.append(error)
-            self._skipped[number].add(position)
-            return 0

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.api import open_rows
-from gymgate.collection.plan import Done, Plan, Source, checked_shard
+from gymgate.collection.plan import Done, Plan, checked_shard
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import Row
+from gymgate.dataset import Row, Source
 from gymgate.dataset import open_rows as open_row_source
 from gymgate.dataset.row import make_row
 from gymgate.stack import Policy

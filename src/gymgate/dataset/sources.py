@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,7 +14,7 @@ import orjson
 from gymgate.catalog import Environment
 from gymgate.dataset.row import Row, make_row
 from gymgate.dataset.rowfile import RowFile
-from gymgate.errors import ConfigError, MissingExtraError
+from gymgate.errors import ConfigError, DataError, MissingExtraError
 
 
 class Rows(Sequence[Row]):
@@ -83,6 +84,39 @@ class DatasetRows(Rows):
             raise IndexError(f"row {position} of {count} in {self.source}")
         position %= count
         return position + 1, _unpadded(self._dataset[position])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of one environment, or of several if each row names its agent."""
+
+    rows: Sequence[Row]
+    environment: str | None = None
+    limit: int | None = None
+    """Rows to take; `None`: all."""
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.limit is None else min(self.limit, len(self.rows))
+
+    @property
+    def name(self) -> str:
+        """The file or dataset, as errors show it."""
+        return str(getattr(self.rows, "source", None) or self.environment or "the input")
+
+    def readable(self) -> Iterator[tuple[int, Row | DataError]]:
+        """Each position with its row, or with why that row cannot be read. Raises where the source itself cannot."""
+        for position in range(len(self)):
+            try:
+                yield position, self.rows[position]
+            except DataError as error:
+                if error.line is None:  # not this row's fault: the file changed or is gone
+                    raise
+                yield position, error
+
+    def refuse_empty(self) -> None:
+        """Raises `DataError` if there is no row at all."""
+        if not len(self):
+            raise DataError(f"{self.name} has no rows", path=self.name)
 
 
 def open_rows(source: str, *, environment: Environment | None) -> Rows:
