@@ -258,6 +258,14 @@ def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
         prepared("reasoning_gym", tmp_path / "three", script_arguments=("--no-such-option",))
 
 
+def test_a_scripts_help_is_shown_and_nothing_is_written(tmp_path: Path) -> None:
+    options = ("--script", "dataset_preprocess.py", "-o", str(tmp_path / "out"))
+    done = gymgate("data", "prepare", "workplace_assistant", *options, "--", "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: dataset_preprocess.py")
+    assert not (tmp_path / "out").exists()
+
+
 def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
     raw.write_text('{"problem": "1 + 1?", "expected_answer": "2"}\n\n{"question": "2 + 2?"}\n')

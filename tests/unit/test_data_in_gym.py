@@ -14,7 +14,7 @@ from gymgate.preparation.in_gym import places as places_module
 from gymgate.preparation.in_gym.places import Places
 from gymgate.preparation.in_gym.scripts import scripted
 from gymgate.preparation.in_gym.stamps import Stamp, digest_of
-from gymgate.preparation.in_gym.told import RefusedError, Told, chain
+from gymgate.preparation.in_gym.told import HelpError, RefusedError, Told, chain
 
 WRITES = """
 import argparse
@@ -87,6 +87,13 @@ def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> 
     with pytest.raises(
         RefusedError, match=r"several scripts to make data; .*: generate_more\.py, prepare\.py"
     ):
+        list(scripted(order, Places(order)))
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_a_script_that_is_asked_for_its_help_gives_it(order: dict[str, Any], option: str) -> None:
+    order["script_arguments"] = [option]
+    with pytest.raises(HelpError, match=r"usage: prepare\.py.*--size SIZE"):
         list(scripted(order, Places(order)))
 
 

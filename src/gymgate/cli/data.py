@@ -79,15 +79,21 @@ def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
     \b
       gymgate data prepare workplace_assistant
       gymgate data prepare aime24 -o data/aime24
+      gymgate data prepare reasoning_gym -- --help
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
     from gymgate.cli.run_plan import checked_place
+    from gymgate.preparation import ScriptHelp
     from gymgate.preparation import prepare as prepare_data
 
     config = _prepare_config(**options)
     target = checked_place(output or Path("data") / _file_name(config.environment.name))
-    manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
+    try:
+        manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
+    except ScriptHelp as shown:
+        click.echo(str(shown))
+        return
     if as_json:
         click.echo(manifest.model_dump_json(indent=2))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gymgate.preparation.blending import Blended, Part, blend_files, parse_part
 from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
 from gymgate.preparation.order import PrepareConfig
-from gymgate.preparation.prepare import prepare
+from gymgate.preparation.prepare import ScriptHelp, prepare
 
 __all__ = [
     "Blended",
@@ -13,6 +13,7 @@ __all__ = [
     "Manifest",
     "Part",
     "PrepareConfig",
+    "ScriptHelp",
     "SourceNote",
     "blend_files",
     "parse_part",

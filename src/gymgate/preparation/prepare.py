@@ -43,7 +43,8 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
 
     Each file appears when all of them are complete. A second call fetches nothing, and needs no network. Raises
     `ConfigError` for what the environment does not have, `DataError` for rows that cannot run,
-    `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`.
+    `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`; `ScriptHelp` if a script's
+    arguments ask for its help.
     """
     base = ensure_runtime(config.runtime, progress=progress)
     catalog = Catalog(base.site, base.version)
@@ -133,6 +134,10 @@ def _declares(config: EnvConfig) -> bool:
     return any(dataset.type != "example" for dataset in config.datasets)
 
 
+class ScriptHelp(Exception):
+    """A script was asked for its help (`--help` among its arguments), which this is; nothing was prepared."""
+
+
 class _LackingError(Exception):
     """A script needs packages that this runtime does not have: those that it declares, or the environment's."""
 
@@ -163,6 +168,8 @@ def _run(
             told.bad.append(f"{event['source']}:{event['line']}: {event['reason']}")
         elif kind == "file":
             _count(told, event, progress)
+        elif kind == "help":
+            raise ScriptHelp(event["text"])
         elif kind == "lacks":
             raise _LackingError(event["requirements"])
         elif kind == "refused":

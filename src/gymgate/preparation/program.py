@@ -24,7 +24,7 @@ TAIL = 2000
 def run_program(
     python: Path, order: Mapping[str, Any], environment: Mapping[str, str], log: Path, timeout_s: float
 ) -> Iterator[Event]:
-    """Events in their order, the last one `done`, `refused` or `failed`; closing the iterator ends the program.
+    """Events in their order, the last one `done`, `help`, `refused` or `failed`; closing the iterator ends the program.
 
     Raises `SetupError` with the end of its log if it ends without such an event, and if it takes longer than
     `timeout_s`.
@@ -68,7 +68,7 @@ def _events(
     ended = False
     for line in events:
         event: Event = json.loads(line)
-        ended = event["event"] in ("done", "refused", "failed")
+        ended = event["event"] in ("done", "help", "refused", "failed")
         yield event
     if late.is_set():
         raise SetupError(

@@ -19,7 +19,7 @@ from .places import Places
 from .rows import RowWriter
 from .scripts import scripted
 from .stamps import digest_of
-from .told import LacksError, RefusedError, Told, chain
+from .told import HelpError, LacksError, RefusedError, Told, chain
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,6 +35,9 @@ def main() -> int:
     except LacksError as error:
         told.tell("lacks", requirements=error.requirements)
         return 1
+    except HelpError as error:
+        told.tell("help", text=str(error))
+        return 0
     except RefusedError as error:
         told.tell("refused", error=error.error, message=str(error))
         return 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,13 @@ from typing import Any
 from .declared import Source
 from .places import Places
 from .stamps import digest_of
-from .told import RefusedError
+from .told import HelpError, RefusedError
 
 PATTERNS = ("prepare*.py", "*dataset*.py", "generate*.py")
 """Names of scripts that make data, in an environment's directory and in its `scripts`."""
 OUTPUT = "--output"
 """Taken by most of them."""
+HELP = {"-h", "--help"}
 
 
 def scripted(order: dict[str, Any], places: Places) -> Iterator[Source]:
@@ -24,9 +28,12 @@ def scripted(order: dict[str, Any], places: Places) -> Iterator[Source]:
     if takes(script, OUTPUT) and OUTPUT not in arguments:
         arguments += [OUTPUT, str(staged)]
     before = _rows_below(script.parent)
-    places.execute(script, arguments)
+    with contextlib.redirect_stdout(io.StringIO() if HELP & {*arguments} else sys.stdout) as said:
+        places.execute(script, arguments)
     made = [path for path, time in _rows_below(script.parent).items() if before.get(path) != time]
     made += [staged] if staged.is_file() else []
+    if not made and isinstance(said, io.StringIO):
+        raise HelpError(said.getvalue())
     if not made:
         raise RefusedError(
             "DataError", f"{script.name} ended without writing a JSONL file in {script.parent}"

@@ -5,6 +5,7 @@ bad      a row that cannot run: source, line, reason
 file     a source is written: type, source, rows, bad, origin, agent, repeats, prompt, warning
 lacks    packages are declared that this environment does not have: requirements
 refused  it cannot be done: error (a class of `gymgate.errors`) and message
+help     a script was asked for its help and gave it: text
 failed   something raised: doing, chain (type, message, status and name of each exception, outermost first)
 done     everything is written
 """
@@ -23,6 +24,10 @@ class RefusedError(Exception):
     def __init__(self, error: str, message: str) -> None:
         super().__init__(message)
         self.error = error
+
+
+class HelpError(Exception):
+    """A script was asked for its help, which this is, and made nothing."""
 
 
 class LacksError(Exception):
