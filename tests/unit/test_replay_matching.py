@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
 from gymgate.errors import ConfigError, UnknownConversationError
 from gymgate.gateway.backends.replay import ReplayBackend
-from gymgate.gateway.replay import ReplayIndex, blocks_of, load_index
+from gymgate.gateway.replay import Recording, ReplayIndex, Turn, blocks_of, load_index
 
 CLICK = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
 SYSTEM = {"role": "system", "content": "be good"}
@@ -111,6 +113,57 @@ def test_a_tool_that_answers_otherwise_is_noted_or_refused(tmp_path: Path) -> No
     assert index.find(other).tool_output_differs
     with pytest.raises(UnknownConversationError, match=r"message 3 \(tool\): recorded 'ok', got 'new'"):
         index.find(other, strict=True)
+
+
+def test_a_miss_reads_one_recording_whatever_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request and the nearest recording; the others were read when the index was made."""
+    items = [call("1"), output("1", "ok"), said("a")]
+    index = index_of(tmp_path, *(record([user("q"), said(str(n)), user("go on")], items) for n in range(300)))
+    read: list[Any] = []
+
+    def counted(items: Any) -> Any:
+        read.append(items)
+        return blocks_of(items)
+
+    monkeypatch.setattr("gymgate.gateway.replay.index.blocks_of", counted)
+    start = [user("q"), said("200"), user("go on")]
+    with pytest.raises(
+        UnknownConversationError, match=r"nearest is r\.jsonl:201, which differs at message 4"
+    ):
+        index.find({"input": [*start, said("else")]})
+    assert len(read) == 2
+    with pytest.raises(UnknownConversationError, match=r"nearest is r\.jsonl:1, which differs at message 1"):
+        index.find({"input": "new"})
+    assert len(read) == 4
+    assert index.find({"input": [*start, call("1"), output("1", "new")]}).recording.index == 200
+    assert len(read) == 5
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=5), min_size=1, max_size=6),
+    st.lists(st.sampled_from("abc"), max_size=7),
+)
+def test_the_nearest_recording_is_the_first_that_agrees_longest(
+    recorded: list[list[str]], asked: list[str]
+) -> None:
+    def talk(words: list[str]) -> list[Any]:
+        return [(user if n % 2 == 0 else said)(word) for n, word in enumerate(words)]
+
+    def agree(words: list[str]) -> int:
+        return next(
+            (n for n, (one, other) in enumerate(zip(words, asked, strict=False)) if one != other),
+            min(len(words), len(asked)),
+        )
+
+    recordings = [
+        Recording("r.jsonl", n + 1, n, {"response": {}}, (Turn(talk(words[:-1]), talk(words)[-1:]),))
+        for n, words in enumerate(recorded)
+    ]
+    best = max(range(len(recorded)), key=lambda n: (agree(recorded[n]), -n))
+    with pytest.raises(UnknownConversationError, match=rf"nearest is r\.jsonl:{best + 1}, "):
+        raise ReplayIndex(recordings)._unknown(blocks_of(talk(asked)))
 
 
 def test_what_the_environment_said_may_be_missing(tmp_path: Path) -> None:

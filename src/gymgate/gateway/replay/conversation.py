@@ -9,7 +9,7 @@ reasoning and the tools on offer do not count; `developer` and `instructions` co
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -105,6 +105,14 @@ def policy_key(blocks: Sequence[Block]) -> bytes:
     return _digest(_all_said(blocks, "assistant"))
 
 
+def prefix_keys(blocks: Sequence[Block]) -> list[bytes]:
+    """A key for each beginning of a conversation: of none of its blocks, of the first one, and so on to all of them."""
+    keys = [b""]
+    for block in blocks:
+        keys.append(_digest([keys[-1].hex(), block.said()]))
+    return keys
+
+
 def _role(item: Item) -> Role | None:
     kind = item.get("type") or "message"
     if kind == "message":
@@ -185,13 +193,3 @@ def _dumps(value: Any) -> str:
 
 def _digest(value: Any) -> bytes:
     return hashlib.blake2b(codec.dumps(value), digest_size=16).digest()
-
-
-def first_difference(recorded: Sequence[Block], got: Sequence[Block]) -> int:
-    """Position of the first block that differs; the shorter length where one begins with the other."""
-    return next(_differences(recorded, got), min(len(recorded), len(got)))
-
-
-def _differences(recorded: Sequence[Block], got: Sequence[Block]) -> Iterator[int]:
-    pairs = enumerate(zip(recorded, got, strict=False))
-    return (position for position, (one, other) in pairs if one.said() != other.said())

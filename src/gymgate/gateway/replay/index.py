@@ -17,10 +17,10 @@ from gymgate.gateway.replay.conversation import (
     blocks_of,
     call_ids,
     exact_key,
-    first_difference,
     items_of,
     loose_key,
     policy_key,
+    prefix_keys,
 )
 from gymgate.gateway.replay.recording import Recording, Turn, recorded_rollouts
 
@@ -50,6 +50,10 @@ class ReplayIndex:
         self._exact: dict[bytes, list[Match]] = defaultdict(list)
         self._loose: dict[bytes, list[Match]] = defaultdict(list)
         self._gappy: dict[bytes, list[Match]] = defaultdict(list)
+        self._begun: dict[bytes, Recording] = {}
+        """The first recording that begins in a way, by the key of that beginning (`prefix_keys`)."""
+        self._starts: dict[int, bytes] = {}
+        """The key of the first prompt, by the recording's index."""
         self._rotation: dict[bytes, Iterator[int]] = defaultdict(itertools.count)
         self._lock = threading.Lock()
         for recording in recordings:
@@ -70,6 +74,10 @@ class ReplayIndex:
         raise self._unknown(blocks)
 
     def _enter(self, recording: Recording) -> None:
+        if recording.steps:
+            for key in prefix_keys(_transcript(recording)):
+                self._begun.setdefault(key, recording)
+            self._starts[recording.index] = prefix_keys(blocks_of(recording.steps[0].prompt))[-1]
         for position, step in enumerate(recording.steps):
             blocks = blocks_of(step.prompt)
             if not step.gap:
@@ -83,7 +91,10 @@ class ReplayIndex:
     def _near(self, blocks: list[Block]) -> list[Match]:
         """Turns before which the policy said the same, and the environment did not."""
         found = self._loose.get(loose_key(blocks)) or self._gappy.get(policy_key(blocks), [])
-        return [match for match in found if _starts_like(blocks, match.recording)]
+        if not found:
+            return []
+        begun = {*prefix_keys(blocks)}
+        return [match for match in found if self._starts[match.recording.index] in begun]
 
     def _take(self, key: bytes, found: list[Match], ids: frozenset[str]) -> Match:
         if len(found) > 1 and ids:
@@ -97,20 +108,14 @@ class ReplayIndex:
     def _unknown(self, blocks: list[Block]) -> UnknownConversationError:
         known = f"{len(self.recordings)} recorded rollout(s)"
         where = f"no recorded answer for this conversation of {len(blocks)} message(s) among {known}"
-        nearest = max(
-            ((first_difference(_transcript(r), blocks), -r.index, r) for r in self.recordings if r.steps),
-            key=lambda entry: entry[:2],
-            default=None,
+        keys = prefix_keys(blocks)
+        alike = next((n for n in reversed(range(len(keys))) if keys[n] in self._begun), None)
+        detail = (
+            "; they hold no turns" if alike is None else _difference(self._begun[keys[alike]], alike, blocks)
         )
-        detail = "; they hold no turns" if nearest is None else _difference(nearest[2], nearest[0], blocks)
         return UnknownConversationError(
             f"replay policy: {where}{detail}", endpoint="replay", status_code=422, retryable=False
         )
-
-
-def _starts_like(blocks: list[Block], recording: Recording) -> bool:
-    start = blocks_of(recording.steps[0].prompt)
-    return first_difference(start, blocks) == len(start)
 
 
 def _transcript(recording: Recording) -> list[Block]:
