@@ -62,11 +62,16 @@ def row_of(out: str, environment: str) -> list[str]:
 
 
 async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
-    """Replayed rollouts of the default task; half of the saved ones are lost and run again."""
+    """Replayed rollouts of the default task; half of the saved ones are lost and run again.
+
+    The stack starts while verifiers is imported: its progress is on stderr, once, and not in verifiers' log.
+    """
     command = [*GYMGATE, "nemo-gym-env", "-r", "6", "-c", "3", "--run.name", "main"]
     code, out, err = await finish(command, tmp_path)
     assert code == 0, err
     assert row_of(out, "example_session_state_mgmt")[1:8] == ["6", "6", *"0000", "1.000"]
+    assert err.index("loading verifiers") < err.index("importing NeMo Gym")
+    assert err.count("importing NeMo Gym") == 1
     run = tmp_path / "outputs" / "main"
     before = traces(run)
     assert all(trace["ok"] and trace["rewards"]["reward"]["score"] == 1.0 for trace in before)

@@ -6,11 +6,11 @@ import math
 import pickle
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate import codec
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 
 NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}
@@ -26,7 +26,7 @@ def test_nested_values_of_an_endpoint_are_hashable_and_reach_the_request_as_they
     assert len({stack(sampling), stack(sampling), stack({"stop": ["b"]})}) == 2
     endpoint = dict(stack(sampling).models)["judge"]
     assert isinstance(endpoint, HTTPEndpoint)
-    assert codec.loads(codec.dumps(dict(endpoint.sampling))) == NESTED
+    assert orjson.loads(orjson.dumps(dict(endpoint.sampling))) == NESTED
 
 
 def test_sampling_and_overrides_are_frozen_alike() -> None:

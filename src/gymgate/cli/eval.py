@@ -7,8 +7,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
@@ -74,8 +74,8 @@ def run(args: tuple[str, ...], **options: Any) -> None:
     if PLUGIN_ID in (taskset, settings.get("env.taskset.id")):
         names = environment_names(settings, DEFAULT_ENVIRONMENT)
         runtime = _check_environments(names, settings)
-        with _policy(names, settings, runtime) as endpoint:
-            code = _evaluate([*given, *endpoint])
+        with _policy(names, settings, runtime) as endpoint, _early_stack(argv, settings):
+            code = _evaluate(given, endpoint)
     else:
         code = _evaluate(given)
     sys.exit(code)
@@ -138,25 +138,42 @@ def _require_judges(found: Sequence[Environment], settings: Mapping[str, Any]) -
         refuse_unanswered(environment.name, judges, named, option="--env.taskset.models.{}=URL", hint=hint)
 
 
+def _early_stack(argv: Sequence[str], settings: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Start the stack while verifiers is imported, unless verifiers is only asked for its help or its config."""
+    if settings.get("dry_run") or {"-h", "--help"} & {*argv}:
+        return nullcontext()
+    from gymgate.integrations.verifiers import early
+
+    return early.starting(settings, _progress)
+
+
 @contextmanager
-def _policy(names: Sequence[str], settings: Mapping[str, Any], runtime: RuntimeConfig) -> Iterator[list[str]]:
-    """What to add to the command line for a policy; the replay policy runs meanwhile if no other is named."""
+def _policy(
+    names: Sequence[str], settings: Mapping[str, Any], runtime: RuntimeConfig
+) -> Iterator[Callable[[], list[str]]]:
+    """Gives what to add to the command line for a policy; the replay policy runs meanwhile if no other is named."""
     base_url, model = settings.get("client.base_url"), settings.get("model") or settings.get("m")
     replayed = settings.get("client.api_key_var") == REPLAY_KEY_VARIABLE
     if base_url:
         checked_url(str(base_url))
     if base_url and not replayed:
         key = [] if "client.api_key_var" in settings else ["--client.api-key-var", "OPENAI_API_KEY"]
-        yield [*key, *([] if model else ["--model", _only_model(base_url)])]
+        flags = [*key, *([] if model else ["--model", _only_model(base_url)])]
+        yield lambda: flags
         return
     if model and not replayed:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
-    from gymgate.cli.serve_process import start_replay_server
+    from gymgate.cli.serve_process import begin_replay_server
 
     port = urlparse(str(base_url)).port if base_url else 0
     _progress(f"no endpoint named: replaying the recorded rollouts of {', '.join(names)}")
-    with start_replay_server(names, port=port or 0, runtime=runtime) as server:
-        yield [] if base_url else _replay_flags(server.base_url)
+    with begin_replay_server(names, port=port or 0, runtime=runtime) as server:
+
+        def flags_of_replay() -> list[str]:
+            url = server.base_url  # waits until it listens
+            return [] if base_url else _replay_flags(url)
+
+        yield flags_of_replay
 
 
 def _replay_flags(base_url: str) -> list[str]:
@@ -180,15 +197,19 @@ def _only_model(base_url: str) -> str:
     return models[0]
 
 
-def _evaluate(argv: list[str]) -> int:
-    """Run verifiers' eval and print the closing table; its exit code, 1 where rollouts failed."""
+def _evaluate(argv: Sequence[str], endpoint: Callable[[], list[str]] = list) -> int:
+    """Run verifiers' eval and print the closing table; its exit code, 1 where rollouts failed.
+
+    `endpoint` gives the arguments that name the policy, which starts while verifiers is imported.
+    """
     _progress("loading verifiers")
     from verifiers.v1.cli.eval.main import main
 
+    argv = [*argv, *endpoint()]
     started, code = time.time(), 0
     with watch() as watcher:
         try:
-            main(argv)
+            main([*argv])
         except SystemExit as error:
             code = _exit_code(error)
     if watcher.path is None or not (watcher.path / "traces.jsonl").is_file():

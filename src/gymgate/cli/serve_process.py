@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Self
 
@@ -27,10 +28,18 @@ class ReplayServer:
     It ends by itself when this process does, however that dies.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], base_url: str) -> None:
-        self.base_url = base_url
-        """Up to `/v1`."""
+    def __init__(self, process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
         self._process = process
+        self._errors = errors
+
+    @cached_property
+    def base_url(self) -> str:
+        """Up to `/v1`; waits until the server listens, and raises as `start_replay_server` if it does not."""
+        try:
+            return _first_line(self._process, self._errors)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pid(self) -> int:
@@ -39,6 +48,7 @@ class ReplayServer:
     def close(self) -> None:
         """Stop the server within seconds. Idempotent."""
         _stop(self._process)
+        self._errors.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,6 +71,23 @@ def start_replay_server(
     Returns when it listens. Raises `ConfigError` for an environment without recordings or a port that is
     taken, `StackStartError` if it does not come up.
     """
+    server = begin_replay_server(
+        environments, files=files, index=index, host=host, port=port, runtime=runtime
+    )
+    assert server.base_url
+    return server
+
+
+def begin_replay_server(
+    environments: str | Sequence[str] = (),
+    *,
+    files: Sequence[str | Path] = (),
+    index: int | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    runtime: RuntimeConfig | None = None,
+) -> ReplayServer:
+    """As `start_replay_server`, but it returns at once; reading `base_url` waits until the server listens."""
     names = [environments] if isinstance(environments, str) else list(environments)
     paths = [*recording_files(names, runtime), *(str(path) for path in files)]
     pinned = [] if index is None else ["--index", str(index)]
@@ -81,21 +108,17 @@ def recording_files(environments: Sequence[str], runtime: RuntimeConfig | None =
 
 
 def _start(argv: list[str]) -> ReplayServer:
-    with tempfile.TemporaryFile() as errors:
-        # A session of its own: the Ctrl-C that ends the caller's work must not end its policy first.
-        process = subprocess.Popen(
-            argv,
-            env=daemon_env(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            start_new_session=True,
-        )
-        try:
-            return ReplayServer(process, _first_line(process, errors))
-        except BaseException:
-            _stop(process)
-            raise
+    errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+    # A session of its own: the Ctrl-C that ends the caller's work must not end its policy first.
+    process = subprocess.Popen(
+        argv,
+        env=daemon_env(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+    )
+    return ReplayServer(process, errors)
 
 
 def _first_line(process: subprocess.Popen[bytes], errors: IO[bytes]) -> str:

@@ -56,8 +56,7 @@ class LoopThread:
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """The result; interrupting the wait (Ctrl-C) cancels the work and waits for it to end."""
-        assert self._loop is not None
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         try:
             return future.result()
         except BaseException:
@@ -65,6 +64,11 @@ class LoopThread:
                 future.cancel()
                 concurrent.futures.wait([future], timeout=1.0)
             raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start the work; cancelling the future cancels it."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:

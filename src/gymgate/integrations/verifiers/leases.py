@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from gymgate.config import StackConfig
+from gymgate.integrations.verifiers import early
 from gymgate.stack import Stack, connect
 
 logger = logging.getLogger("verifiers.v1.gymgate")
@@ -100,7 +101,14 @@ def _entry(config: StackConfig) -> _Held:
 
 
 def _start(config: StackConfig) -> asyncio.Task[Stack]:
-    return asyncio.ensure_future(connect(config, progress=say))
+    return asyncio.ensure_future(_connect(config))
+
+
+async def _connect(config: StackConfig) -> Stack:
+    early.acquiring(config)
+    stack = await connect(config, progress=say)
+    early.acquired()
+    return stack
 
 
 async def _ready(entry: _Held, config: StackConfig) -> Stack:
