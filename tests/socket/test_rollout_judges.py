@@ -57,7 +57,14 @@ async def rollout(
 
 async def outcome_of(agent: Any, route: Route) -> dict[str, Any]:
     async with upstream(agent) as serving, new_session() as session:
-        job = Job(environment="e", agent="a", body=json.dumps({}).encode(), rollout_id="id", timeout_s=60)
+        job = Job(
+            environment="e",
+            agent="a",
+            agent_type="simple_agent",
+            body=json.dumps({}).encode(),
+            rollout_id="id",
+            timeout_s=60,
+        )
         return (await run_job(session, job, route, f"{serving.url}/run")).fields
 
 

@@ -81,7 +81,7 @@ def check(program: Path) -> None:
 
 
 def replay(program: Path) -> None:
-    serve_process._start([str(program), "serve"])
+    _ = serve_process._start([str(program), "serve"]).base_url
 
 
 def gpus(program: Path) -> None:

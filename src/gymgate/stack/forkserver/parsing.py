@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import re
 import traceback
-from pathlib import Path
 from typing import Any
-
-from .handing import handing_on
 
 INSTANCE_KINDS = ("resources_servers", "responses_api_agents", "responses_api_models", "environment_servers")
 NOWHERE = "http://127.0.0.1:1/v1"
@@ -21,13 +16,6 @@ STAND_IN_MODEL = {
     "openai_api_key": "gymgate",
     "openai_model": "model",
 }
-
-
-def parse(order: dict[str, Any]) -> None:
-    """Resolve an environment's config with NeMo Gym's own parser, see how this release hands keys on, write both to `out`."""
-    os.chdir(order["directory"])  # which the config's relative paths are tried against
-    answer = parsed(order) | {"handing": handing_on(order["handing"])}
-    Path(order["out"]).write_text(json.dumps(answer))
 
 
 def parsed(order: dict[str, Any]) -> dict[str, Any]:

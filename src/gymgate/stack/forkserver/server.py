@@ -32,7 +32,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .parsing import parse
+from .handing import handing_on
+from .parsing import parsed
 from .preloading import preload
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -44,6 +45,14 @@ from .processes import (
     send_signal,
 )
 from .serving import ray_head, serve
+
+
+def parse(order: dict[str, Any]) -> None:
+    """Resolve an environment's config with NeMo Gym's own parser, see how this release hands keys on, write both to `out`."""
+    os.chdir(order["directory"])  # which the config's relative paths are tried against
+    answer = parsed(order) | {"handing": handing_on(order["handing"])}
+    Path(order["out"]).write_text(json.dumps(answer))
+
 
 CHILDREN = {"parse": parse, "serve": serve, "ray": ray_head}
 
