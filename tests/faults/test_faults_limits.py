@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -11,10 +12,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from agents_support import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
 from faults_support import Program, program
 from stack_support import ROW, SIMPLE, call_then_answer, runtime, server_pid, stack_config
 
-from gymgate.config import cache_dir
+from gymgate.config import RolloutLimits, cache_dir
+from gymgate.rollout import Rollout
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 
@@ -73,6 +76,41 @@ async def test_256_descriptors() -> None:
     few = ["sh", "-c", 'ulimit -n 256; exec "$@"', "sh"]
     async with program(ROLLOUTS, "count=200", "timeout=90", wrap=few) as sdk:
         await all_well(sdk, 100)
+
+
+@pytest.mark.parametrize("process", ["daemon", "fork server", "agent"])
+async def test_no_file_may_be_opened(tmp_path: Path, process: str) -> None:
+    """By the daemon, the fork server or an agent's server, in every wait of a rollout: each one ends in time with its reward or
+    a typed error, and all is well when files may be opened again."""
+    limits = RolloutLimits(timeout_s=4)
+    config = stack_config(
+        SIMPLE, environment_with_forgetful_agent(tmp_path), agent_slots=1, restart_window_s=1, max_restarts=20
+    )
+    async with acquire(config) as stack:
+        policy = stack.register("scripted", call_then_answer, dialect="responses")
+        stamping = stack.register("stamping", StampingPolicy(1, TOOLS))
+        status = await stack.status()
+        agent = server_pid(status, SIMPLE, "example_single_tool_call_simple_agent")
+        pid = {"daemon": status["pid"], "fork server": status["fork_servers"][0], "agent": agent}[process]
+
+        async def run(slot: bool) -> Rollout:
+            row, endpoint = (stamped_row(1), stamping) if slot else (ROW, policy)
+            environment = config.environments[slot].name
+            async with asyncio.timeout(limits.timeout_s + 2):
+                return await stack.run(row, policy=endpoint, environment=environment, limits=limits)
+
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+        for spare in (0, 3):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + spare, hard))
+            rollouts = await asyncio.gather(*(run(slot=number % 2 == 1) for number in range(8)))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+            for rollout in rollouts:
+                assert (rollout.error is None) == (rollout.reward == 1.0), rollout
+        for slot in (False, True):
+            async with asyncio.timeout(60):
+                while (await run(slot)).reward != 1.0:
+                    pass
 
 
 async def test_logs_on_a_full_disk(tmp_path: Path) -> None:
