@@ -71,8 +71,11 @@ async def test_servers_that_hang_are_replaced(shared: StackConfig, places: tuple
                 started = time.monotonic()
                 if server == "deadlock":
                     found = await asyncio.gather(run(stack, "fine"), run(stack, "verify:deadlock"))
-                    assert found[0].reward == 0.5 or found[0].error is not None
                     check_hung(found[1], "'failing'")
+                    if found[0].error is None:  # it was through before the other one got there
+                        assert found[0].reward == 0.5
+                    else:
+                        check_hung(found[0], "'failing'")
                 else:
                     pid = server_pid(await stack.status(), places[0], server)
                     os.kill(pid, signal.SIGSTOP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import json
 import tracemalloc
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymgate.errors import GymgateError
+from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway import Gateway
+from gymgate.gateway.backends.answers import fault_of
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
 
@@ -147,10 +149,19 @@ def test_any_bytes_get_an_answer_or_the_door(chunks: list[bytes]) -> None:
 @settings(max_examples=300, deadline=None)
 @given(body=BODIES, source=DIALECTS, target=DIALECTS)
 def test_requests_translate_or_are_refused(body: dict[str, Any], source: Any, target: Any) -> None:
+    """A refusal blames the request. A translation can be sent, holds a conversation, and leaves the request as it was."""
+    before = copy.deepcopy(body)
     try:
-        translate_request(body, source, target, ConversationMemory())
-    except GymgateError:
+        translated = translate_request(body, source, target, ConversationMemory())
+    except ConfigError:
         return
+    finally:
+        assert body == before
+    json.dumps(translated, allow_nan=False)
+    if source != target:
+        said = translated["input" if target == "responses" else "messages"]
+        assert isinstance(said, list)
+        assert all(isinstance(item, dict) for item in said)
 
 
 @settings(max_examples=300, deadline=None)
@@ -160,11 +171,22 @@ def test_requests_translate_or_are_refused(body: dict[str, Any], source: Any, ta
     target=DIALECTS,
 )
 def test_answers_translate_or_are_refused(answer: dict[str, Any], source: Any, target: Any) -> None:
-    """An endpoint's answer is no more to be trusted than a request."""
+    """An endpoint's answer is no more to be trusted than a request: one that is taken is an answer in the agent's dialect."""
+    before = copy.deepcopy(answer)
     try:
-        translate_answer(answer, {"messages": [], "input": []}, source, target, ConversationMemory())
-    except GymgateError:
+        translated = translate_answer(
+            answer, {"messages": [], "input": []}, source, target, ConversationMemory()
+        )
+    except PolicyError:
         return
+    except ConfigError:  # nothing that gymgate asks speaks messages
+        assert source == "messages" != target
+        return
+    finally:
+        assert answer == before
+    json.dumps(translated, allow_nan=False)
+    if source != target:
+        assert fault_of(translated, target) is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,6 +16,8 @@ from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 from gymgate.gateway import CallableBackend, Gateway, Route
+from gymgate.gateway.call import Call
+from gymgate.gateway.resends import MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, Resends
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -202,6 +206,158 @@ def test_an_idempotency_key_names_the_call(on_stage: Callable[..., None]) -> Non
         assert len(scene.route.calls) == 2
 
     on_stage(play)
+
+
+def test_a_failed_call_is_made_anew_for_its_idempotency_key() -> None:
+    """A retry wants another try, not the failure again; what is under way is joined all the same."""
+
+    async def fails_once(seen: Seen) -> web.Response:
+        count.append(1)
+        return web.json_response(chat_answer(str(len(count))), status=500 if len(count) == 1 else 200)
+
+    count: list[int] = []
+
+    async def main() -> None:
+        async with upstream(fails_once) as policy, Gateway() as gateway:
+            route = gateway.open(policy.endpoint())
+            connection = await RawConnection.open(gateway.port)
+            for expected in (502, 200, 200):
+                await connection.post(
+                    f"/ng-rollout/{route.key}/v1/chat/completions", BODY, Idempotency_Key="a"
+                )
+                assert (await connection.answer())[0] == expected
+            assert [call.status_code for call in route.calls] == [502, 200]
+            connection.writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_failure_is_given_to_no_retry_and_takes_no_answers_room() -> None:
+    async def script(seen: Seen) -> web.Response:
+        return web.json_response(chat_answer(), status=400 if b"bad" in seen.raw else 200)
+
+    async def main() -> None:
+        async with upstream(script) as policy, Gateway() as gateway:
+            route = gateway.open(policy.endpoint())
+            path = f"/ng-rollout/{route.key}/v1/chat/completions"
+
+            async def ask(body: bytes, **headers: str) -> int:
+                connection = await RawConnection.open(gateway.port)
+                await connection.post(path, body, **headers)
+                status, _ = await connection.answer()
+                await connection.drop()
+                return status
+
+            assert await ask(BODY) == 200
+            for number in range(RECENT_ANSWERS + 1):
+                assert await ask(BODY.replace(b"hi", b"bad%d" % number)) == 400
+            assert await ask(BODY, x_stainless_retry_count="1") == 200
+            assert await ask(BODY.replace(b"hi", b"bad0"), x_stainless_retry_count="1") == 400
+            assert len(route.calls) == RECENT_ANSWERS + 3
+
+    asyncio.run(main())
+
+
+def test_a_retry_is_given_the_answer_to_its_own_question(on_stage: Callable[..., None]) -> None:
+    async def play(scene: Scene) -> None:
+        scene.gate.opened.set()
+        other = BODY.replace(b"hi", b"ho")
+        assert [await scene.ask(other), await scene.ask()] == ["1", "2"]
+        assert await scene.ask(x_stainless_retry_count="1") == "2"
+        assert await scene.ask(x_stainless_retry_count="1") == "2"
+        assert await scene.ask(other, x_stainless_retry_count="1") == "1"
+
+    on_stage(play)
+
+
+def test_a_second_lost_connection_is_joined_too(on_stage: Callable[..., None]) -> None:
+    """The call is the last connection's that asked for it, and lost with that."""
+
+    async def play(scene: Scene) -> None:
+        first = await scene.send()
+        await scene.policy.arrivals(1)
+        await first.drop()
+        second = await scene.send()
+        await belongs_to(scene.route, second)
+        third = await scene.send()
+        await scene.policy.arrivals(2)  # the second one is there: an equal request is a sample of its own
+        scene.gate.opened.set()
+        assert [await said(second), await said(third)] == ["1", "2"]
+
+    on_stage(play)
+
+
+async def belongs_to(route: Route, connection: RawConnection) -> None:
+    """Wait until the route's only call is that connection's."""
+    own = connection.writer.get_extra_info("sockname")
+    async with asyncio.timeout(10):
+        while True:
+            [call] = route._calls
+            transport = call.connection.transport if call.connection is not None else None
+            if transport is not None and transport.get_extra_info("peername") == own:
+                return
+            await asyncio.sleep(0.005)
+
+
+def test_an_answer_written_to_a_reset_connection_is_not_delivered(on_stage: Callable[..., None]) -> None:
+    """The reset arrives when the answer is there and nothing was read since: only the write itself shows it."""
+
+    async def play(scene: Scene) -> None:
+        def resets(body: dict[str, Any]) -> dict[str, Any]:
+            answers.append(1)
+            if len(answers) == 1:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+            return chat_answer(str(len(answers)))
+
+        answers: list[int] = []
+        route = scene.gateway.open(CallableBackend(resets))
+        scene.path = f"/ng-rollout/{route.key}/v1/chat/completions"
+        client = socket.create_connection(("127.0.0.1", scene.gateway.port))
+        head = f"POST {scene.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
+        client.sendall(head.encode() + BODY)
+        while not answers:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        assert [await scene.ask(), await scene.ask()] == ["1", "2"]
+
+    on_stage(play)
+
+
+async def test_a_keyless_call_that_nobody_came_back_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no end of a rollout at which it would be."""
+    monkeypatch.setattr("gymgate.gateway.route._KEYLESS_RESEND_S", 0.01)
+    gate = Gate()
+    async with upstream(gate) as judge, Gateway(judges={"judge": judge.endpoint()}) as gateway:
+        port = await gateway.port_for("judge")
+        connection = await RawConnection.open(port)
+        await connection.post("/v1/chat/completions", BODY)
+        await judge.arrivals(1)
+        await connection.drop()
+        assert list(gateway.keyless._resends._unwritten) != []
+        gate.opened.set()
+        async with asyncio.timeout(10):
+            while gateway.keyless._resends._unwritten:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        connection = await RawConnection.open(port)
+        await connection.post("/v1/chat/completions", BODY)
+        assert await said(connection) == "2"
+        connection.writer.close()
+
+
+def test_what_may_be_asked_for_again_is_bounded() -> None:
+    resends = Resends()
+    keys = [RequestKey("m", "chat", b"%d" % number, f"k{number}") for number in range(MARKED_ANSWERS + 5)]
+    for number, key in enumerate(keys):
+        call = Call(number, "m", "chat", 0.0, status=200, done=True)
+        resends.add(key, call)
+        resends.written(key, call)
+    assert (len(resends._marked), len(resends._recent), resends._unwritten) == (
+        MARKED_ANSWERS,
+        RECENT_ANSWERS,
+        {},
+    )
+    assert resends.find(keys[0], retry=True) is None
+    assert resends.find(keys[-1], retry=False) is not None
 
 
 def test_a_marked_retry_gets_an_answer_whose_connection_is_gone(on_stage: Callable[..., None]) -> None:

@@ -185,6 +185,82 @@ async def test_unknown_and_retired_keys_reach_no_policy(
     assert (policy.seen, live.calls, retired.calls) == ([], [], [])
 
 
+async def test_a_live_key_in_the_url_goes_before_metadata(
+    gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    """A row cannot send its rollout's calls to another rollout, nor lose them with an entry that is no key."""
+    mine, other = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
+    for entry in (other.key, "f" * 32, "not a key", 7):
+        body = {**BODY, "metadata": {METADATA_KEY: entry}}
+        assert (await post(http, f"{mine.base_url}/chat/completions", body))[0] == 200
+    assert (len(mine.calls), other.calls) == (4, [])
+    unknown = f"{gateway.url}/ng-rollout/{'e' * 32}/v1/chat/completions"
+    body = {**BODY, "metadata": {METADATA_KEY: other.key}}
+    assert (await post(http, unknown, body))[0] == 200
+    assert len(other.calls) == 1
+
+
+async def test_an_entry_that_is_no_key_leaves_a_judges_call_keyless(
+    policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    async with Gateway(judges={"judge": policy.endpoint()}) as gateway:
+        url = f"http://127.0.0.1:{await gateway.port_for('judge')}/v1/chat/completions"
+        assert (await post(http, url, {**BODY, "metadata": {METADATA_KEY: "mine"}}))[0] == 200
+        assert dict(gateway.keyless_calls) == {"judge": 1}
+    assert [seen.body.get("metadata") for seen in policy.seen] == [None]
+
+
+async def test_a_closed_route_is_forgotten(gateway: Gateway, policy: Upstream) -> None:
+    route = gateway.open(policy.endpoint())
+    assert gateway.find(route.key) is route
+    await route.close()
+    assert (gateway.find(route.key), gateway.routes) == (None, {})
+
+
+async def test_a_rollouts_judge_goes_before_the_stacks_and_the_judging_policy_is_apart(
+    policy: Upstream, http: aiohttp.ClientSession
+) -> None:
+    async with (
+        upstream() as own,
+        upstream() as judging,
+        Gateway(judges={"judge": policy.endpoint()}) as gateway,
+    ):
+        route = gateway.open(
+            policy.endpoint(),
+            judges={"judge": own.endpoint(), "user": "policy"},
+            judge_policy=judging.endpoint(),
+        )
+        for name in ("judge", "user", "policy_model_as_judge", "policy_model"):
+            port = await gateway.port_for(name)
+            url = f"http://127.0.0.1:{port}/ng-rollout/{route.key}/v1/chat/completions"
+            assert (await post(http, url))[0] == 200
+        assert (len(own.seen), len(judging.seen), len(policy.seen)) == (1, 2, 1)
+
+
+async def test_a_call_under_way_is_recorded_again_when_it_is_through(gateway: Gateway) -> None:
+    arrived, go_on = asyncio.Event(), asyncio.Event()
+
+    async def script(seen: Seen) -> aiohttp.web.Response:
+        arrived.set()
+        await go_on.wait()
+        return aiohttp.web.json_response(chat_answer())
+
+    async with upstream(script) as policy, aiohttp.ClientSession() as http:
+        route = gateway.open(policy.endpoint())
+        asking = asyncio.create_task(post(http, f"{route.base_url}/chat/completions"))
+        await arrived.wait()
+        [before] = route.calls
+        assert (before.status_code, before.response, dict(route.in_flight)) == (
+            None,
+            None,
+            {"policy_model": 1},
+        )
+        go_on.set()
+        assert (await asking)[0] == 200
+        [after] = route.calls
+        assert (after.status_code, after.usage.output_tokens, dict(route.in_flight)) == (200, 2, {})
+
+
 async def test_without_a_key_it_says_what_to_send(
     gateway: Gateway, policy: Upstream, http: aiohttp.ClientSession
 ) -> None:

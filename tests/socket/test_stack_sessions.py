@@ -12,9 +12,11 @@ from typing import Any
 
 import aiohttp
 import pytest
-from gateway_upstream import chat_answer
+from aiohttp import web
+from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.errors import StackLostError
 from gymgate.stack.client import Connection, Stack
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.launch import Place
@@ -69,10 +71,37 @@ async def test_a_closed_route_leaves_no_name(tmp_path: Path) -> None:
         await connection.peer.call("close_route", key=by_key.key)
         connection.peer.tell("forget_route", name=by_name._name)
         connection.peer.tell("forget_route", name="never heard of")
-        with pytest.raises(Exception, match="no open route"):
+        with pytest.raises(StackLostError, match="no open route of that key"):
             await by_name.calls()
         assert held(session) == {}
         assert not gateway.routes
+
+
+async def test_a_lost_connections_routes_are_closed(tmp_path: Path) -> None:
+    """With the calls that are under way on them; those of others stay."""
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def waits(seen: Seen) -> web.Response:
+        asked.set()
+        try:
+            return await asyncio.Event().wait()  # type: ignore[func-returns-value]
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    async with upstream(waits) as policy, joined(tmp_path) as (stack, connection, session):
+        gateway = session.daemon.running.gateway
+        others = gateway.open(policy.endpoint())
+        route = await stack.open_route(policy.endpoint())
+        async with aiohttp.ClientSession() as http:
+            url = f"{route.base_url}/chat/completions"
+            asking = asyncio.create_task(http.post(url, json={"messages": []}))
+            await asked.wait()
+            connection.peer.abort()
+            assert (await asking).status == 404
+            await cancelled.wait()
+            assert list(gateway.routes.values()) == [others]
+            assert (await http.post(url, json={"messages": []})).status == 404
 
 
 async def test_a_closed_route_leaves_no_function(tmp_path: Path) -> None:

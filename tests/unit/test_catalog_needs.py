@@ -102,6 +102,22 @@ def test_needs_from_the_config(
     assert all("\n" not in need.detail for need in found.needs)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("openai_model", ")"),
+        ("local_vllm_model", "), a local vLLM unless an endpoint is given"),
+        (None, "), not defined in the config"),
+    ],
+)
+def test_a_judges_need_says_what_answers_unless_an_endpoint_is_given(
+    site: Path, kind: str | None, said: str
+) -> None:
+    judge = {"j": {"responses_api_models": {kind: {"entrypoint": "app.py"}}}} if kind else {}
+    [need] = scanned(site, {"judge_model_server": model("j")}, **judge).needs
+    assert (need.kind, need.detail.partition("resources server e")[2]) == ("judge", said)
+
+
 def test_a_model_servers_own_values_are_no_needs_but_missing(site: Path) -> None:
     judge = {"responses_api_models": {"openai_model": {"entrypoint": "app.py", "api_key": "???"}}}
     found = scanned(site, {"judge_model_server": model("j")}, j=judge)

@@ -117,6 +117,25 @@ def test_shards_give_what_one_run_gives(tmp_path: Path) -> None:
     assert {f"maj@{k}" for k in (1, 2, 4, 8)} <= set(row)
 
 
+@pytest.mark.parametrize(("passes", "low", "high"), [([1, 1, 2], 0.0, None), ([3, 3, 2], None, 1.0)])
+def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
+    tmp_path: Path, passes: list[int], low: float | None, high: float | None
+) -> None:
+    """Three tasks of four rollouts; where the normal interval would leave what is possible, it ends there."""
+    if low is not None:
+        passes = [0, 0, passes[0]]
+    lines = [
+        line(k, r, float(r < count))
+        for k, count in enumerate(passes)
+        for r in range(4 if low is not None else 3)
+    ]
+    [row] = summary_rows(read_runs([write_run(tmp_path, lines)]))
+    width = st.Z95 * row["pass@1_se"]
+    assert row["pass@1_ci95_low"] == pytest.approx(row["pass@1"] - width if low is None else low)
+    assert row["pass@1_ci95_high"] == pytest.approx(row["pass@1"] + width if high is None else high)
+    assert not 0 <= row["pass@1"] - width <= row["pass@1"] + width <= 1
+
+
 def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     failure = {**line(1, 1, None), "final": True, "error": {"kind": "timeout"}}
     lines = [
@@ -188,6 +207,7 @@ def test_bounds(tmp_path: Path) -> None:
     run = write_run(tmp_path, [line(k, r, float(r < k)) for k in range(5) for r in range(4)])
     kept = [task.task for task in keep(read_runs([run]), *parse_bounds("0.1..0.9"))]
     assert kept == [1, 2, 3]
+    assert [task.task for task in keep(read_runs([run]), *parse_bounds("0.25..0.75"))] == [1, 2, 3]
     assert parse_bounds("..0.5") == (-math.inf, 0.5)
     for wrong in ("0.5", "a..b", "0.9..0.1"):
         with pytest.raises(ConfigError, match="--keep"):

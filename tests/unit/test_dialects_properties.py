@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 from typing import Any
 
 import orjson
@@ -11,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gymgate.config import Dialect
-from gymgate.errors import GymgateError
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.gateway.backends.answers import fault_of
 from gymgate.gateway.dialects import (
     ConversationMemory,
     finish_reason_of,
@@ -177,13 +179,20 @@ dialects = st.sampled_from(["responses", "chat", "messages"])
 @settings(max_examples=120, deadline=None)
 @given(bodies, dialects, dialects)
 def test_nonsense_is_refused_with_one_of_our_errors(body: Json, source: Dialect, target: Dialect) -> None:
-    """And what is only read for the record is read without any error."""
-    memory = ConversationMemory()
-    with contextlib.suppress(GymgateError):
-        translate_request(body, source, target, memory)
-    with contextlib.suppress(GymgateError):
-        translate_answer(body, {}, source, target, memory)
+    """What is taken is whole, and changes nothing; what is only read for the record is read as what it stands for."""
+    memory, before = ConversationMemory(), copy.deepcopy(body)
+    with contextlib.suppress(ConfigError):
+        request = translate_request(body, source, target, memory)
+        assert json.loads(json.dumps(request)) == request
+        assert source == target or isinstance(request["input" if target == "responses" else "messages"], list)
+    with contextlib.suppress(ConfigError if source == "messages" else PolicyError):
+        answer = translate_answer(body, {}, source, target, memory)
+        assert json.loads(json.dumps(answer)) == answer
+        assert source == target or fault_of(answer, target) is None
     for dialect in (source, target):
-        usage_of(body, dialect)
-        finish_reason_of(body, dialect)
-        token_data_of(body, dialect)
+        counts = usage_of(body, dialect)
+        assert all(count is None or type(count) is int for count in counts.__dict__.values())
+        assert isinstance(finish_reason_of(body, dialect), str | None)
+        for numbers, kind in zip(token_data_of(body, dialect), (int, int, float), strict=True):
+            assert numbers is None or (numbers and {type(number) for number in numbers} == {kind})
+    assert body == before

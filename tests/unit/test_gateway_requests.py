@@ -49,6 +49,10 @@ def test_the_routing_entry_leaves_no_trace() -> None:
     assert take_routing_entry(body) == ({"a": 1, "metadata": {"b": "2"}, "c": 3}, KEY)
     assert list(take_routing_entry(body)[0]) == ["a", "metadata", "c"]
     assert take_routing_entry({"a": 1, "metadata": {METADATA_KEY: KEY}}) == ({"a": 1}, KEY)
+    entry = {
+        METADATA_KEY: f"http://127.0.0.1:1/ng-rollout/{KEY}/v1"
+    }  # of a service that is told its policy's base URL
+    assert take_routing_entry({"a": 1, "metadata": entry}) == ({"a": 1}, KEY)
     for untouched in ({"metadata": {}}, {"metadata": None, "input": METADATA_KEY}, {"input": "x"}):
         assert take_routing_entry(untouched)[0] is untouched
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.stack.places import process_directory, remove_traces
+from gymgate.stack.places import make_private, process_directory, remove_traces
 
 
 @pytest.fixture
@@ -39,6 +39,21 @@ def test_a_process_that_has_ended_unread_is_dead(base: Path) -> None:
             assert not path.exists()
     finally:
         os.waitpid(pid, 0)
+
+
+def test_a_directory_of_another_user_is_not_trusted(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever made it could replace the sockets in it."""
+    base.mkdir(mode=0o700)
+    make_private(base)
+    monkeypatch.setattr(os, "getuid", lambda: base.stat().st_uid + 1)
+    with pytest.raises(PermissionError, match="belongs to user"):
+        make_private(base)
+
+
+def test_a_directory_that_others_may_read_is_closed_to_them(base: Path) -> None:
+    base.mkdir(mode=0o755)
+    make_private(base)
+    assert base.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_a_living_process_has_stays(base: Path) -> None:

@@ -57,6 +57,15 @@ def test_a_fork_trains_the_shared_tokens_once() -> None:
     ]
 
 
+def test_a_turn_goes_on_from_the_longest_row_that_it_extends() -> None:
+    """One prompt sampled twice; the third turn was shown the longer answer."""
+    rows = assemble([TokenTurn([1], [2]), TokenTurn([1], [2, 3]), TokenTurn([1, 2, 3, 9], [4])])
+    assert [(row.prompt_ids, row.completion_ids, row.mask) for row in rows] == [
+        ([1], [2], [1]),
+        ([1], [2, 3, 9, 4], [1, 1, 0, 1]),
+    ]
+
+
 def test_missing_logprobs_stay_missing() -> None:
     (row,) = assemble([TokenTurn([1], [2])])
     assert row.logprobs is None

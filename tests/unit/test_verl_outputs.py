@@ -72,6 +72,8 @@ def test_the_longest_segment_that_fits_stands_for_a_rollout() -> None:
     ]
     assert fitting(segments, 4, 4) is segments[1]
     assert fitting(segments, 9, 5) is segments[0]
+    assert fitting(segments, 9, 4) is segments[1]
+    assert fitting(segments, 2, 2) is segments[2]
     assert fitting(segments, 1, 1) is None
 
 

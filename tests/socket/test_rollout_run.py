@@ -1,0 +1,250 @@
+"""One row to one agent: what its answer, the endpoint's failures and the limits make of the rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from gateway_upstream import Seen, chat_answer, responses_answer, upstream
+
+from gymgate.config import RolloutLimits
+from gymgate.gateway import Gateway, Route
+from gymgate.rollout import run as rollouts
+
+BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+OVERFLOW = {"error": {"message": "This model's maximum context length is 32768 tokens"}}
+SCORED = {"reward": 0.5, "response": responses_answer()}
+
+Agent = Callable[["Scene"], Awaitable[web.StreamResponse]]
+
+
+class Scene:
+    """A rollout's route, and an agent server that does what the test says."""
+
+    def __init__(self, gateway: Gateway, route: Route, http: aiohttp.ClientSession) -> None:
+        self.gateway, self.route, self.http = gateway, route, http
+        self.url = ""
+
+    async def ask(self, model_server: str = "policy_model") -> int:
+        """The status of a model call of the agent's."""
+        port = await self.gateway.port_for(model_server)
+        url = f"http://127.0.0.1:{port}/ng-rollout/{self.route.key}/v1/chat/completions"
+        async with self.http.post(url, json=BODY) as response:
+            return response.status
+
+    async def run(self, timeout_s: float = 20.0, **job: Any) -> dict[str, Any]:
+        fields = {
+            "environment": "e",
+            "agent": "solver",
+            "row": {},
+            "body": b"{}",
+            "rollout_id": "public",
+            **job,
+        }
+        return await rollouts.run_job(
+            self.http, rollouts.Job(timeout_s=timeout_s, **fields), self.route, f"{self.url}/run"
+        )
+
+
+async def policy_says(seen: Seen) -> web.Response:
+    return web.json_response(chat_answer())
+
+
+async def policy_overflows(seen: Seen) -> web.Response:
+    return web.json_response(OVERFLOW, status=400)
+
+
+async def breaks(seen: Seen) -> web.Response:
+    return web.json_response({"error": {"message": "out of order"}}, status=500)
+
+
+@asynccontextmanager
+async def scene(
+    agent: Agent, policy: Any = policy_says, judge: Any = policy_says, **route: Any
+) -> AsyncIterator[Scene]:
+    """A real gateway, endpoints and agent server."""
+    async with (
+        upstream(policy) as policy_server,
+        upstream(judge) as judge_server,
+        Gateway() as gateway,
+        rollouts.new_session() as http,
+    ):
+        opened = gateway.open(
+            policy_server.endpoint(), judges={"judge": judge_server.endpoint()}, rollout_id="public", **route
+        )
+        played = Scene(gateway, opened, http)
+        async with upstream(lambda seen: agent(played)) as server:
+            played.url = server.url.removesuffix("/v1")
+            yield played
+        await opened.close()
+
+
+def scores(*asked: str, **result: Any) -> Agent:
+    """An agent that makes calls, whatever comes of them, and is scored."""
+
+    async def agent(scene: Scene) -> web.Response:
+        for model_server in asked:
+            await scene.ask(model_server)
+        return web.json_response({**SCORED, **result})
+
+    return agent
+
+
+def stumbles(*asked: str) -> Agent:
+    """An agent that makes calls and answers with an error, which quotes where it sends them."""
+
+    async def agent(scene: Scene) -> web.Response:
+        for model_server in asked:
+            await scene.ask(model_server)
+        return web.json_response({"detail": f"no answer from {scene.route.base_url}"}, status=500)
+
+    return agent
+
+
+def kind_of(outcome: dict[str, Any]) -> tuple[str, str | None]:
+    """The status, and of a failed rollout whose fault it is."""
+    return outcome["status"], outcome["error"]["kind"] if "error" in outcome else None
+
+
+async def test_an_answer_is_scored() -> None:
+    async with scene(scores("policy_model", "judge")) as played:
+        outcome = await played.run()
+    assert (kind_of(outcome), outcome["reward"]) == (("completed", None), 0.5)
+
+
+@pytest.mark.parametrize("agent", [scores("policy_model"), stumbles("policy_model")])
+async def test_a_full_context_ends_a_rollout_as_truncated(agent: Agent) -> None:
+    """Whether the agent is scored for what it had, or cannot go on without the call that was refused."""
+    async with scene(agent, policy=policy_overflows) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("truncated", None)
+    assert outcome.get("reward") in (0.5, None)
+
+
+@pytest.mark.parametrize("agent", [scores(*["policy_model"] * 2), stumbles(*["policy_model"] * 2)])
+async def test_a_limit_of_calls_ends_a_rollout_as_truncated(agent: Agent) -> None:
+    async with scene(agent, limits=RolloutLimits(max_calls=1)) as played:
+        assert kind_of(await played.run()) == ("truncated", None)
+
+
+@pytest.mark.parametrize("agent", [scores("policy_model"), stumbles("policy_model")])
+async def test_the_policys_failure_is_the_rollouts(agent: Agent) -> None:
+    """Also where the agent is scored for a conversation that the endpoint broke off."""
+    async with scene(agent, policy=breaks) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "policy")
+    assert "out of order" in outcome["error"]["message"]
+    assert outcome["error"]["status_code"] == 500
+
+
+async def test_a_policy_that_answers_in_the_end_is_scored() -> None:
+    """The agent asked again after a failure."""
+    answers = iter([breaks, policy_says])
+
+    async def policy(seen: Seen) -> web.Response:
+        return await next(answers)(seen)
+
+    async with scene(scores(*["policy_model"] * 2), policy=policy) as played:
+        outcome = await played.run()
+    assert (kind_of(outcome), outcome["reward"]) == (("completed", None), 0.5)
+
+
+@pytest.mark.parametrize("field", ["failure_kind", "_ng_failure_class"])
+async def test_a_zero_in_the_place_of_a_failed_judge_is_no_reward(field: str) -> None:
+    agent = scores("policy_model", "judge", reward=0.0, mask_sample=True, **{field: "judge_failed"})
+    async with scene(agent, judge=breaks) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "policy")
+    assert "model server 'judge'" in outcome["error"]["message"]
+
+
+async def test_an_error_of_the_agents_own_does_not_show_the_rollouts_key() -> None:
+    async with scene(stumbles("policy_model")) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "environment")
+    assert "no answer from http" in outcome["error"]["message"]
+    assert "/ng-rollout/public/v1" in outcome["error"]["message"]
+    assert played.route.key not in str(outcome)
+
+
+async def test_an_answer_that_is_no_object_is_a_failure() -> None:
+    async def agent(scene: Scene) -> web.Response:
+        return web.json_response([scene.route.key])
+
+    async with scene(agent) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "infrastructure")
+    assert "no JSON object" in outcome["error"]["message"]
+
+
+async def test_an_agent_that_hangs_up_or_is_silent_is_a_failure() -> None:
+    async def hangs_up(scene: Scene) -> web.Response:
+        return await asyncio.Event().wait()  # type: ignore[func-returns-value]
+
+    async with scene(hangs_up) as played:
+        assert kind_of(await played.run(timeout_s=0.2)) == ("failed", "timeout")
+        assert kind_of(await played.run(timeout_s=5.0, waited_s=4.9)) == ("failed", "timeout")
+        with socket.socket() as nobody:  # bound, and not listening
+            nobody.bind(("127.0.0.1", 0))
+            played.url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+            outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "infrastructure")
+    assert "'solver' broke the connection" in outcome["error"]["message"]
+
+
+async def test_what_a_rollout_took_is_told_by_whom_it_asked() -> None:
+    async with scene(scores("policy_model", "judge", "policy_model")) as played:
+        outcome = await played.run()
+        calls = played.route.calls
+        job = rollouts.Job("e", "solver", {}, b"{}", "public", 20.0)
+        whole = rollouts.finished(job, outcome, calls, started=0.0)
+    by_name = {
+        name: sum(c.duration_s for c in calls if c.model_server == name) for name in ("policy_model", "judge")
+    }
+    assert whole["timing"]["model_s"] == pytest.approx(by_name["policy_model"])
+    assert whole["timing"]["judge_s"] == pytest.approx(by_name["judge"])
+    assert [call["model_server"] for call in whole["calls"]] == ["policy_model", "judge", "policy_model"]
+    assert whole["timing"]["model_s"] > 0 < whole["timing"]["judge_s"]
+
+
+async def test_cancelling_a_rollout_hangs_up_on_its_agent() -> None:
+    gone = asyncio.Event()
+    began = asyncio.Event()
+
+    async def waits(scene: Scene) -> web.Response:
+        began.set()
+        try:
+            return await asyncio.Event().wait()  # type: ignore[func-returns-value]
+        finally:
+            gone.set()
+
+    async with scene(waits) as played:
+        running = asyncio.create_task(played.run())
+        await began.wait()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await asyncio.wait_for(gone.wait(), 10)
+
+
+async def test_a_redirect_of_an_agent_is_not_followed() -> None:
+    async def agent(scene: Scene) -> web.Response:
+        raise AssertionError("not reached")
+
+    async with scene(agent) as played, upstream(_redirects) as elsewhere:
+        played.url = elsewhere.url.removesuffix("/v1")
+        outcome = await played.run()
+        assert kind_of(outcome) == ("failed", "environment")
+        assert outcome["error"]["status_code"] == 307
+        assert len(elsewhere.seen) == 1
+
+
+async def _redirects(seen: Seen) -> web.Response:
+    return web.Response(status=307, headers={"Location": "/elsewhere"})

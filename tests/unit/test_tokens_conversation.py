@@ -1,0 +1,185 @@
+"""A rollout's model calls as ids, with a renderer that writes one id per word: what is extended, and how much may be sampled."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.errors import PolicyError
+from gymgate.tokens import TokenConversation, TokenPolicy
+from gymgate.tokens.engines import CallableEngine, Sample
+from gymgate.tokens.messages import assistant_message, chat_answer
+
+OPENING = 1
+"""The id that opens an answer."""
+
+
+class WordRenderer:
+    """Each word is a number and its own id; an answer is the ids sampled."""
+
+    def __init__(self, *, rewrites: bool = False) -> None:
+        self.rewrites = rewrites
+        """Whether a bridge changes what was sampled, as templates that drop reasoning do."""
+
+    def render_ids(
+        self, messages: list[Any], *, tools: Any = None, add_generation_prompt: bool = False
+    ) -> list[int]:
+        ids = [int(word) for message in messages for word in message["content"].split()]
+        return [*ids, OPENING] if add_generation_prompt else ids
+
+    def parse_response(self, token_ids: list[int], *, tools: Any = None, prompt_ids: Any = None) -> Any:
+        return SimpleNamespace(content=" ".join(map(str, token_ids)), reasoning_content=None, tool_calls=None)
+
+    def get_stop_token_ids(self) -> list[int]:
+        return [2]
+
+    def bridge_to_next_turn(
+        self, prompt_ids: list[int], completion_ids: list[int], new: list[Any], *, tools: Any = None
+    ) -> Any:
+        seen = [*prompt_ids, *completion_ids]
+        return SimpleNamespace(
+            token_ids=[*(reversed(seen) if self.rewrites else seen), *self.render_ids(new), OPENING]
+        )
+
+
+class Talk:
+    """A conversation whose agent keeps the history; the engine samples as many ids as it may, three at most."""
+
+    def __init__(self, renderer: WordRenderer | None = None, **policy: Any) -> None:
+        self.asked: list[tuple[list[int], Any]] = []
+        self.next_id = 100
+        engine = CallableEngine(self.sample)
+        self.policy = TokenPolicy(engine, renderer or WordRenderer(), **policy)
+        self.conversation: TokenConversation = self.policy.conversation()
+        self.history: list[dict[str, Any]] = []
+
+    def sample(self, prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
+        count = min(3, sampling.get("max_tokens", 3))
+        self.asked.append((list(prompt_ids), sampling.get("max_tokens")))
+        ids = list(range(self.next_id, self.next_id + count))
+        self.next_id += count
+        return Sample(ids, [-0.5] * count, "stop" if count == 3 else "length", (7, 7))
+
+    async def say(self, words: str, **request: Any) -> dict[str, Any]:
+        """Add a user's message, ask, and keep the answer; its choice."""
+        self.history.append({"role": "user", "content": words})
+        answer = await self.conversation({"messages": self.history, **request})
+        choice: dict[str, Any] = answer["choices"][0]
+        self.history.append(choice["message"])
+        return choice
+
+
+async def test_each_prompt_extends_the_ids_before_it() -> None:
+    talk = Talk()
+    for words in ("10 11", "12", "13"):
+        await talk.say(words)
+    assert [prompt for prompt, _ in talk.asked] == [
+        [10, 11, 1],
+        [10, 11, 1, 100, 101, 102, 12, 1],
+        [10, 11, 1, 100, 101, 102, 12, 1, 103, 104, 105, 13, 1],
+    ]
+    assert [turn.prompt_ids for turn in talk.conversation.turns] == [prompt for prompt, _ in talk.asked]
+    assert talk.conversation.rerendered == 0
+    [segment] = talk.conversation.segments
+    assert segment.mask == [1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+    assert segment.completion_ids == [100, 101, 102, 12, 1, 103, 104, 105, 13, 1, 106, 107, 108]
+
+
+@pytest.mark.parametrize("empty", [{"tool_calls": []}, {"refusal": None}, {"reasoning_content": ""}])
+async def test_an_empty_field_that_an_agent_adds_changes_no_history(empty: dict[str, Any]) -> None:
+    talk = Talk()
+    await talk.say("10")
+    talk.history[-1] = {**talk.history[-1], **empty}
+    await talk.say("12")
+    assert talk.conversation.rerendered == 0
+
+
+async def test_a_history_that_was_edited_is_rendered_anew() -> None:
+    talk = Talk()
+    await talk.say("10")
+    talk.history[-1] = {**talk.history[-1], "content": "55"}
+    await talk.say("12")
+    assert talk.asked[-1][0] == [10, 55, 12, 1]
+    assert (talk.conversation.rerendered, len(talk.conversation.segments)) == (1, 2)
+
+
+async def test_a_renderer_that_rewrites_what_was_sampled_is_not_believed() -> None:
+    talk = Talk(WordRenderer(rewrites=True))
+    await talk.say("10")
+    await talk.say("12")
+    assert talk.asked[-1][0] == [10, 100, 101, 102, 12, 1]
+    assert talk.conversation.rerendered == 1
+
+
+async def test_the_bound_on_completions_holds_over_the_turns_of_a_rollout() -> None:
+    """Beyond the first prompt, what came between the turns included: 3 ids, 2 between, 2 ids, nothing."""
+    talk = Talk(max_completion_len=7)
+    choices = [await talk.say(words) for words in ("10", "11", "12")]
+    assert [room for _, room in talk.asked] == [7, 2]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "length", "length"]
+    [segment] = talk.conversation.segments
+    assert len(segment.completion_ids) == 7
+
+
+async def test_the_narrower_bound_holds() -> None:
+    talk = Talk(max_model_len=4, max_completion_len=50)
+    choice = await talk.say("10 11", max_tokens=40)
+    assert talk.asked == [([10, 11, 1], 1)]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("100", "length")
+    talk = Talk(max_model_len=50, max_completion_len=2)
+    await talk.say("10 11")
+    await talk.say("12", max_tokens=1)
+    assert talk.asked == [([10, 11, 1], 2)]
+
+
+async def test_what_the_agent_asks_for_holds_below_the_bounds() -> None:
+    talk = Talk(max_model_len=50)
+    await talk.say("10", max_tokens=1)
+    assert talk.asked == [([10, 1], 1)]
+
+
+async def test_a_prompt_that_fills_the_context_samples_nothing() -> None:
+    talk = Talk(max_model_len=3)
+    choice = await talk.say("10 11")
+    assert (talk.asked, choice["message"]["content"], choice["finish_reason"]) == ([], "", "length")
+    assert talk.conversation.turns == []
+
+
+async def test_an_answer_that_the_engine_aborted_is_cut_off() -> None:
+    """An agent must not take it for a finished one."""
+    aborted = Sample([5], None, "abort")
+    answer = chat_answer("a", {}, {"role": "assistant", "content": "5"}, [1], aborted, with_ids=False)
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "arguments", "made"),
+    [
+        ("ok", "search", {"q": 1}, True),
+        ("invalid_json", "search", {"undeclared": 1}, True),
+        ("invalid_json", "search", None, False),
+        ("unclosed", "search", {"q": 1}, False),
+        ("ok", None, {"q": 1}, False),
+    ],
+)
+def test_a_tool_call_that_cannot_be_made_stays_text(
+    status: str, name: str | None, arguments: Any, made: bool
+) -> None:
+    call = SimpleNamespace(status=status, name=name, arguments=arguments, raw="<raw>", id=None)
+    message = assistant_message(
+        SimpleNamespace(content="so", reasoning_content=None, tool_calls=[call]), "s_0"
+    )
+    if made:
+        [sent] = message["tool_calls"]
+        assert (sent["id"], sent["function"]["name"]) == ("call_s_0_0", "search")
+        assert (message["content"], json.loads(sent["function"]["arguments"])) == ("so", arguments)
+    else:
+        assert ("tool_calls" in message, message["content"]) == (False, "so\n<raw>")
+
+
+async def test_several_answers_to_one_call_are_refused() -> None:
+    with pytest.raises(PolicyError, match="n=2"):
+        await Talk().say("10", n=2)

@@ -1,0 +1,138 @@
+"""Rollouts of a training on a stack that comes, goes and hangs."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import StackLostError
+from gymgate.integrations.training import attempts as module
+from gymgate.integrations.training.attempts import Attempts
+from gymgate.rollout import Rollout
+from gymgate.tokens import TokenPolicy
+from gymgate.tokens.engines import CallableEngine, Sample
+
+ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}}
+DONE = Rollout(id="r", environment="e", agent="a", status="completed", reward=1.0)
+
+
+class FakeStack:
+    """Ends each rollout as told; `how` is its result, an error, or `None`: never."""
+
+    def __init__(self) -> None:
+        self.runs: list[asyncio.Future[Rollout]] = []
+        self.asked: list[dict[str, Any]] = []
+        self.closed = 0
+
+    async def run(self, row: Any, **asked: Any) -> Rollout:
+        self.asked.append(asked)
+        self.runs.append(asyncio.get_running_loop().create_future())
+        return await self.runs[-1]
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+class Scene:
+    """Attempts, and the stacks they connected to."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.attempts = Attempts(StackConfig(environments=("e",)), RolloutLimits(timeout_s=timeout_s))
+        self.stacks: list[FakeStack] = []
+
+    async def connect(self, config: StackConfig, **_: Any) -> FakeStack:
+        self.stacks.append(FakeStack())
+        await asyncio.sleep(0)  # others ask meanwhile
+        return self.stacks[-1]
+
+    async def begin(self, count: int = 1) -> list[asyncio.Task[Any]]:
+        """So many attempts, each of which has reached its stack."""
+        policy = TokenPolicy(
+            CallableEngine(lambda ids, sampling: Sample([1], None, "stop")), SimpleNamespace()
+        )  # type: ignore[arg-type]
+        tasks = [asyncio.create_task(self.attempts.attempt("e", ROW, policy)) for _ in range(count)]
+        before = self.under_way
+        while self.under_way < before + count:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return tasks
+
+    @property
+    def under_way(self) -> int:
+        return sum(len(stack.runs) for stack in self.stacks)
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    made = Scene(timeout_s=1000.0)
+    monkeypatch.setattr(module, "connect", made.connect)
+    return made
+
+
+async def test_attempts_share_one_stack(scene: Scene) -> None:
+    tasks = await scene.begin(3)
+    [stack] = scene.stacks
+    for run in stack.runs:
+        run.set_result(DONE)
+    found = [await task for task in tasks]
+    assert [attempt.rollout.reward for attempt in found] == [1.0] * 3
+    assert [attempt.shown_ids for attempt in found] == [[]] * 3
+    await scene.attempts.close()
+    await scene.attempts.close()
+    assert stack.closed == 1
+
+
+async def test_the_next_attempt_after_a_loss_connects_again(scene: Scene) -> None:
+    [task] = await scene.begin()
+    scene.stacks[0].runs[0].set_exception(StackLostError("gone"))
+    lost = (await task).rollout
+    assert (lost.status, lost.reward) == ("failed", None)
+    assert lost.error is not None
+    assert (lost.error.kind, lost.error.message, lost.error.retryable) == ("infrastructure", "gone", True)
+    assert scene.stacks[0].closed == 1
+    await scene.begin()
+    assert len(scene.stacks) == 2
+
+
+async def test_a_late_loss_leaves_the_next_stack_alone(scene: Scene) -> None:
+    """Two rollouts on one stack that is lost; the second hears of it when a third runs on the next stack already."""
+    first, second = await scene.begin(2)
+    scene.stacks[0].runs[0].set_exception(StackLostError("gone"))
+    await first
+    [third] = await scene.begin()
+    scene.stacks[0].runs[1].set_exception(StackLostError("gone"))
+    await second
+    assert [stack.closed for stack in scene.stacks] == [1, 0]
+    scene.stacks[1].runs[0].set_result(DONE)
+    assert (await third).rollout.reward == 1.0
+    await scene.begin()
+    assert len(scene.stacks) == 2
+
+
+async def test_a_stack_that_misses_the_deadline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Scene(timeout_s=0.01)
+    monkeypatch.setattr(module, "connect", made.connect)
+    monkeypatch.setattr(module, "GRACE_S", 0.01)
+    [task] = await made.begin()
+    rollout = (await task).rollout
+    assert rollout.error is not None
+    assert (rollout.status, rollout.error.kind) == ("failed", "infrastructure")
+    assert "deadline" in rollout.error.message
+    assert made.stacks[0].closed == 1
+
+
+async def test_a_mistake_of_the_callers_is_raised(scene: Scene) -> None:
+    [task] = await scene.begin()
+    scene.stacks[0].runs[0].set_exception(ValueError("no such row"))
+    with pytest.raises(ValueError, match="no such row"):
+        await task
+    assert scene.stacks[0].closed == 0
+
+
+async def test_limits_and_policy_reach_the_stack(scene: Scene) -> None:
+    await scene.begin()
+    [asked] = scene.stacks[0].asked
+    assert (asked["environment"], asked["limits"].timeout_s, asked["record_bodies"]) == ("e", 1000.0, False)

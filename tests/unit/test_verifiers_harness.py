@@ -1,0 +1,133 @@
+"""What the harness asks the stack for, and what becomes of the answer in verifiers' trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import StackLostError
+from gymgate.integrations.verifiers import NeMoGymData, NeMoGymHarness, leases
+from gymgate.integrations.verifiers.harness import NeMoGymHarnessConfig, RolloutFailed
+from gymgate.integrations.verifiers.task import GymRun
+from gymgate.rollout import ModelCall, Rollout, RolloutError
+
+ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}}
+CONFIG = StackConfig(environments=("mcqa",))
+
+
+class Launch:
+    """One launch of the harness on a stack that answers as told."""
+
+    def __init__(self, answer: Rollout | Exception, **limits: Any) -> None:
+        self.answer = answer
+        self.asked: dict[str, Any] = {}
+        self.forgotten: list[Any] = []
+        run = GymRun(environment="mcqa", stack=CONFIG, limits=RolloutLimits(**limits))
+        self.data = NeMoGymData(id="mcqa/1", prompt="hi", row=ROW, gym=run)
+        agent = vf.AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
+        self.trace: vf.Trace[Any] = vf.Trace(
+            task=vf.TraceTask(type="NeMoGymTask", data=self.data), agent=agent
+        )
+
+    async def run(self, row: Any, **asked: Any) -> Rollout:
+        self.asked = {"row": row, **asked}
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    async def stack_for(self, config: StackConfig) -> Launch:
+        return self
+
+    async def forget(self, config: StackConfig, stack: Any) -> None:
+        self.forgotten.append((config, stack))
+
+    async def start(self) -> vf.ProgramResult:
+        client = SimpleNamespace(
+            base_url="http://policy/v1",
+            headers={"x-team": "a"},
+            headers_from_env={"x-org": "HARNESS_ORG"},
+            api_key_var="HARNESS_KEY",
+        )
+        ctx: Any = SimpleNamespace(model="tiny", client=client)
+        runtime: Any = None
+        harness = NeMoGymHarness(NeMoGymHarnessConfig())
+        return await harness.launch(ctx, self.trace, runtime, "http://intercept/v1", "secret", {}, self.data)
+
+
+Made = Callable[..., Launch]
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Made:
+    def made(answer: Rollout | Exception, **limits: Any) -> Launch:
+        found = Launch(answer, **limits)
+        monkeypatch.setattr(leases, "stack_for", found.stack_for)
+        monkeypatch.setattr(leases, "forget", found.forget)
+        return found
+
+    return made
+
+
+def rollout(calls: int = 1, **fields: Any) -> Rollout:
+    made = [ModelCall(index=number, dialect="chat", status_code=200) for number in range(calls)]
+    return Rollout(
+        **{"id": "r", "environment": "mcqa", "agent": "a", "status": "completed", "calls": made, **fields}
+    )
+
+
+async def test_calls_go_to_the_interception_once(launch: Made) -> None:
+    """A retry of gymgate's own would be a turn that the agent never made."""
+    started = launch(rollout(reward=1.0), timeout_s=77.0)
+    assert (await started.start()).exit_code == 0
+    policy = started.asked["policy"]
+    assert (policy.base_url, policy.model, policy.max_retries, policy.timeout_s) == (
+        "http://intercept/v1",
+        "tiny",
+        0,
+        77.0,
+    )
+    assert policy.api_key.get_secret_value() == "secret"
+    assert started.asked["rollout_id"] == started.trace.id
+
+
+async def test_a_judge_that_is_the_policys_model_is_asked_past_the_interception(
+    launch: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HARNESS_KEY", "real")
+    monkeypatch.setenv("HARNESS_ORG", "b")
+    started = launch(rollout(reward=1.0))
+    await started.start()
+    judge = started.asked["judge_policy"]
+    assert (judge.base_url, judge.api_key.get_secret_value()) == ("http://policy/v1", "real")
+    assert dict(judge.headers) == {"x-team": "a", "x-org": "b"}
+    assert judge.max_retries > 0
+
+
+@pytest.mark.parametrize(("calls", "max_calls", "stop"), [(2, 2, "max_turns"), (1, 2, None), (2, None, None)])
+async def test_only_a_limit_of_calls_is_max_turns(
+    launch: Made, calls: int, max_calls: int | None, stop: str | None
+) -> None:
+    """A context that is full is truncated too, by something else."""
+    started = launch(rollout(calls, status="truncated", reward=0.0), max_calls=max_calls)
+    await started.start()
+    assert started.trace.stop_condition == stop
+
+
+async def test_a_failure_raises_one_line_and_keeps_the_stack(launch: Made) -> None:
+    error = RolloutError(kind="policy", message="no route", type="PolicyError")
+    started = launch(rollout(status="failed", error=error))
+    with pytest.raises(RolloutFailed, match=r"^\[mcqa\] policy: no route$"):
+        await started.start()
+    assert started.forgotten == []
+
+
+async def test_a_lost_stack_is_forgotten(launch: Made) -> None:
+    started = launch(StackLostError("gone"))
+    with pytest.raises(StackLostError, match="gone"):
+        await started.start()
+    assert started.forgotten == [(CONFIG, started)]
