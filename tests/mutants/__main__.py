@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import queue
+import signal
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ BASELINE_LIMIT_S = 1800.0
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = _options()
     mutants = [
         mutant
@@ -47,10 +49,10 @@ def main() -> int:
         print(f"{len(mutants)} mutants, {len(lost)} of them cannot be located")
         return 1 if lost or not mutants else 0
     with tempfile.TemporaryDirectory(prefix="gm-", ignore_cleanup_errors=True) as directory:
+        made = [Copy(ROOT, Path(directory) / str(number)) for number in range(options.jobs)]
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
-        for number in range(options.jobs):
-            (home := Path(directory) / str(number)).mkdir()
-            copies.put(Copy(ROOT, home))
+        for copy in made:
+            copies.put(copy)
         if not options.no_baseline and not _passes_unchanged(copies, mutants):
             return 1
         began = time.monotonic()
@@ -59,6 +61,8 @@ def main() -> int:
                 survivors = [each for each in pool.map(lambda each: _try(each, copies), mutants) if each]
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
+                for copy in made:
+                    copy.stop()
                 raise
         return _report(mutants, survivors, time.monotonic() - began)
 

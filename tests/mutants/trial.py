@@ -42,8 +42,10 @@ class Copy:
     def __init__(self, root: Path, home: Path) -> None:
         self.home = home
         self.root = home / "tree"
+        self.root.mkdir(parents=True)
         self._python = self.root / ".venv/bin/python"
         self._writes = int(time.time())
+        self._running: subprocess.Popen[bytes] | None = None
         listed = subprocess.run(
             ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=root, check=True, capture_output=True
         )
@@ -79,7 +81,7 @@ class Copy:
         }
         log, began = self.home / "log", time.monotonic()
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            self._running = process = subprocess.Popen(
                 command,
                 cwd=self.root,
                 env=environment,
@@ -98,6 +100,12 @@ class Copy:
         return Outcome(
             code in (0, *NOTHING_RAN), time.monotonic() - began, _reason(code, text, limit_s), text
         )
+
+    def stop(self) -> None:
+        """End the run under way, from another thread."""
+        if self._running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._running.pid, signal.SIGKILL)
 
     def _write(self, path: Path, text: str) -> None:
         """Each time with another modification time: compiled code of an earlier mutation never fits."""

@@ -17,7 +17,7 @@ from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstrea
 
 from gymgate.gateway import CallableBackend, Gateway, Route
 from gymgate.gateway.call import Call
-from gymgate.gateway.resends import MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, Resends
+from gymgate.gateway.resends import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, Resends
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -292,7 +292,7 @@ async def belongs_to(route: Route, connection: RawConnection) -> None:
     own = connection.writer.get_extra_info("sockname")
     async with asyncio.timeout(10):
         while True:
-            [call] = route._calls
+            [call] = route.log
             transport = call.connection.transport if call.connection is not None else None
             if transport is not None and transport.get_extra_info("peername") == own:
                 return
@@ -303,7 +303,7 @@ def test_an_answer_written_to_a_reset_connection_is_not_delivered(on_stage: Call
     """The reset arrives when the answer is there and nothing was read since: only the write itself shows it."""
 
     async def play(scene: Scene) -> None:
-        def resets(body: dict[str, Any]) -> dict[str, Any]:
+        async def resets(body: dict[str, Any]) -> dict[str, Any]:
             answers.append(1)
             if len(answers) == 1:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -344,20 +344,33 @@ async def test_a_keyless_call_that_nobody_came_back_for_is_forgotten(monkeypatch
         connection.writer.close()
 
 
-def test_what_may_be_asked_for_again_is_bounded() -> None:
-    resends = Resends()
-    keys = [RequestKey("m", "chat", b"%d" % number, f"k{number}") for number in range(MARKED_ANSWERS + 5)]
-    for number, key in enumerate(keys):
-        call = Call(number, "m", "chat", 0.0, status=200, done=True)
+@pytest.mark.parametrize(("marked", "bound"), [(True, MARKED_ANSWERS), (False, RECENT_ANSWERS)])
+def test_what_may_be_asked_for_again_is_bounded(marked: bool, bound: int) -> None:
+    """In number and in bytes; the newest answer stays, and what is let go gives its memory back."""
+
+    def answered(number: int, payload: bytes) -> Call:
+        key = RequestKey("m", "chat", b"%d" % number, f"k{number}" if marked else None)
+        call = Call(number, "m", "chat", 0.0, status=200, done=True, payload=payload)
         resends.add(key, call)
         resends.written(key, call)
-    assert (len(resends._marked), len(resends._recent), resends._unwritten) == (
-        MARKED_ANSWERS,
-        RECENT_ANSWERS,
-        {},
-    )
-    assert resends.find(keys[0], retry=True) is None
-    assert resends.find(keys[-1], retry=False) is not None
+        return call
+
+    def held(calls: list[Call]) -> list[int]:
+        return [call.index for call in calls if call.payload]
+
+    resends = Resends()
+    calls = [answered(number, b"short") for number in range(bound + 5)]
+    assert held(calls) == list(range(5, bound + 5))
+    assert (len(resends._marked) + len(resends._recent), resends._unwritten) == (bound, {})
+    first = RequestKey("m", "chat", b"0", "k0" if marked else None)
+    last = RequestKey("m", "chat", b"%d" % (bound + 4), f"k{bound + 4}" if marked else None)
+    assert resends.find(first, retry=True) is None
+    assert resends.find(last, retry=True) is calls[-1]
+    resends.written(last, calls[-1])  # the retry got it
+    long = [answered(number, bytes(KEPT_BYTES // 2)) for number in range(1000, 1003)]
+    assert held(calls + long) == [1002]
+    longer = answered(2000, bytes(2 * KEPT_BYTES))
+    assert held([*long, longer]) == [2000]
 
 
 def test_a_marked_retry_gets_an_answer_whose_connection_is_gone(on_stage: Callable[..., None]) -> None:
