@@ -99,15 +99,15 @@ def _lost(mutants: list[Mutant]) -> list[Mutant]:
 
 def _passes_unchanged(copies: queue.SimpleQueue[Copy], mutants: list[Mutant]) -> bool:
     """Whether the tests pass without a mutation; otherwise they would say nothing of one."""
-    tests = sorted({test.partition("::")[0] for mutant in mutants for test in mutant.tests})
+    tests = sorted({test for mutant in mutants for test in mutant.tests})
     copy = copies.get()
     outcome = copy.run(["-n", "2", "--dist", "loadfile", *tests], BASELINE_LIMIT_S)
     copies.put(copy)
-    if outcome.passed:
-        print(f"unchanged: {len(tests)} files of tests pass ({outcome.seconds:.0f} s)", flush=True)
+    if outcome.code == 0:
+        print(f"unchanged: {len(tests)} files or cases of tests pass ({outcome.seconds:.0f} s)", flush=True)
     else:
         print(f"{outcome.output}\nThe tests fail without a mutation: {outcome.reason}")
-    return outcome.passed
+    return outcome.code == 0
 
 
 def _try(mutant: Mutant, copies: queue.SimpleQueue[Copy]) -> Mutant | None:
@@ -119,19 +119,20 @@ def _try(mutant: Mutant, copies: queue.SimpleQueue[Copy]) -> Mutant | None:
         outcome = copy.try_mutation(path, text, mutant.tests, mutant.limit_s)
     finally:
         copies.put(copy)
-    _say(mutant, outcome, difflib.unified_diff(original.splitlines(), text.splitlines(), lineterm="", n=1))
-    return mutant if outcome.passed else None
+    diff = difflib.unified_diff(original.splitlines(), text.splitlines(), lineterm="", n=1)
+    _say(mutant, outcome, [line for line in diff if not line.startswith(("---", "+++", "@@"))])
+    return None if outcome.noticed else mutant
 
 
-def _say(mutant: Mutant, outcome: Outcome, diff: object) -> None:
-    if not outcome.passed:
+def _say(mutant: Mutant, outcome: Outcome, diff: list[str]) -> None:
+    if outcome.noticed:
         late = "; its entry says that it survives: remove that" if mutant.survives else ""
         print(f"killed    {outcome.seconds:5.1f} s  {mutant}  [{outcome.reason}]{late}", flush=True)
         return
     lines = [f"SURVIVED  {outcome.seconds:5.1f} s  {mutant}"]
     if mutant.survives:
         lines.append(f"  as expected: {mutant.survives}")
-    lines += [f"  {line}" for line in list(diff)[2:]]  # type: ignore[call-overload]
+    lines += [f"  {line}" for line in diff]
     print("\n".join([*lines, f"  tests: {' '.join(mutant.tests)}"]), flush=True)
 
 

@@ -33,7 +33,8 @@ def mutated(source: str, at: str, find: str, put: str, match: int | None = None)
     scopes = list(_scopes(ast.parse(source), at.partition(":")[2].split(".")))
     if not scopes:
         raise NotLocatedError(f"{at} does not exist")
-    found = [node for scope in scopes for node in ast.walk(scope) if _equal(wanted, node)]
+    nodes = (node for scope in scopes for node in ast.walk(scope))
+    found = [node for node in nodes if isinstance(node, ast.expr | ast.stmt) and _equal(wanted, node)]
     if not found:
         raise NotLocatedError(f"{at} does not contain {find!r}")
     if match is None and len(found) > 1:
@@ -88,8 +89,7 @@ def _equal(wanted: object, found: object) -> bool:
     return wanted == found
 
 
-def _replaced(source: str, node: ast.AST, replacement: ast.AST) -> str:
-    assert isinstance(node, ast.expr | ast.stmt)
+def _replaced(source: str, node: ast.expr | ast.stmt, replacement: ast.AST) -> str:
     assert node.end_lineno is not None
     assert node.end_col_offset is not None
     lines = source.encode().splitlines(keepends=True)

@@ -25,11 +25,17 @@ NOTHING_RAN = (4, 5)
 class Outcome:
     """What the tests said."""
 
-    passed: bool
+    code: int | None
+    """Pytest's exit status; `None`: it was ended at its time limit."""
     seconds: float
     reason: str
     """The test that failed, or what else ended the run."""
     output: str
+
+    @property
+    def noticed(self) -> bool:
+        """Whether a test failed; tests that are not there are no evidence."""
+        return self.code not in (0, *NOTHING_RAN)
 
 
 class Copy:
@@ -75,7 +81,7 @@ class Copy:
         command = [str(self._python), "-m", "pytest", "-q", "--tb=line", "-p", "no:cacheprovider"]
         command += [f"--timeout={TEST_LIMIT_S}", "--hypothesis-seed=0", *arguments]
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
             "XDG_RUNTIME_DIR": str(self.home / "run"),
             "TMPDIR": str(self.home / "tmp"),
         }
@@ -97,9 +103,7 @@ class Copy:
             finally:
                 self._end_all(process)
         text = log.read_text(errors="replace")
-        return Outcome(
-            code in (0, *NOTHING_RAN), time.monotonic() - began, _reason(code, text, limit_s), text
-        )
+        return Outcome(code, time.monotonic() - began, _reason(code, text, limit_s), text)
 
     def stop(self) -> None:
         """End the run under way, from another thread."""

@@ -108,12 +108,12 @@ async def test_a_judge_that_is_the_policys_model_is_asked_past_the_interception(
     assert judge.max_retries > 0
 
 
-@pytest.mark.parametrize(("calls", "max_calls", "stop"), [(2, 2, "max_turns"), (1, 2, None), (2, None, None)])
-async def test_only_a_limit_of_calls_is_max_turns(
-    launch: Made, calls: int, max_calls: int | None, stop: str | None
-) -> None:
+@pytest.mark.parametrize(
+    ("limit", "stop"), [("max_calls", "max_turns"), ("context_length", None), (None, None)]
+)
+async def test_only_a_limit_of_calls_is_max_turns(launch: Made, limit: str | None, stop: str | None) -> None:
     """A context that is full is truncated too, by something else."""
-    started = launch(rollout(calls, status="truncated", reward=0.0), max_calls=max_calls)
+    started = launch(rollout(status="truncated", reward=0.0, limit=limit))
     await started.start()
     assert started.trace.stop_condition == stop
 
