@@ -323,6 +323,35 @@ def test_an_answer_written_to_a_reset_connection_is_not_delivered(on_stage: Call
     on_stage(play)
 
 
+def test_an_answer_of_which_the_kernel_took_a_part_is_not_delivered(on_stage: Callable[..., None]) -> None:
+    """The rest, small enough for any buffer, still lies in this process when the connection breaks."""
+
+    async def play(scene: Scene) -> None:
+        async def answers(body: dict[str, Any]) -> dict[str, Any]:
+            count.append(1)
+            if len(count) == 1:
+                connection = route.log[0].connection
+                assert connection is not None
+                assert connection.transport is not None
+                sock = connection.transport.get_extra_info("socket")
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            return chat_answer(str(len(count)) + "x" * 60_000)
+
+        count: list[int] = []
+        route = scene.gateway.open(CallableBackend(answers))
+        scene.path = f"/ng-rollout/{route.key}/v1/chat/completions"
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", scene.gateway.port))
+            head = f"POST {scene.path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n"
+            client.sendall(head.encode() + BODY)
+            client.setblocking(False)
+            assert await asyncio.get_running_loop().sock_recv(client, 16) == b"HTTP/1.1 200 OK\r"
+        assert [(await scene.ask())[0], (await scene.ask())[0]] == ["1", "2"]
+
+    on_stage(play)
+
+
 async def test_a_keyless_call_that_nobody_came_back_for_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no end of a rollout at which it would be."""
     monkeypatch.setattr("gymgate.gateway.route._KEYLESS_RESEND_S", 0.01)

@@ -15,7 +15,7 @@ import pytest
 from gymgate.stack.hangs import HangWatch, Watched, ask_http, ticks_of
 
 PROGRAM = """
-import socket, subprocess, sys, time
+import signal, socket, subprocess, sys, time
 server = socket.create_server(("127.0.0.1", 0))
 print(server.getsockname()[1], flush=True)
 burn = "while True: pass"
@@ -27,6 +27,14 @@ match sys.argv[1]:
             client.sendall(b"HTTP/1.1 404 Not Found\\r\\n\\r\\n")
             client.close()
     case "waits":
+        time.sleep(600)
+    case "computes when told":
+        def compute(*_):
+            end = time.process_time() + 0.3
+            while time.process_time() < end: pass
+            print("done", flush=True)
+        signal.signal(signal.SIGUSR1, compute)
+        print("ready", flush=True)
         time.sleep(600)
     case "computes":
         exec(burn)
@@ -145,6 +153,18 @@ async def test_one_that_computes_is_busy() -> None:
             await grows(process.pid)
             await process.looks(1)
         assert (process.asked, process.reasons) == (1, [])
+
+
+async def test_one_that_computes_in_between_begins_anew() -> None:
+    async with program("computes when told") as process:
+        assert await process.line() == "ready"
+        await process.looks(3)
+        os.kill(process.pid, signal.SIGUSR1)
+        assert await process.line() == "done"
+        await process.looks(2)
+        assert process.reasons == []  # seen busy; silent and idle for 50 s
+        await process.looks(1)
+        assert len(process.reasons) == 1
 
 
 async def test_what_it_started_counts_unless_it_is_looked_at_alone() -> None:

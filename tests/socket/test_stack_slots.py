@@ -169,6 +169,7 @@ async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> 
         async with slots.lease(route) as first, slots.lease(route) as second:
             assert first.alive
             assert second.alive
+            assert (first.error, second.error) == (None, None)  # a later cancellation is none of that death
 
 
 async def test_a_start_that_fails_is_that_rollouts_failure_and_keeps_no_slot() -> None:

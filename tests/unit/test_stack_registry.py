@@ -11,7 +11,7 @@ import pytest
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.stack import leases as module
-from gymgate.stack.leases import ATTEMPTS, Registry, connect
+from gymgate.stack.leases import ATTEMPTS, Lease, Registry, connect
 
 CONFIG = StackConfig(environments=("none",))
 
@@ -44,7 +44,7 @@ class FakeRegistry(Registry):
         self.opened: list[FakeConnection] = []
         self.closed: list[FakeConnection] = []
 
-    def place(self, config: StackConfig) -> Any:
+    def place(self, *_: Any) -> Any:
         return None
 
     async def open(self, place: Any) -> Any:
@@ -64,15 +64,15 @@ async def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     return made
 
 
-def held(registry: Registry) -> list[StackConfig]:
-    return list(registry._leases.get(asyncio.get_running_loop(), {}))
+def held(registry: Registry) -> list[Lease]:
+    return list(registry._leases.get(asyncio.get_running_loop(), {}).values())
 
 
 async def test_a_connection_is_shared_and_the_last_user_gives_it_back(registry: FakeRegistry) -> None:
     first, second = await asyncio.gather(connect(CONFIG), connect(CONFIG))
     assert len(registry.opened) == 1
     await first.close()
-    assert (registry.closed, held(registry)) == ([], [CONFIG])
+    assert (registry.closed, len(held(registry))) == ([], 1)
     await second.close()
     assert (registry.closed, held(registry)) == (registry.opened, [])
 
@@ -85,7 +85,7 @@ async def test_a_lost_connection_is_replaced_and_giving_it_back_leaves_the_new_o
     new = await connect(CONFIG)
     assert len(registry.opened) == 2
     await old.close()
-    assert held(registry) == [CONFIG]
+    assert len(held(registry)) == 1
     third = await connect(CONFIG)
     assert len(registry.opened) == 2  # the new one is still found
     await new.close()
@@ -103,13 +103,20 @@ async def test_a_failed_start_is_told_to_all_and_leaves_nothing(registry: FakeRe
     assert len(registry.opened) == 2
 
 
-async def test_who_asks_while_a_failed_start_is_cleared_away_starts_anew(registry: FakeRegistry) -> None:
+async def test_who_asks_before_all_have_heard_of_a_failed_start_starts_anew(registry: FakeRegistry) -> None:
     registry.errors = [(StackStartError("no"), True)]
-    lease = registry.lease(CONFIG)
+    registry.answering.clear()
+    waiting = asyncio.create_task(connect(CONFIG))
+    while not registry.opened:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    [failed] = held(registry)
+    failed.users += 1  # one that has not heard yet
+    registry.answering.set()
     with pytest.raises(StackStartError):
-        await lease.ready
-    assert registry.lease(CONFIG) is not lease
-    registry.lease(CONFIG).ready.cancel()
+        await waiting
+    assert held(registry) == [failed]
+    await (await connect(CONFIG)).close()
+    assert len(registry.opened) == 2
 
 
 async def test_a_daemon_that_was_about_to_exit_is_tried_again(registry: FakeRegistry) -> None:
@@ -164,7 +171,7 @@ async def test_progress_goes_to_those_who_wait(registry: FakeRegistry) -> None:
     waiting = asyncio.create_task(connect(CONFIG, progress=told.append))
     while not registry.opened:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    lease = registry.lease(CONFIG)
+    [lease] = held(registry)
     assert lease.progress == [told.append]
     registry.answering.set()
     stack = await waiting
