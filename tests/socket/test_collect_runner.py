@@ -155,6 +155,15 @@ async def test_a_run_in_which_everything_fails_stops(tmp_path: Path) -> None:
     assert 20 <= len(lines(tmp_path / FAILURES)) <= 24
 
 
+async def test_failures_between_rollouts_that_finish_do_not_stop_a_run(tmp_path: Path) -> None:
+    async def run_one(job: Job) -> Rollout:
+        return completed(job) if job.task % 5 == 4 else failed("policy", retryable=False, name="PolicyError")
+
+    with collector(tmp_path, plan_of(50), run_one, concurrency=1, failures_in_a_row=5) as (made, _):
+        await made.run()
+    assert (len(lines(tmp_path / ROLLOUTS)), len(lines(tmp_path / FAILURES))) == (10, 40)
+
+
 async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path) -> None:
     async def run_one(job: Job) -> Rollout:
         if job.task == 7:

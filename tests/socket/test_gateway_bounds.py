@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -204,3 +205,23 @@ async def test_an_answer_of_too_many_values_is_an_error(
         async with http.post(f"{route.base_url}/chat/completions", json=BODY) as response:
             assert response.status == 502
     assert "values" in str(route.calls[0].error)
+
+
+async def test_inflating_an_answer_stops_at_the_limit(
+    gateway: Gateway, http: aiohttp.ClientSession, small: int
+) -> None:
+    """100 KB that would become 100 MB take no more memory than is allowed, and what that costs while it is refused."""
+    bomb = gzip.compress(bytes(100_000_000), compresslevel=1)
+
+    async def script(seen: Seen) -> web.Response:
+        return web.Response(body=bomb, headers={"Content-Encoding": "gzip"})
+
+    async with upstream(script) as policy:
+        url = f"{gateway.open(policy.endpoint()).base_url}/chat/completions"
+        tracemalloc.start()
+        try:
+            async with http.post(url, json=BODY) as response:
+                assert response.status == 502
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()

@@ -199,6 +199,38 @@ async def test_a_stream_that_fails_early_has_a_status_and_late_has_an_event() ->
             assert "too long" in events
 
 
+async def test_a_stream_that_the_end_of_its_rollout_cuts_says_so() -> None:
+    async def script(seen: Seen) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with upstream(script) as policy, Gateway(stream_times=StreamTimes(0.01, 0.01)) as gateway:
+        route = gateway.open(policy.endpoint())
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(f"{route.base_url}/chat/completions", json={**BODY, "stream": True}) as response,
+        ):
+            assert await response.content.readline() == b": waiting\n"
+            await route.close()
+            event = (await response.text()).partition("event: error\ndata: ")[2]
+    assert "released" in json.loads(event)["error"]["message"]
+
+
+async def test_an_endpoint_is_not_asked_to_stream() -> None:
+    """Answers are collected whole, in whatever dialect."""
+    async with upstream() as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint())
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
+        for operation, body in (("chat/completions", BODY), ("responses", {"input": "hi"})):
+            async with (
+                aiohttp.ClientSession() as http,
+                http.post(f"{route.base_url}/{operation}", json={**body, **fields}) as response,
+            ):
+                assert response.headers["Content-Type"].startswith("text/event-stream")
+                assert "hello" in await response.text()
+    assert [seen.body.keys() & fields.keys() for seen in policy.seen] == [set(), set()]
+
+
 async def test_a_slow_stream_gets_signs_of_life_and_then_its_answer() -> None:
     release = asyncio.Event()
 

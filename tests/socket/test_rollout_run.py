@@ -144,6 +144,17 @@ async def test_the_policys_failure_is_the_rollouts(agent: Agent) -> None:
     assert outcome["error"]["status_code"] == 500
 
 
+async def test_the_first_failure_is_the_one_to_blame() -> None:
+    async def worse_and_worse(seen: Seen) -> web.Response:
+        count.append(1)
+        return web.json_response({"error": {"message": f"failure {len(count)}"}}, status=500)
+
+    count: list[int] = []
+    async with scene(stumbles(*["policy_model"] * 2), policy=worse_and_worse) as played:
+        outcome = await played.run()
+    assert "failure 1" in outcome["error"]["message"]
+
+
 async def test_a_policy_that_answers_in_the_end_is_scored() -> None:
     """The agent asked again after a failure."""
     answers = iter([breaks, policy_says])

@@ -374,6 +374,11 @@ def test_answer_is_a_complete_response() -> None:
         ({"content": "<think>never closed"}, ["message"], "<think>never closed"),
         ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ["message"], "ab"),
         ({"content": "x", "reasoning_details": [{"text": "r"}]}, ["reasoning", "message"], "x"),
+        (
+            {"content": "<think>a</think>b", "reasoning_content": "r"},
+            ["reasoning", "message"],
+            "<think>a</think>b",
+        ),
     ],
 )
 def test_there_is_always_a_message_or_a_call(message: Json, expected: list[str], text: str) -> None:

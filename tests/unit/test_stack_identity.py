@@ -140,6 +140,28 @@ def test_another_checkout_of_gymgate_has_stacks_of_its_own(
     assert len(set(found)) == 3
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"runtime": {"interpreter": "venv/bin/python"}},
+        {"runtime": {"python": "own/python"}},
+        {"state_dir": "state"},
+        {"component_roots": ("empty",)},
+    ],
+)
+def test_each_relative_path_means_another_place_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    """Although nothing is there yet."""
+    found = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        found.append((name_of(**fields), name_of()))
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
 def test_a_removed_working_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     tmp_path.rmdir()
