@@ -160,6 +160,17 @@ def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     assert any("1 rewards are not finite numbers" in note for note in collected.notes)
 
 
+def test_a_masked_rollout_has_no_vote(tmp_path: Path) -> None:
+    """Nor does it take the place of one: answers stay beside their own rewards."""
+    masked = line(0, 0, 1.0, status="masked", answer="c")
+    given = [(1.0, "a"), (1.0, "a"), (0.0, "c")]
+    run = write_run(
+        tmp_path, [masked, *(line(0, r, score, answer=text) for r, (score, text) in enumerate(given, 1))]
+    )
+    [row] = task_rows(read_runs([run]))
+    assert (row["mean_reward"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0)
+
+
 def test_overlapping_shards_are_named(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [line(0, 0, 1.0), line(0, 1, 1.0)])
     second = write_run(tmp_path / "b", [line(0, 1, 0.0), line(0, 2, 0.0)])
