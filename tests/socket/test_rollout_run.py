@@ -43,7 +43,7 @@ class Scene:
             return response.status
 
     async def run(self) -> dict[str, Any]:
-        job = rollouts.Job("e", "solver", b"{}", "public", timeout_s=20.0)
+        job = rollouts.Job("e", "solver", "simple_agent", b"{}", "public", timeout_s=20.0)
         outcome = await rollouts.run_job(self.http, job, self.route, f"{self.url}/run")
         return rollouts.finished(job, outcome, self.route.log, time.monotonic())
 
