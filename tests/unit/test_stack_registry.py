@@ -96,7 +96,12 @@ async def test_a_lost_connection_is_replaced_and_giving_it_back_leaves_the_new_o
 
 async def test_a_failed_start_is_told_to_all_and_leaves_nothing(registry: FakeRegistry) -> None:
     registry.errors = [(StackStartError("no"), True)]
-    found = await asyncio.gather(connect(CONFIG), connect(CONFIG), return_exceptions=True)
+    registry.answering.clear()
+    waiting = [asyncio.create_task(connect(CONFIG)) for _ in range(2)]
+    while not (leases := held(registry)) or leases[0].users < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    registry.answering.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
     assert [str(error) for error in found] == ["no", "no"]
     assert (len(registry.opened), held(registry)) == (1, [])
     await (await connect(CONFIG)).close()
@@ -141,7 +146,7 @@ async def test_a_daemon_that_answered_before_it_was_lost_is_not_tried_again(regi
 async def test_a_cancelled_waiter_leaves_the_start_to_the_others(registry: FakeRegistry) -> None:
     registry.answering.clear()
     waiting = [asyncio.create_task(connect(CONFIG)) for _ in range(2)]
-    while not registry.opened:  # noqa: ASYNC110
+    while not (leases := held(registry)) or leases[0].users < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.wait([waiting[0]])
