@@ -164,6 +164,29 @@ async def test_failures_between_rollouts_that_finish_do_not_stop_a_run(tmp_path:
     assert (len(lines(tmp_path / ROLLOUTS)), len(lines(tmp_path / FAILURES))) == (10, 40)
 
 
+async def test_a_run_that_goes_on_after_a_lost_stack_runs_nothing_twice(tmp_path: Path) -> None:
+    """In the same process, which does not read its own lines again."""
+    plan, ran = plan_of(6), Counter[int]()
+
+    async def lost_after_three(job: Job) -> Rollout:
+        if ran.total() == 3:
+            raise StackLostError("the daemon is gone")
+        ran[job.row.line] += 1
+        return completed(job)
+
+    async def works(job: Job) -> Rollout:
+        ran[job.row.line] += 1
+        return completed(job)
+
+    with collector(tmp_path / "run", plan, lost_after_three, concurrency=1) as (made, directory):
+        await raises(StackLostError, "the daemon is gone", made)
+        again = Collector(
+            plan.jobs(directory.done), works, pace=Pace(concurrency=1), tally=made.tally, directory=directory
+        )
+        await again.run()
+    assert ran == Counter(range(1, 7))
+
+
 async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path) -> None:
     async def run_one(job: Job) -> Rollout:
         if job.task == 7:
