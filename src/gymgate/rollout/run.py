@@ -43,7 +43,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class JobResult:
     """What came of a job: fields of a `Rollout`, and the agent's answer as JSON, if there is one."""
 
     fields: dict[str, Any]
@@ -59,7 +59,7 @@ def new_session() -> aiohttp.ClientSession:
     )
 
 
-async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: str) -> Outcome:
+async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: str) -> JobResult:
     """Post the job to the agent at `url`. A failure comes back as data.
 
     Cancelling it, as the caller's deadline does, closes the connection, at which the agent stops (nemo-gym 0.7); its late
@@ -71,29 +71,29 @@ async def run_job(session: aiohttp.ClientSession, job: Job, route: Route, url: s
     except aiohttp.ClientError as error:
         await asyncio.sleep(_DEATH_SHOWS_S)
         message = f"agent {job.agent!r} broke the connection: {type(error).__name__}: {error}"
-        return Outcome(results.failed(StackLostError(message)))
+        return JobResult(results.failed(StackLostError(message)))
     if route.judges.failure is not None:
-        return Outcome(results.failed(route.judges.failure))
+        return JobResult(results.failed(route.judges.failure))
     if status != 200 and route.truncated is not None:
         # The agent could not go on without the call that was refused.
-        return Outcome({"status": "truncated", "limit": route.truncated})
+        return JobResult({"status": "truncated", "limit": route.truncated})
     if status != 200:
         if route.failure is None:  # a server that died may be what the agent stumbled over
             await asyncio.sleep(_DEATH_SHOWS_S)
-        return Outcome(results.failed(_blame(status, body, job, route)))
+        return JobResult(results.failed(_blame(status, body, job, route)))
     read = results.read_result(body, key=route.key, rollout_id=job.rollout_id)
     if read is None:
         text = results.condensed(body)
-        return Outcome(
+        return JobResult(
             results.failed(StackLostError(f"agent {job.agent!r} answered with no JSON object: {text}"))
         )
     result, clean = read
     if (failure := _decisive_failure(result, route)) is not None:
-        return Outcome(results.failed(failure))
+        return JobResult(results.failed(failure))
     fields = results.settled(
         result, job.body, agent=job.agent, agent_type=job.agent_type, limit=route.truncated
     )
-    return Outcome(fields, None if "error" in fields else clean)
+    return JobResult(fields, None if "error" in fields else clean)
 
 
 async def _post(session: aiohttp.ClientSession, job: Job, url: str) -> tuple[int, bytes]:
@@ -124,7 +124,7 @@ def _blame(status: int, body: bytes, job: Job, route: Route) -> GymgateError:
     return results.refused(status, clean, job.agent)
 
 
-def finished(job: Job, outcome: Outcome, calls: Sequence[Call], started: float) -> dict[str, Any]:
+def finished(job: Job, outcome: JobResult, calls: Sequence[Call], started: float) -> dict[str, Any]:
     """The rollout's fields beside its bodies, ready to be serialised; `started` as of `time.monotonic`."""
     return {
         "id": job.rollout_id,

@@ -151,23 +151,23 @@ class RunningStack:
         finally:
             await route.close()
         if (unasked := environment.unasked(agent, outcome.fields, route.log)) is not None:
-            outcome = rollouts.Outcome(results.failed(unasked))
+            outcome = rollouts.JobResult(results.failed(unasked))
         return pack_calls(rollouts.finished(job, outcome, route.log, started), route, outcome.result)
 
-    async def _outcome(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.Outcome:
+    async def _outcome(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.JobResult:
         """What comes of a job within its time; whatever goes wrong here is its failure alone."""
         place = self._in_slot if job.agent in environment.slots else self._on_servers
         try:
             async with asyncio.timeout(job.timeout_s) as deadline:
                 return await place(environment, job, route)
         except GymgateError as error:
-            return rollouts.Outcome(results.failed(error))
+            return rollouts.JobResult(results.failed(error))
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
-                return rollouts.Outcome(job.timed_out())
+                return rollouts.JobResult(job.timed_out())
             logger.exception("rollout %s failed", job.rollout_id)
             message = f"the stack's daemon could not run it: {described(error)}"
-            return rollouts.Outcome(results.failed(StackLostError(message)))
+            return rollouts.JobResult(results.failed(StackLostError(message)))
 
     def open(self, request: Request, *, metadata_routing: bool = False) -> Route:
         """A route for a rollout, to be closed by the caller."""
@@ -181,7 +181,7 @@ class RunningStack:
             metadata_routing=metadata_routing,
         )
 
-    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.Outcome:
+    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.JobResult:
         """Run the job once a slot is free, unless its process or a server it needs dies first."""
         if environment.state == "down":
             await environment.generation()  # which says why
@@ -191,7 +191,7 @@ class RunningStack:
 
     async def _on_servers(
         self, environment: Environment, job: rollouts.Job, route: Route, port: int | None = None
-    ) -> rollouts.Outcome:
+    ) -> rollouts.JobResult:
         """Run the job, unless a server it needs dies first; `port` is its agent's, if that is not the usual one."""
         assert self._session is not None
         job.waits_for = "other rollouts to end, because few files may be open; raise `ulimit -n`"
@@ -271,8 +271,8 @@ def places_for_files() -> int:
 
 
 async def _while_alive(
-    place: Generation | AgentSlot, work: Coroutine[Any, Any, rollouts.Outcome]
-) -> rollouts.Outcome:
+    place: Generation | AgentSlot, work: Coroutine[Any, Any, rollouts.JobResult]
+) -> rollouts.JobResult:
     """The work's outcome; that of a failed rollout if a server of that place dies meanwhile."""
     task = asyncio.current_task()
     assert task is not None
@@ -282,7 +282,7 @@ async def _while_alive(
     except asyncio.CancelledError:
         if place.error is None or task.uncancel() > 0:
             raise
-        return rollouts.Outcome(results.failed(place.error))
+        return rollouts.JobResult(results.failed(place.error))
     finally:
         place.users.discard(task)
 
