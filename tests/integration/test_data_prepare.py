@@ -274,7 +274,7 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
         "run", "math_with_judge", "--data", str(raw), "-b", "http://127.0.0.1:9/v1", "-m", "any"
     )
     assert refused.returncode == 1
-    assert f"gymgate: {raw}:1: has no responses_create_params" in refused.stderr
+    assert f"{raw}:1: has no responses_create_params" in refused.stderr
     assert "gymgate data prepare" in refused.stderr
     out = tmp_path / "out"
     command = (
