@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError, PolicyError, TokenDataError
+from gymgate.integrations.training.attempts import environment_of
 from gymgate.integrations.training.figures import Attempt, metrics
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
 from gymgate.integrations.verl.reports import logged, most_frequent, reason
-from gymgate.integrations.verl.worker import LoopConfig, environment_of
+from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.stack import AgentInfo
 from gymgate.tokens import TokenTurn, assemble

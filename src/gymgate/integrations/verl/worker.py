@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from gymgate.config import Config, EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError, DataError, MissingExtraError
+from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.integrations.training.attempts import Attempts
 from gymgate.integrations.training.figures import Attempt
-from gymgate.stack import AgentInfo, Stack
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import Renderer
 from gymgate.tokens.engines import ServerManagerEngine
@@ -83,7 +84,8 @@ class Worker:
         self.model_length = int(
             rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
         )
-        self._attempts = SharedStart(config.stack_config(), config.limits)
+        self.groups = Groups()
+        self._attempts = Attempts(config.stack_config(), config.limits)
         self._policies: dict[tuple[Any, ...], TokenPolicy] = {}
 
     async def attempt(self, environment: str, row: Mapping[str, Any], sampling: Mapping[str, Any]) -> Attempt:
@@ -110,41 +112,33 @@ class Worker:
         return self._policies[key]
 
 
-class SharedStart(Attempts):
-    """A start that all rollouts wait for together: a failed one is told to each, and the next rollout tries again."""
+@dataclass
+class Group:
+    """The sessions of one prompt, which verl runs in one worker."""
 
-    _starting: asyncio.Task[Stack] | None = None
-
-    async def attempt(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> Attempt:
-        """As `Attempts.attempt`; without an environment, in that of the agent that the row names."""
-        stack = await self.start()
-        return await super().attempt(environment or environment_of(row, stack.agents), row, policy)
-
-    async def start(self) -> Stack:
-        """As `Attempts.start`."""
-        if self._stack is not None:
-            return self._stack
-        if self._starting is None:
-            self._starting = asyncio.create_task(super().start())
-            self._starting.add_done_callback(self._started)
-        return await asyncio.shield(self._starting)
-
-    def _started(self, task: asyncio.Task[Stack]) -> None:
-        self._starting = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("the stack did not start: %s", error)
+    open: int = 0
+    """Sessions that have not ended."""
+    gave_output: bool = False
+    """Whether one of them gave verl an output."""
 
 
-def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> str:
-    """The environment of the agent that a row names, or the only one. `DataError` if there is none such."""
-    name = (row.get("agent_ref") or {}).get("name")
-    if isinstance(name, str) and name in agents:
-        return agents[name].environment
-    environments = sorted({agent.environment for agent in agents.values()})
-    if name is None and len(environments) == 1:
-        return environments[0]
-    known = ", ".join(sorted(agents))
-    raise DataError(f"the row's agent_ref names {name!r}, not an agent of the stack: {known}")
+class Groups:
+    """Groups with an open session."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Group] = {}
+
+    @contextmanager
+    def session(self, uid: str) -> Iterator[Group]:
+        """Count a session of a group while it runs."""
+        group = self._open.setdefault(uid, Group())
+        group.open += 1
+        try:
+            yield group
+        finally:
+            group.open -= 1
+            if not group.open:
+                del self._open[uid]
 
 
 _workers: dict[asyncio.AbstractEventLoop, dict[Key, Worker]] = {}

@@ -1,0 +1,151 @@
+"""Failures of rollouts, rows and stacks that trainers get as data. No Gym: a stand-in takes the stack's place."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import (
+    ConfigError,
+    DataError,
+    GymgateError,
+    RolloutTimeoutError,
+    StackLostError,
+    StackStartError,
+)
+from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.training.figures import Attempt
+from gymgate.rollout import Rollout
+from gymgate.stack import AgentInfo
+
+POLICY: Any = SimpleNamespace(conversation=lambda: SimpleNamespace(turns=[], segments=[]))
+ROW = {"responses_create_params": {"input": "hi"}}
+
+
+class FakeStack:
+    """Answers each row as `run` says, and knows whether it was closed."""
+
+    def __init__(self, run: Callable[[Any], Any]) -> None:
+        self.agents = {"a_agent": AgentInfo("a", "a_agent", "simple_agent")}
+        self.closed = 0
+        self._run = run
+
+    async def run(self, row: Any, *, environment: str, **_: Any) -> Rollout:
+        await self._run(row)
+        return Rollout(id="r", environment=environment, agent="a_agent", status="completed", reward=1.0)
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+def attempts_on(monkeypatch: pytest.MonkeyPatch, *stacks: FakeStack | GymgateError) -> Attempts:
+    """Attempts that connect to these stacks, one after the other; an error stands for a start that fails."""
+    left = iter(stacks)
+
+    async def connect(config: StackConfig, **_: Any) -> Any:
+        await asyncio.sleep(0)
+        stack = next(left)
+        if isinstance(stack, GymgateError):
+            raise stack
+        return stack
+
+    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
+    return Attempts(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
+
+
+def told(attempt: Attempt) -> tuple[str, str, bool]:
+    error = attempt.rollout.error
+    assert error is not None
+    assert (attempt.rollout.status, attempt.rollout.reward) == ("failed", None)
+    return error.kind, error.type, error.retryable
+
+
+async def fine(_: Any) -> None:
+    """A rollout that ends at once."""
+
+
+async def lost(_: Any) -> None:
+    raise StackLostError("the stack's daemon is gone")
+
+
+@pytest.mark.parametrize("error", [ConfigError("agent 'x' is not in this stack"), DataError("no input")])
+async def test_a_row_that_cannot_be_run_is_a_failed_rollout(
+    monkeypatch: pytest.MonkeyPatch, error: GymgateError
+) -> None:
+    async def some(row: Any) -> None:
+        if "bad" in row:
+            raise error
+
+    stack = FakeStack(some)
+    attempts = attempts_on(monkeypatch, stack)
+    bad, good = await asyncio.gather(
+        attempts.attempt("a", {**ROW, "bad": True}, POLICY), attempts.attempt("a", ROW, POLICY)
+    )
+    assert told(bad) == ("data", "DataError", False)
+    assert good.rollout.reward == 1
+    assert stack.closed == 0
+
+
+async def test_a_row_of_an_unknown_agent_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an environment, as verl's rows may come."""
+    attempts = attempts_on(monkeypatch, FakeStack(fine))
+    unknown = await attempts.attempt("", {**ROW, "agent_ref": {"name": "x"}}, POLICY)
+    assert told(unknown) == ("data", "DataError", False)
+    known = await attempts.attempt("", {**ROW, "agent_ref": {"name": "a_agent"}}, POLICY)
+    assert known.rollout.environment == "a"
+
+
+async def test_a_reconnect_that_fails_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that wait for it fail together, and the next one connects."""
+    gone, back = FakeStack(lost), FakeStack(fine)
+    attempts = attempts_on(monkeypatch, gone, StackStartError("a did not listen"), back)
+    await attempts.start()
+    assert told(await attempts.attempt("a", ROW, POLICY)) == ("infrastructure", "StackLostError", True)
+    failed = await asyncio.gather(*(attempts.attempt("a", ROW, POLICY) for _ in range(16)))
+    assert {told(one) for one in failed} == {("infrastructure", "StackStartError", True)}
+    assert (await attempts.attempt("a", ROW, POLICY)).rollout.reward == 1
+    await attempts.close()
+    assert (gone.closed, back.closed) == (1, 1)
+
+
+async def test_a_missed_deadline_leaves_the_stack_to_the_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(row: Any) -> None:
+        if "slow" in row:
+            raise RolloutTimeoutError("Timed out after 5 s")
+
+    stack = FakeStack(slow)
+    attempts = attempts_on(monkeypatch, stack)
+    missed = await attempts.attempt("a", {**ROW, "slow": True}, POLICY)
+    assert told(missed) == ("timeout", "RolloutTimeoutError", True)
+    assert (await attempts.attempt("a", ROW, POLICY)).rollout.reward == 1
+    assert stack.closed == 0
+
+
+async def test_a_first_start_that_fails_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StackStartError, match="did not listen"):
+        await attempts_on(monkeypatch, StackStartError("a did not listen")).start()
+
+
+async def test_a_start_that_is_under_way_ends_with_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def connect(config: StackConfig, **_: Any) -> Any:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
+    attempts = Attempts(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
+    waiting = asyncio.create_task(attempts.attempt("a", ROW, POLICY))
+    await began.wait()
+    await attempts.close()
+    assert ended.is_set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
