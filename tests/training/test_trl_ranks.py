@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,12 +17,12 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]
 
 
-def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
-    """A group of six lies across both: three prompts each, and one mean over all."""
+def ranks_of(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What the two ranks of a training wrote."""
     program = Path(__file__).with_name("trl_ranks_program.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, str(program), str(tmp_path)],
+        [*launch, str(program), str(folder), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -29,7 +30,12 @@ def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
+    """A group of six lies across both: three prompts each, and one mean over all."""
+    ranks = ranks_of(tmp_path)
     assert [rank["batches"] for rank in ranks] == [[3, 3], [3, 3]]
     assert [rank["share"] for rank in ranks] == ["machine", "machine"]
     assert ranks[0]["servers"] == ranks[1]["servers"]
@@ -38,3 +44,13 @@ def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
     assert {entry["nemo_gym/letter_share/failed"] for entry in log} == {0}
     for entry in log:
         assert entry["nemo_gym/letter_share/reward"] == pytest.approx(entry["reward"], abs=1e-5)
+
+
+def test_no_rank_samples_while_weights_are_sent(tmp_path: Path, token_server_url: str) -> None:
+    """Only the main process sends them, and only it knows when the server has them."""
+    ranks = ranks_of(tmp_path, token_server_url)
+    assert [rank["early"] for rank in ranks] == [[], []]
+    assert [rank["batches"] for rank in ranks] == [[3, 3], [3, 3]]
+    for entry in ranks[0]["log"]:
+        assert entry["sampling/sampling_logp_difference/max"] < 1e-3
+        assert entry["nemo_gym/failed"] == 0

@@ -116,6 +116,26 @@ def test_a_batch_without_any_score_changes_no_weight(spec: NeMoGymSpec, tmp_path
         assert torch.equal(old, new)
 
 
+def test_an_evaluation_counts_truncated_rollouts(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    """They teach nothing; but a policy that overruns its context must not score higher for it."""
+    tokenizer = tiny()[1]
+    cut, good = (tokenizer.encode(text, add_special_tokens=False) for text in ("abbb", "aaaa<|im_end|>"))
+    calls = itertools.count()
+
+    def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        cuts = next(calls) % 2
+        ids = cut if cuts else good
+        return Sample(ids, [-1.0] * len(ids), "length" if cuts else "stop")
+
+    spec.engine = CallableEngine(sample)
+    trainer = trainer_of(spec, tmp_path, per_device_eval_batch_size=4, max_steps=1)
+    trainer.train()
+    assert [entry["reward"] for entry in trainer.state.log_history if "reward" in entry] == [1.0]
+    logged = trainer.evaluate(spec.train_dataset.select([0]))
+    assert logged["eval_reward"] == logged["eval_nemo_gym/reward"] == pytest.approx(0.625)
+    assert logged["eval_nemo_gym/truncated"] == 0.5
+
+
 def test_batches_of_failures_end_the_training_with_the_reason(spec: NeMoGymSpec, tmp_path: Path) -> None:
     def broken(prompt: list[int], sampling: dict[str, Any]) -> Sample:
         raise PolicyError("out of memory", retryable=False)

@@ -1,28 +1,69 @@
-"""One rank of a training on two: writes the rewards' log, what it rolled out, and the stack it used to FOLDER/RANK.json."""
+"""One rank of a training on two: writes the rewards' log, what it rolled out, and the stack it used to FOLDER/RANK.json.
+
+With the address of a server with vLLM's routes it samples there, and writes too which ranks sampled while weights were sent.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
+from trl_support import ENVIRONMENT, ONE_LETTER, arguments, over_files, tiny  # noqa: E402
 
+from gymgate.integrations.trl.policy import TrainersEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
 
+SAMPLES_BY_S = 5.0
+"""A rank that does not wait for the weights samples within this time after the transfer began."""
 
-def main(folder: Path) -> None:
+
+def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
+    """Hold each transfer of weights until another rank samples, or for `SAMPLES_BY_S`; `early` gets those that did."""
+    patch = pytest.MonkeyPatch()
+    over_files(patch, url)
+    from trl.generation.vllm_client import VLLMClient
+
+    send, sample = VLLMClient.update_named_params, TrainersEngine.generate
+    sampling = folder / f"sampling-{os.environ['RANK']}"
+
+    def held(client: Any, metadata: Any, named_params: Iterator[tuple[str, Any]]) -> None:
+        for left in folder.glob("sampling-*"):
+            left.unlink()  # of the step before, in which every rank sampled and was waited for
+        until = time.monotonic() + SAMPLES_BY_S
+        while time.monotonic() < until and not early:
+            early.extend(path.name for path in folder.glob("sampling-*"))
+            time.sleep(0.01)
+        send(client, metadata, named_params)
+
+    async def marked(engine: TrainersEngine, *args: Any, **kwargs: Any) -> Any:
+        sampling.touch()
+        return await sample(engine, *args, **kwargs)
+
+    patch.setattr(VLLMClient, "update_named_params", held)
+    patch.setattr(TrainersEngine, "generate", marked)
+
+
+def main(folder: Path, url: str | None) -> None:
     torch.set_num_threads(1)
     model, tokenizer, _ = tiny()
     batches: list[int] = []
     servers: Any = None
+    early: list[str] = []
+    server: dict[str, Any] = {}
+    if url is not None:
+        watch_transfers(folder, url, early)
+        server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
     with NeMoGymSpec(ENVIRONMENT, data=ONE_LETTER, renderer="qwen3", score_truncated=True) as spec:
 
         def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -44,6 +85,7 @@ def main(folder: Path) -> None:
                     num_generations=6,
                     max_completion_length=8,
                     max_steps=2,
+                    **server,
                 )
             ),
             processing_class=tokenizer,
@@ -53,9 +95,15 @@ def main(folder: Path) -> None:
         )
         trainer.train()
         log = [entry for entry in trainer.state.log_history if "reward" in entry]
-        told = {"batches": batches, "servers": servers, "log": log, "share": spec.config.share}
+        told = {
+            "batches": batches,
+            "servers": servers,
+            "log": log,
+            "share": spec.config.share,
+            "early": early,
+        }
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(told))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.training.sources import Source
 from gymgate.integrations.trl.sources import in_turn, weights_of
 
@@ -14,6 +14,17 @@ def test_in_turn_is_every_row_once() -> None:
     rows = [make_row({"responses_create_params": {"input": str(i)}}, "f", i) for i in range(5)]
     drawn = list(in_turn([Source("a", rows, 2.0), Source("b", rows[:3], 1.0)]))
     assert drawn == [("a", row) for row in rows] + [("b", row) for row in rows[:3]]
+
+
+def test_a_row_of_another_agent_is_refused_when_the_dataset_is_made() -> None:
+    named = {"responses_create_params": {"input": "hi"}, "agent_ref": {"name": "b_agent"}}
+    rows = [make_row({**named, "agent_ref": None}, "f", 1), make_row(named, "f", 2)]
+    assert len(list(in_turn([Source("b", rows, 1.0, {"b_agent", "c_agent"})]))) == 2
+    with pytest.raises(
+        DataError, match=r"f:2: agent_ref names 'b_agent', not an agent of .* 'a': a_agent"
+    ) as told:
+        list(in_turn([Source("a", rows, 1.0, {"a_agent"})]))
+    assert (told.value.path, told.value.line) == ("f", 2)
 
 
 def test_names_get_weights() -> None:

@@ -108,9 +108,10 @@ class NeMoGymSpec:
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One rollout per prompt, all at once (TRL repeats prompts itself); see `to_batch` for what comes back.
 
-        Returns within the rollout deadline and a grace, once the stack is up. Raises what went wrong when batch after batch
-        fails (see `FailureWatch`).
+        Returns within about a second of the rollout deadline, once the stack is up. Raises what went wrong when batch
+        after batch fails (see `FailureWatch`). In an evaluation, truncated rollouts keep their reward.
         """
+        trainer.accelerator.wait_for_everyone()  # TRL's main process alone sends weights to the server, until now
         policy = self._policy(trainer)
         attempts = self._on_loop(self._attempt_all(prompts, policy))
         self._watch.see(attempts)
@@ -118,14 +119,15 @@ class NeMoGymSpec:
             attempts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
             fold=self.fold,
-            score_truncated=self.score_truncated,
+            score_truncated=self.score_truncated or not trainer.model.training,
         )
 
     def rollout_worker(
         self, args: Any, processing_class: Any, *, lora_name: str | None = None
     ) -> RolloutWorker:
-        """For `AsyncGRPOTrainer(rollout_worker=..., callbacks=[worker.callback])`, with the trainer's arguments and tokenizer.
+        """For `AsyncGRPOTrainer(rollout_worker=worker)`, with the trainer's arguments and tokenizer.
 
+        Then call `worker.follow(trainer)`, so that its checkpoints keep the position in the data.
         `lora_name` is `"trl-policy"` where TRL trains an adapter that it publishes to a server started with `--enable-lora`.
         """
         from gymgate.integrations.trl.async_worker import RolloutWorker
@@ -183,10 +185,12 @@ class NeMoGymSpec:
         return done
 
     async def _attempt_all(self, prompts: list[Any], policy: TokenPolicy) -> list[Attempt]:
-        if self._attempts is None:
-            self._attempts = Attempts(self.config, self.limits)
-        await self._attempts.start()
         rows = [self.row(prompt) for prompt in prompts]
+        if self._attempts is None:
+            made = Attempts(self.config, self.limits)
+            await made.start()  # a first start that fails ends the training, a later one is a failed rollout
+            self._attempts = made
+        await asyncio.sleep(self._watch.pause_s)
         try:
             async with asyncio.TaskGroup() as running:
                 tasks = [running.create_task(self._attempts.attempt(*row, policy)) for row in rows]
@@ -195,7 +199,7 @@ class NeMoGymSpec:
         return [task.result() for task in tasks]
 
     def _sources(self, data: str | Mapping[str, str]) -> list[Source]:
-        return find_sources(self.weights, data, self.config.runtime)
+        return find_sources(self.weights, data, self.config)
 
 
 async def _close(attempts: Attempts | None, policies: Iterable[TokenPolicy]) -> None:

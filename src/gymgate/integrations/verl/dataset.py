@@ -16,12 +16,14 @@ from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
 from gymgate.dataset import Row, open_rows
 from gymgate.errors import ConfigError
-from gymgate.integrations.training.sources import Source, blended
+from gymgate.integrations.training.sources import Source, blended, check_agent
 
 ROW = "nemo_gym_row"
 """Column with the whole row, verbatim, as JSON."""
 ENVIRONMENT = "environment"
 """Column with the environment's name; empty where the row's own `agent_ref` says where it goes."""
+CHECKED_ROWS = 1000
+"""First rows of each environment's source whose agents are checked when the dataset is made; others fail when they are run."""
 
 
 class Part(NamedTuple):
@@ -116,6 +118,9 @@ def _part(catalog: Catalog, name: str, source: Any) -> Part:
     environment = catalog.find(name)
     weight = wanted.get("weight")
     rows = open_rows(wanted.get("data", "example"), environment=environment)
+    agents = {agent.name for config in environment.configs for agent in config.agents}
+    for row in islice(rows, CHECKED_ROWS):
+        check_agent(row, environment.name, agents)
     return Part(environment.name, rows, None if weight is None else float(weight))
 
 
