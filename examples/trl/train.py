@@ -60,8 +60,8 @@ def train_async(config: dict[str, Any], resume_from_checkpoint: str | None) -> A
         processing_class=tokenizer,
         train_dataset=spec.train_dataset,
         rollout_worker=worker,
-        callbacks=[worker.callback],
     )
+    worker.follow(trainer)
     trainer.train(resume_from_checkpoint=resume_from_checkpoint)
     return trainer
 

@@ -6,6 +6,7 @@ share of its speed is used); here torch computes the same attention, and no devi
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import time
@@ -95,29 +96,41 @@ def test_the_trainer_trains_on_what_the_server_samples(
         save_strategy="steps",
     )
     transfer = FileWeightTransfer(token_server_url)
-    worker = spec_of().rollout_worker(args, tokenizer)
-    trainer = AsyncGRPOTrainer(
-        model=model_folder,
-        args=args,
-        processing_class=tokenizer,
-        train_dataset=worker._spec.train_dataset,
-        rollout_worker=worker,
-        weight_transfer=transfer,
-        callbacks=[worker.callback],
-    )
+
+    def trainer_of(args: AsyncGRPOConfig) -> AsyncGRPOTrainer:
+        worker = spec_of().rollout_worker(args, tokenizer)
+        made = AsyncGRPOTrainer(
+            model=model_folder,
+            args=args,
+            processing_class=tokenizer,
+            train_dataset=worker._spec.train_dataset,
+            rollout_worker=worker,
+            weight_transfer=transfer,
+        )
+        worker.follow(made)
+        return made
+
+    trainer = trainer_of(args)
     try:
         trainer.train()
+        args.max_steps, updates = 6, transfer.updates
+        resumed = trainer_of(args)
+        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     finally:
         transfer.send_weights(Qwen3ForCausalLM.from_pretrained(model_folder).named_parameters())
     steps = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert transfer.updates == 7  # at the start, after each step, and above
+    assert updates == 6  # at the start, and after each step
     assert steps[0]["ratio"] == pytest.approx(1.0, abs=1e-3)  # the server's logprobs are the trainer's
     assert abs(steps[0]["kl"]) < 1e-3
     assert steps[-1]["sample/staleness_max"] <= args.max_staleness
     logged = {name: value for step in steps for name, value in step.items()}
     assert logged["nemo_gym/letter_share/drift"] == logged["nemo_gym/failed"] == 0
     assert 0 <= logged["nemo_gym/letter_share/reward"] < 1
-    assert (tmp_path / "checkpoint-5/gymgate_rollouts.json").exists()
+    kept = json.loads((tmp_path / "checkpoint-5/gymgate_rollouts.json").read_text())
+    assert 2 <= kept["position"] <= 10  # of two groups a step; many more wait in the queue
+    assert kept["model_version"] == 6
+    assert resumed._groups_before_resume == resumed.rollout_worker.position == kept["position"]
+    assert resumed.model_version == 6 + 2
 
 
 def until(worker: Any, ready: Callable[[], bool]) -> None:
@@ -132,13 +145,19 @@ def test_samples_keep_to_the_contract_and_the_process_ends(tmp_path: Path, token
     args = config(tmp_path, token_server_url, num_generations=4, queue_maxsize=8, max_inflight_tasks=8)
     worker = spec_of(rows=3).rollout_worker(args, tokenizer)
     worker.position = 7
+    groups: list[int] = []
+
+    def delivered() -> list[int]:
+        groups.extend(worker.newly_delivered())
+        return groups
+
     worker.update_model_version(5)
     worker.start()
     process = worker._process
     try:
         until(worker, lambda: worker.rollout_buffer.qsize() == 8)
         samples = [worker.rollout_buffer.get(timeout=60) for _ in range(16)]
-        until(worker, lambda: worker.next_position > 7)
+        until(worker, lambda: len(delivered()) >= 4)
     finally:
         worker.stop()
     assert process._closed
@@ -149,8 +168,8 @@ def test_samples_keep_to_the_contract_and_the_process_ends(tmp_path: Path, token
         assert sample.prompt == [{"role": "user", "content": "a"}]
         assert all(value < 0 for value in sample.old_log_probs[sample.completion_mask == 1])
         assert not sample.old_log_probs[sample.completion_mask == 0].any()
-    group = [sample for sample in samples if sample.group_id == samples[0].group_id]
-    assert len(group) == 4
+    assert [sample.group_id for sample in samples] == [group for group in groups[:4] for _ in range(4)]
+    group = samples[:4]
     assert sum(sample.advantage for sample in group) == pytest.approx(0, abs=1e-5)
     figures = worker.metrics_queue.get(timeout=10)
     assert figures["nemo_gym/letter_share/failed"] == (0.0, 4.0)

@@ -10,7 +10,7 @@ from gymgate.errors import DataError, PolicyError
 from gymgate.integrations.training.figures import Attempt
 from gymgate.integrations.trl.batch import to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
-from gymgate.integrations.trl.failures import GIVE_UP_AFTER, FailureWatch, failures
+from gymgate.integrations.trl.failures import GIVE_UP_AFTER, PATIENCE_S, FailureWatch, failures
 from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble
@@ -65,8 +65,8 @@ def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:
     assert (kept["env_mask"], kept["env_reward"]) == ([[1]], [1.0])
 
 
-def failed(message: str = "no route") -> Attempt:
-    error = RolloutError(kind="policy", message=message, type="PolicyError")
+def failed(message: str = "no route", *, retryable: bool = False) -> Attempt:
+    error = RolloutError(kind="policy", message=message, type="PolicyError", retryable=retryable)
     return attempt(status="failed", reward=None, error=error)
 
 
@@ -82,6 +82,35 @@ def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
         watch.see([failed()])
     watch.see([failed()])  # another training counts anew
+
+
+def test_a_server_that_restarts_does_not_end_the_training() -> None:
+    """Its failures come in no time, hundreds of them; only after minutes of nothing else the training ends."""
+    now = 1000.0
+    watch = FailureWatch(batch=16, clock=lambda: now)
+    for _ in range(100):
+        watch.see([failed(retryable=True)] * 8)
+    assert 0 < watch.pause_s <= 30
+    watch.see([attempt(TokenTurn([1], [2])), failed(retryable=True)])
+    assert watch.pause_s == 0
+    watch.see([failed(retryable=True)] * 8)
+    now += PATIENCE_S
+    for _ in range(4):
+        watch.see([failed(retryable=True)] * 8)
+    with pytest.raises(
+        PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts, 300 s\).*no route"
+    ):
+        watch.see([failed(retryable=True)] * 8)
+
+
+def test_small_groups_make_a_batch_together() -> None:
+    """Four failed groups of four are one batch of sixteen."""
+    watch = FailureWatch(batch=16)
+    for _ in range(4 * GIVE_UP_AFTER - 1):
+        watch.see([failed()] * 4)
+    assert watch.pause_s == 0
+    with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts"):
+        watch.see([failed()] * 4)
 
 
 def test_the_reward_function_passes_none_on_and_logs_means() -> None:

@@ -53,7 +53,7 @@ def child_main(plan: bytes, channels: Channels) -> None:
         traceback.print_exc()
         _tell(error, channels)
     finally:
-        for waiting in (channels.samples, channels.metrics):
+        for waiting in (channels.samples, channels.metrics, channels.delivered):
             waiting.cancel_join_thread()  # nobody may read them any more
 
 
@@ -97,11 +97,11 @@ class Producer:
         self.channels = channels
         self.spec = plan.spec
         self.attempts = Attempts(self.spec.config, self.spec.limits)
-        self.watch = FailureWatch()
+        self.watch = FailureWatch(batch=max(plan.concurrency, plan.group_size))
         self.engine: Engine | None = None
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._groups = asyncio.Semaphore(math.ceil(plan.concurrency / plan.group_size) + SPARE_GROUPS)
-        self._delivered: set[int] = set()
+        self._delivering = asyncio.Lock()
 
     async def run(self) -> None:
         """Until cancelled; raises what makes it impossible to go on."""
@@ -152,9 +152,13 @@ class Producer:
             score_truncated=self.spec.score_truncated,
         )
         self._log(group_figures(attempts, environment))
-        for sample in samples:
-            await self._deliver(sample)
-        self._advance(group_id)
+        async with (
+            self._delivering
+        ):  # a group's samples stand together, in the order that the trainer hears of
+            for sample in samples:
+                await self._deliver(sample)
+            self.channels.delivered.put(group_id)
+        await asyncio.sleep(self.watch.pause_s)
         self._groups.release()
 
     async def _rollout(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> Any:
@@ -175,9 +179,3 @@ class Producer:
             self.channels.metrics.put_nowait(figures)
         except queue.Full:
             logger.debug("the trainer reads no metrics; a group's are dropped")
-
-    def _advance(self, group_id: int) -> None:
-        self._delivered.add(group_id)
-        while (first := self.channels.position.value - self.plan.position) in self._delivered:
-            self._delivered.remove(first)
-            self.channels.position.value += 1

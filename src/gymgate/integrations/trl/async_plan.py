@@ -66,5 +66,5 @@ class Channels:
         self.version = context.Value("q", 0)
         self.heartbeat = context.Value("d", 0.0)
         """Seconds of `now`, when the process last showed life; 0 before that."""
-        self.position = context.Value("q", 0)
-        """First row whose group the trainer's queue has not got."""
+        self.delivered: multiprocessing.Queue[int] = context.Queue()
+        """Groups by number, in the order in which their samples came into the queue; those that gave none, too."""

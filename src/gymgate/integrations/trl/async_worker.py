@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import queue
 from typing import TYPE_CHECKING, Any
@@ -47,19 +48,23 @@ class RolloutWorker:
         self.rollout_buffer = self._channels.samples
         self.metrics_queue = self._channels.metrics
         self.position = 0
-        """Row to start at; `callback` sets it where training resumes."""
+        """Row to start at; where training resumes, `follow` has it set."""
 
-    @property
-    def callback(self) -> Any:
-        """Keeps the position in checkpoints: pass it to the trainer's `callbacks`."""
+    def follow(self, trainer: Any) -> None:
+        """Keep the position in the data in the trainer's checkpoints, and take it up where a training resumes."""
         from gymgate.integrations.trl.async_resume import PositionCallback
 
-        return PositionCallback(self)
+        trainer.callback_handler.callbacks.insert(
+            0, PositionCallback(self, trainer)
+        )  # before TRL's own start
 
-    @property
-    def next_position(self) -> int:
-        """First row of which the trainer has not got the samples yet."""
-        return int(self._channels.position.value)
+    def newly_delivered(self) -> list[int]:
+        """Groups whose samples came into the queue since the last call, in the order of the queue."""
+        found = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._channels.delivered.get_nowait())
+        return found
 
     def start(self) -> None:
         """Start the process; what goes wrong in it `check_health` raises. Idempotent."""
@@ -67,7 +72,7 @@ class RolloutWorker:
             return
         plan = self._plan().pickled()
         self._channels.stop.clear()
-        self._channels.position.value = self.position
+        self.newly_delivered()  # of an earlier run
         self._channels.heartbeat.value = 0.0
         self._started = now()
         self._process = self._context.Process(
