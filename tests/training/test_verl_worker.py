@@ -38,7 +38,7 @@ from verl_support import (
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
 from gymgate.integrations.training.figures import Attempt
-from gymgate.integrations.verl.worker import LoopConfig, workers_here
+from gymgate.integrations.verl.worker import Groups, LoopConfig, workers_here
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.runtime import ensure_runtime
 from gymgate.verl import NeMoGymAgentLoop
@@ -179,51 +179,96 @@ async def test_a_history_that_breaks_gives_an_output_for_each_piece(
         assert output.extra_fields["reward_extra_info"]["drift"] == 3
 
 
-def test_what_is_masked_gives_no_output_unless_verl_needs_one(config: DictConfig) -> None:
-    """verl's dynamic filtering ends a training at a finished group without output."""
-    loop = object.__new__(NeMoGymAgentLoop)
-    rollout = Rollout(id="r", environment="mcqa", agent="a", status="masked", reward=1.0)
-    masked = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
-    loop.config = config
-    assert loop._without_score(masked, several=True) == []
-    loop.config = OmegaConf.merge(config, {"algorithm": {"filter_groups": {"enable": True}}})
-    with pytest.raises(DataError, match=r"masked, with reward 1.0 \(rollout r of mcqa\)"):
-        loop._without_score(masked, several=True)
+class Loop(NeMoGymAgentLoop):  # type: ignore[misc]
+    """One session without verl's servers: its rollout is given."""
+
+    def __init__(self, config: DictConfig, groups: Groups, option: bool = False, **fields: Any) -> None:
+        self.config, self.rollout_config, self.groups = config, config.actor_rollout_ref.rollout, groups
+        self.settings = LoopConfig.model_validate({"environments": "mcqa", "score_truncated": option})
+        rollout = Rollout(id="r", environment="mcqa", agent="a", **fields)
+        self.attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
+
+    def _worker(self) -> Any:
+        return SimpleNamespace(attempt=AsyncMock(return_value=self.attempt), groups=self.groups)
+
+
+async def group_of(config: DictConfig, *rollouts: dict[str, Any], option: bool = False) -> list[Any]:
+    """What verl gets from the sessions of one prompt, started as its worker starts them: rewards, or an error."""
+    groups = Groups()
+    sessions = [
+        asyncio.create_task(
+            Loop(config, groups, option, **fields).run(
+                {}, nemo_gym_row="{}", environment="mcqa", session_id=number, uid="u"
+            )
+        )
+        for number, fields in enumerate(rollouts)
+    ]
+    settled = await asyncio.gather(*sessions, return_exceptions=True)
+    assert groups._open == {}
+    return [
+        found if isinstance(found, BaseException) else [output.reward_score for output in found]
+        for found in settled
+    ]
+
+
+def validating(monkeypatch: pytest.MonkeyPatch, *uids: str) -> None:
+    """verl's validation waits for these prompts."""
+
+    async def kv_list(partition_id: str) -> dict[str, dict[str, Any]]:
+        assert partition_id == "val"
+        return {"val": {uid: {"status": "running"} for uid in uids}} if uids else {}
+
+    monkeypatch.setattr("transfer_queue.async_kv_list", kv_list)
+
+
+DONE = {"status": "completed", "reward": 0.5}
+CUT = {"status": "truncated", "reward": 0.5}
+FAILED = {"status": "failed", "error": BROKEN}
 
 
 @pytest.mark.parametrize(
     ("fields", "option", "rewards"),
     [
-        ({"status": "completed", "reward": 0.5}, False, [0.5]),
-        ({"status": "truncated", "reward": 0.5}, False, []),
-        ({"status": "truncated", "reward": 0.5}, True, [0.5]),
+        (DONE, False, [0.5]),
+        (CUT, False, []),
+        (CUT, True, [0.5]),
         ({"status": "masked", "reward": 0.5}, True, []),
         ({"status": "completed", "reward": None}, True, []),
-        ({"status": "failed", "error": BROKEN}, True, None),
+        (FAILED, True, []),
     ],
 )
-async def test_what_counts_for_nothing_gives_verl_no_number(
-    config: DictConfig, fields: dict[str, Any], option: bool, rewards: list[float] | None
+async def test_what_counts_for_nothing_gives_no_output_and_keeps_its_siblings(
+    config: DictConfig,
+    fields: dict[str, Any],
+    option: bool,
+    rewards: list[float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rollout = Rollout(id="r", environment="mcqa", agent="a", **fields)
-    attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
+    """An error would have verl's asynchronous modes evict the whole group."""
+    validating(monkeypatch)
+    assert await group_of(config, fields, DONE, fields, option=option) == [rewards, [0.5], rewards]
 
-    class Loop(NeMoGymAgentLoop):  # type: ignore[misc]
-        """Without verl's servers."""
 
-        def __init__(self) -> None:
-            self.config, self.rollout_config = config, config.actor_rollout_ref.rollout
-            self.settings = LoopConfig.model_validate({"environments": "mcqa", "score_truncated": option})
+async def test_a_group_without_any_output_fails(config: DictConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl draws another prompt for it, or stops with the reason; a finished group without rows it would count."""
+    validating(monkeypatch)
+    *empty, last = await group_of(config, FAILED, CUT, FAILED)
+    assert empty == [[], []]
+    assert isinstance(last, EnvironmentServerError)
+    assert "its container is gone" in str(last)
+    (masked,) = await group_of(config, {"status": "masked", "reward": 1.0})
+    assert isinstance(masked, DataError)
+    assert str(masked) == "masked, with reward 1.0 (rollout r of mcqa)"
 
-        def _worker(self) -> Any:
-            return SimpleNamespace(attempt=AsyncMock(return_value=attempt))
 
-    running = Loop().run({}, nemo_gym_row="{}", environment="mcqa", session_id=0, uid="u")
-    if rewards is None:
-        with pytest.raises(EnvironmentServerError, match="its container is gone"):
-            await running
-    else:
-        assert [output.reward_score for output in await running] == rewards
+async def test_validation_counts_truncated_rollouts(
+    config: DictConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy that overruns its context must not score higher for it."""
+    validating(monkeypatch, "u")
+    assert await group_of(config, CUT, DONE, {"status": "masked", "reward": 1.0}) == [[0.5], [0.5], []]
+    validating(monkeypatch, "another")
+    assert await group_of(config, CUT, DONE) == [[], [0.5]]
 
 
 async def test_the_trainers_sampling_wins_and_a_difference_is_said_once(

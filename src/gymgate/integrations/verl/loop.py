@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from typing import Any
 
 import orjson
@@ -11,9 +13,11 @@ from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.figures import Attempt
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
 from gymgate.integrations.verl.outputs import fitting, to_outputs
-from gymgate.integrations.verl.reports import reason, report
+from gymgate.integrations.verl.reports import reason, report, validates
 from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
 from gymgate.rollout import outcome_of
+
+logger = logging.getLogger(__name__)
 
 _OURS = frozenset(LoopConfig.model_fields)
 
@@ -27,8 +31,10 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
           _target_: gymgate.verl.NeMoGymAgentLoop
           environments: [workplace_assistant, mcqa]
 
-    Each segment of a rollout is an output of its own. A rollout that failed raises, so that verl tags its group `failure`; one
-    that Gym masked, or that a limit ended, gives no output. Neither has a trained token or a place in its group's baseline.
+    Each segment of a rollout is an output of its own. A rollout that failed, that Gym masked, or that a limit ended gives no
+    output: it has neither a trained token nor a place in its group's baseline, and its siblings stay. A group without any
+    output raises, so that verl tags it `failure` and can draw another prompt. In validation, truncated rollouts keep their
+    reward.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,15 +47,43 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
         """One rollout of the row in `kwargs`, with all of its segments (of verl's v0 worker, which takes one, the longest)."""
         self._refuse()
-        attempt = await self._worker().attempt(*self._row(kwargs), sampling_params)
+        environment, row = self._row(kwargs)
+        worker, several = self._worker(), "session_id" in kwargs
+        if not several:
+            return await self._one_row(await worker.attempt(environment, row, sampling_params), kwargs)
+        with worker.groups.session(kwargs["uid"]) as group:
+            await asyncio.sleep(0)  # verl starts a group's sessions together: after this, all are counted
+            attempt = await worker.attempt(environment, row, sampling_params)
+            reward = await self._reward(attempt, kwargs)
+            outputs = [] if reward is None else self._outputs(attempt, reward)
+            await report(self.config, attempt, kwargs, scored=bool(outputs))
+            if not outputs:
+                logger.warning("no output for verl: %s", failure(attempt))
+            group.gave_output |= bool(outputs)
+            if group.open == 1 and not group.gave_output:
+                raise failure(attempt)
+            return outputs
+
+    async def _one_row(self, attempt: Attempt, kwargs: dict[str, Any]) -> AgentLoopOutput:
+        """For verl's v0 worker, which has no place for a rollout without a reward."""
         reward = outcome_of(attempt.rollout, score_truncated=self.settings.score_truncated).taught
-        scored, several = reward is not None and bool(attempt.segments), "session_id" in kwargs
+        scored = reward is not None and bool(attempt.segments)
         await report(self.config, attempt, kwargs, scored=scored)
         if reward is None or not scored:
-            return self._without_score(attempt, several)
-        if several:
-            return [AgentLoopOutput(**output) for output in to_outputs(attempt, reward)]
+            error = failure(attempt)
+            hint = "verl's v0 trainer has no place for it: set trainer.use_v1=true"
+            raise ConfigError(f"{error.message}; {hint}") from error
         return AgentLoopOutput(**to_outputs(self._longest(attempt), reward)[0])
+
+    async def _reward(self, attempt: Attempt, kwargs: dict[str, Any]) -> float | None:
+        """The reward to learn from; in validation the one to count, which a truncated rollout has too."""
+        result = outcome_of(attempt.rollout, score_truncated=self.settings.score_truncated)
+        if result.counted and not result.trained and await validates(kwargs):
+            return result.reward
+        return result.taught
+
+    def _outputs(self, attempt: Attempt, reward: float) -> list[AgentLoopOutput]:
+        return [AgentLoopOutput(**output) for output in to_outputs(attempt, reward)]
 
     def _worker(self) -> Worker:
         template = plain(self.apply_chat_template_kwargs)
@@ -68,21 +102,6 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise ConfigError(
                 "actor_rollout_ref.rollout.enable_rollout_routing_replay: routed experts are not carried through Gym's agents"
             )
-
-    def _without_score(self, attempt: Attempt, several: bool) -> list[AgentLoopOutput]:
-        """Nothing to train on: an error where the rollout failed, or where verl needs one trajectory at least."""
-        error = failure(attempt)
-        if not several:
-            hint = "verl's v0 trainer has no place for it: set trainer.use_v1=true"
-            raise ConfigError(f"{error.message}; {hint}") from error
-        if attempt.rollout.error is not None or self._needs_trajectory():
-            raise error
-        return []
-
-    def _needs_trajectory(self) -> bool:
-        """Whether verl would stop at a finished group in which no session gave a trajectory (dynamic filtering)."""
-        groups = self.config.algorithm.get("filter_groups") or {}
-        return bool(groups.get("enable", False))
 
     def _longest(self, attempt: Attempt) -> Attempt:
         room = self.rollout_config.prompt_length, self.rollout_config.response_length

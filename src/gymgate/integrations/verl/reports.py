@@ -33,6 +33,14 @@ async def report(config: Any, attempt: Attempt, kwargs: Mapping[str, Any], *, sc
     await tq.async_kv_put(key=key, partition_id=PARTITION, tag=tag)
 
 
+async def validates(kwargs: Mapping[str, Any]) -> bool:
+    """Whether a session is one of verl's validation. verl tells agent loops only by the partition that waits for them."""
+    import transfer_queue as tq
+
+    waiting = await tq.async_kv_list(partition_id="val") or {}
+    return kwargs["uid"] in waiting.get("val", {})
+
+
 def reason(attempt: Attempt) -> dict[str, str]:
     """Why a rollout is not trained on, without its id: class of the error and message."""
     rollout = attempt.rollout
