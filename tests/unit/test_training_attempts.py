@@ -112,18 +112,6 @@ async def test_a_late_loss_leaves_the_next_stack_alone(scene: Scene) -> None:
     assert len(scene.stacks) == 2
 
 
-async def test_a_stack_that_misses_the_deadline_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Scene(timeout_s=0.01)
-    monkeypatch.setattr(module, "connect", made.connect)
-    monkeypatch.setattr(module, "GRACE_S", 0.01)
-    [task] = await made.begin()
-    rollout = (await task).rollout
-    assert rollout.error is not None
-    assert (rollout.status, rollout.error.kind) == ("failed", "infrastructure")
-    assert "deadline" in rollout.error.message
-    assert made.stacks[0].closed == 1
-
-
 async def test_a_mistake_of_the_callers_is_raised(scene: Scene) -> None:
     [task] = await scene.begin()
     scene.stacks[0].runs[0].set_exception(ValueError("no such row"))
