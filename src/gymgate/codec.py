@@ -89,6 +89,8 @@ def _cleaned(value: Any, *, finite: bool = True) -> Any:
 
 
 def _key(name: Any) -> Any:
+    if isinstance(name, float) and not math.isfinite(name):
+        return "null"
     return clean_text(name) if isinstance(name, str) else name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gymgate import codec
@@ -29,6 +29,7 @@ def nested(levels: int) -> bytes:
     return b"[" * levels + b"]" * levels
 
 
+@example({math.inf: math.nan})
 @given(VALUES)
 def test_every_value_can_be_written_and_read_back(value: Any) -> None:
     written = codec.dumps(value)
