@@ -116,6 +116,22 @@ async def test_requests_in_process_share_batches(tiny: Any) -> None:
     assert widths == [6]
 
 
+async def test_the_models_generation_config_does_not_shape_what_is_drawn(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make every sample the greedy one; the logprobs are those of the temperature asked for."""
+    for name, value in {"temperature": 1e-4, "repetition_penalty": 9.0}.items():
+        monkeypatch.setattr(tiny.model.generation_config, name, value)
+    engine = HuggingFaceEngine(tiny.model)
+    for sampling in ({"temperature": 1.0}, {}):
+        calls = [engine.generate(PROMPT, {"max_tokens": 20, **sampling}, session="s") for _ in range(4)]
+        samples = await asyncio.gather(*calls)
+        assert len({tuple(sample.token_ids) for sample in samples}) == 4, sampling
+    greedy = await engine.generate(PROMPT, {"max_tokens": 20, "temperature": 0}, session="s")
+    logits = tiny.model(torch.tensor([[*PROMPT, *greedy.token_ids]])).logits[0, len(PROMPT) - 1 : -1]
+    assert logits.argmax(-1).tolist() == greedy.token_ids
+
+
 async def test_a_missing_server_is_one_line() -> None:
     engine = VLLMGenerateEngine("http://127.0.0.1:9")
     with pytest.raises(PolicyError, match=r"cannot reach http://127.0.0.1:9/inference/v1/generate") as caught:

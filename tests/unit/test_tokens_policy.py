@@ -44,6 +44,11 @@ def test_what_the_trainer_does_not_pin_is_neutral(caplog: pytest.LogCaptureFixtu
     assert guard.overruled == {"min_p", "presence_penalty", "seed"}
 
 
+def test_a_neutral_temperature_is_sent() -> None:
+    """An engine takes one that is not from the model's generation_config.json."""
+    assert SamplingGuard({"top_p": 0.9}).apply({"temperature": 0.2})["temperature"] == 1.0
+
+
 def test_without_a_trainer_the_row_decides() -> None:
     assert SamplingGuard({}).apply({"temperature": 0.2, "min_p": 0.1}) == {"temperature": 0.2, "min_p": 0.1}
 

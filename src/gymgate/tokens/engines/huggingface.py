@@ -144,10 +144,11 @@ def _batch_key(request: _Request) -> str:
 
 
 def _generate_arguments(sampling: Mapping[str, Any]) -> dict[str, Any]:
-    if sampling.get("temperature", 1.0) == 0:
-        return {"do_sample": False}
-    chosen = {name: sampling[name] for name in _GENERATE if sampling.get(name) not in (None, NEUTRAL[name])}
-    return {"do_sample": True, "top_k": 0, "top_p": 1.0, **chosen}
+    # Each is given: `generate` takes one that is not from the model's generation_config.
+    chosen = {name: NEUTRAL[name] if sampling.get(name) is None else sampling[name] for name in _GENERATE}
+    if chosen["temperature"] == 0:
+        return {"do_sample": False, "repetition_penalty": chosen["repetition_penalty"]}
+    return {"do_sample": True, **chosen, "top_k": max(0, chosen["top_k"]), "min_p": chosen["min_p"] or None}
 
 
 def _left_padded(batch: Sequence[_Request], pad: int) -> dict[str, torch.Tensor]:
