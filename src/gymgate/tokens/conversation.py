@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
-from gymgate.errors import PolicyError
 from gymgate.rollout.record import Segment
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.gate import Gate
@@ -28,6 +27,7 @@ from gymgate.tokens.messages import (
     renderable,
     tool_specs,
 )
+from gymgate.tokens.requests import check_request
 from gymgate.tokens.resuming import sample_resuming
 from gymgate.tokens.sampling import SamplingGuard, requested_sampling
 from gymgate.tokens.segments import TokenTurn, assemble, check_turn
@@ -196,10 +196,7 @@ class TokenConversation:
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a chat-completions request."""
-        if (request.get("n") or 1) != 1:
-            raise PolicyError(
-                f"n={request['n']!r}: a policy of ids gives one answer per call", retryable=False
-            )
+        check_request(request, self.policy.renderer)
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
         prompt_ids, earlier = self._prompt(messages, tools, histories)
@@ -228,7 +225,6 @@ class TokenConversation:
         return self.policy.render(messages, tools), None
 
     def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
-        self.policy.guard.refuse(request)
         sampling = self.policy.guard.apply(requested_sampling(request))
         sampling["stop_token_ids"] = list(self.policy.renderer.get_stop_token_ids())
         if (room := self._room(prompt_length)) is not None:

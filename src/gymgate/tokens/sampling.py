@@ -30,7 +30,7 @@ ENDING: Final = ("max_tokens", "stop")
 NAMES: Final = (*NEUTRAL, *ENDING)
 """Body fields of a chat-completions request (vLLM's extras included) that decide what is sampled."""
 
-_SENT: Final = ("top_p", "top_k", "min_p", "repetition_penalty")
+_SENT: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Parameters that an engine may otherwise take from the model's `generation_config.json`."""
 
 
@@ -72,12 +72,6 @@ class SamplingGuard:
         if "max_tokens" in wanted and "max_tokens" in fixed:
             merged["max_tokens"] = min(wanted["max_tokens"], fixed["max_tokens"])
         return merged
-
-    def refuse(self, request: Mapping[str, Any]) -> None:
-        """Report, once each, what the request asks for and no engine of ids is told."""
-        for name in ("response_format", "chat_template_kwargs"):
-            if request.get(name):
-                self._report(name, request[name], None)
 
     def _report(self, name: str, wanted: Any, ours: Any) -> None:
         with self._lock:
