@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 from gateway_upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
+from gymgate import retrying
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway import CallableBackend, Gateway, Route, StreamTimes
-from gymgate.gateway.backends import http as http_backend
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 SECRET = "sk-very-secret"
@@ -26,7 +26,7 @@ SECRET = "sk-very-secret"
 
 @pytest.fixture(autouse=True)
 def no_long_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_backend, "LONGEST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(retrying, "LONGEST_BACKOFF_S", 0.01)
 
 
 def gives(

@@ -36,9 +36,10 @@ class Server:
         """Always answer this."""
 
         async def handler(request: web.Request) -> web.StreamResponse:
+            headers = {"Retry-After": "0"} if status == 503 else None
             if isinstance(body, str):
-                return web.Response(text=body, status=status)
-            return web.json_response(body, status=status)
+                return web.Response(text=body, status=status, headers=headers)
+            return web.json_response(body, status=status, headers=headers)
 
         self.handler = handler
 
@@ -118,7 +119,7 @@ async def test_missing_logprobs_stay_none(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message", "retryable"),
     [
-        ("upstream gone", 503, "answered 503: upstream gone", True),
+        ("upstream gone", 503, r"answered 503: upstream gone \(after 3 attempts\)", True),
         ({"error": "no"}, 400, "answered 400", False),
         ("<html>", 200, "gave no JSON: '<html>'", None),
         ([1], 200, "not an object", None),
@@ -133,6 +134,31 @@ async def test_a_server_that_misbehaves_is_named(
         await ask(kind(server.url))
     assert caught.value.retryable is retryable
     assert server.url in str(caught.value)
+
+
+@pytest.mark.parametrize("first", ["reset", "busy"])
+async def test_a_lost_connection_and_a_busy_server_are_tried_again(server: Server, first: str) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        if len(server.bodies) > 1:
+            return web.json_response({"choices": [{"token_ids": [5], "finish_reason": "stop"}]})
+        if first == "busy":
+            return web.Response(status=503, headers={"Retry-After": "0"})
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    server.handler = handler
+    assert (await ask(VLLMGenerateEngine(server.url), seed=7)).token_ids == [5]
+    assert len(server.bodies) == 2
+    assert server.bodies[0] == server.bodies[1]
+
+
+async def test_idle_connections_are_given_up_before_uvicorn_closes_them() -> None:
+    """It does after 5 s; a request on a connection that is being closed is lost."""
+    engine = VLLMGenerateEngine("http://127.0.0.1:9")
+    connector: Any = engine._session().connector
+    assert connector._keepalive_timeout < 5
+    await engine.close()
 
 
 async def test_a_server_without_return_token_ids_is_told_apart(server: Server) -> None:

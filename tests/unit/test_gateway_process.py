@@ -7,6 +7,8 @@ import resource
 import pytest
 from yarl import URL
 
+from gymgate import retrying
+from gymgate.errors import PolicyError
 from gymgate.gateway.backends import http
 from gymgate.gateway.limits import raise_file_limit
 
@@ -36,7 +38,8 @@ def test_the_file_limit_is_raised() -> None:
 
 
 def test_backoff_is_bounded() -> None:
-    delays = [http._delay(attempt, None) for attempt in range(1, 20)]
+    failure = retrying.Retryable(PolicyError("busy"))
+    delays = [failure.delay_s(retries) for retries in range(1, 20)]
     assert 0.25 <= delays[0] <= 0.5
-    assert max(delays) <= http.LONGEST_BACKOFF_S
-    assert http._delay(1, 1e9) == http.LONGEST_RETRY_AFTER_S
+    assert max(delays) <= retrying.LONGEST_BACKOFF_S
+    assert retrying.Retryable(PolicyError("busy", retry_after_s=1e9)).delay_s(1) == retrying.LONGEST_RETRY_AFTER_S

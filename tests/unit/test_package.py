@@ -17,6 +17,7 @@ ROOMS = {
     "errors": 0,
     "codec": 0,
     "config": 1,
+    "retrying": 1,
     "rollout.bodies": 1,
     "rollout.record": 2,
     "catalog": 3,

@@ -19,8 +19,9 @@ from yarl import URL
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.backends.http import LONGEST_RETRY_AFTER_S, HTTPBackend, new_session, proxy_for
+from gymgate.gateway.backends.http import HTTPBackend, new_session, proxy_for
 from gymgate.gateway.dialects.usage import usage_of
+from gymgate.retrying import LONGEST_RETRY_AFTER_S
 
 FIRST_ABSENCE_S = 1.0
 LONGEST_ABSENCE_S = 30.0

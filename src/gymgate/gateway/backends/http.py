@@ -6,7 +6,6 @@ import asyncio
 import functools
 import io
 import itertools
-import random
 import secrets
 from typing import Any, NamedTuple
 from urllib.request import getproxies, proxy_bypass
@@ -22,12 +21,10 @@ from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.answers import error_text, fault_of, shortened
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.bounds import TooLargeError, check_values, read_answer
+from gymgate.retrying import Retryable, is_retried, retry_after_s
 
 CONNECT_TIMEOUT_S = 30.0
-LONGEST_BACKOFF_S = 8.0
-LONGEST_RETRY_AFTER_S = 60.0
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
-_RETRIED = frozenset({408, 409, 425, 429})
 _LARGE = 1 << 20
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
@@ -85,12 +82,12 @@ class HTTPBackend:
                 answer = await self._attempt(payload, headers)
                 answer.retries = retries
                 return answer
-            except _Retryable as failure:
+            except Retryable as failure:
                 if retries == self._endpoint.max_retries:
                     raise failure.error(retries) from failure.__cause__
                 retries += 1
                 headers["x-stainless-retry-count"] = str(retries)
-                await asyncio.sleep(_delay(retries, failure.retry_after_s))
+                await asyncio.sleep(failure.delay_s(retries))
 
     async def close(self) -> None:
         """Close the session, if it is this backend's own."""
@@ -127,17 +124,17 @@ class HTTPBackend:
                 except ValueError as error:
                     raise self._error(f"answered a body that {error}", response.status) from error
         except aiohttp.ConnectionTimeoutError as error:
-            raise _Retryable(self._unreachable("no connection in time")) from error
+            raise Retryable(self._unreachable("no connection in time")) from error
         except TimeoutError as error:
             message = f"{self._shown}: no answer in {self._endpoint.timeout_s:g} s"
             raise PolicyError(message, endpoint=self._shown, retryable=False) from error
         except aiohttp.ClientConnectorCertificateError as error:
             raise self._unreachable(shortened(str(error.certificate_error))) from error
         except aiohttp.ClientConnectorError as error:
-            raise _Retryable(self._unreachable(_reason(error.os_error))) from error
+            raise Retryable(self._unreachable(_reason(error.os_error))) from error
         except (aiohttp.ClientError, OSError) as error:
             text = f"{self._shown} dropped the connection: {shortened(str(error)) or type(error).__name__}"
-            raise _Retryable(PolicyError(text, endpoint=self._shown, retryable=True)) from error
+            raise Retryable(PolicyError(text, endpoint=self._shown, retryable=True)) from error
         if 200 <= response.status < 300:
             return self._answer(content, response)
         raise self._refused(content, response)
@@ -161,10 +158,10 @@ class HTTPBackend:
         except ValueError as reason:
             said = _described(content, response, reason)
         error = self._error(f"answered HTTP {status}{self._advice(status, response)}: {said}", status)
-        if status in _RETRIED or status >= 500:
+        if is_retried(status):
             error.retryable = True
-            error.retry_after_s = _retry_after(response)
-            return _Retryable(error)
+            error.retry_after_s = retry_after_s(response)
+            return Retryable(error)
         return error
 
     def _advice(self, status: int, response: aiohttp.ClientResponse) -> str:
@@ -190,22 +187,6 @@ class HTTPBackend:
         if self._key:
             what = what.replace(self._key, "***")
         return PolicyError(f"{self._shown} {what}", endpoint=self._shown, status_code=status, retryable=False)
-
-
-class _Retryable(Exception):
-    """One attempt failed in a way that another may not."""
-
-    def __init__(self, error: PolicyError) -> None:
-        super().__init__(error.message)
-        self._error = error
-        self.retry_after_s = error.retry_after_s
-
-    def error(self, retries: int) -> PolicyError:
-        """The error to raise when no attempt is left."""
-        if retries:
-            self._error.message += f" (after {retries + 1} attempts)"
-            self._error.args = (self._error.message,)
-        return self._error
 
 
 class _Address(NamedTuple):
@@ -253,21 +234,6 @@ def proxy_for(url: URL) -> URL | None:
         return None
     proxy = getproxies().get(url.scheme)
     return URL(proxy) if proxy and not proxy_bypass(host) else None
-
-
-def _delay(attempt: int, retry_after_s: float | None) -> float:
-    if retry_after_s is not None:
-        return min(retry_after_s, LONGEST_RETRY_AFTER_S)
-    longest: float = min(0.5 * 2.0 ** (attempt - 1), LONGEST_BACKOFF_S)
-    return longest * random.uniform(0.5, 1.0)
-
-
-def _retry_after(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds; a date is not worth parsing for a wait of at most a minute."""
-    try:
-        return max(0.0, float(response.headers["Retry-After"]))
-    except (KeyError, ValueError):
-        return None
 
 
 def _reason(error: OSError) -> str:

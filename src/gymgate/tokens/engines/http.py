@@ -15,12 +15,16 @@ import aiohttp
 import orjson
 
 from gymgate.errors import PolicyError, TokenDataError
+from gymgate.retrying import Retryable, is_retried, retry_after_s
 from gymgate.tokens.engines.base import FinishReason, Sample
 from gymgate.tokens.segments import TokenTurn, check_turn
 
+MAX_RETRIES = 2
+"""Times that a request is sent again after a lost connection, 408, 409, 425, 429 or a 5xx."""
+
 
 class HTTPEngine:
-    """What the engines over HTTP share: one session per event loop, one request per call, one line per failure."""
+    """What the engines over HTTP share: one session per event loop, retries, one line per failure."""
 
     path: str
 
@@ -65,26 +69,46 @@ class HTTPEngine:
         raise NotImplementedError
 
     async def _post(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        payload, headers = orjson.dumps(body), {**self._headers, **headers}
+        retries = 0
+        while True:
+            try:
+                return await self._attempt(payload, headers)
+            except Retryable as failure:  # nothing of a lost answer was seen, so sampling again is as good
+                if retries == MAX_RETRIES:
+                    raise failure.error(retries) from failure.__cause__
+                retries += 1
+                await asyncio.sleep(failure.delay_s(retries))
+
+    async def _attempt(self, payload: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=self.timeout_s)
-        headers = {**self._headers, **headers, "Content-Type": "application/json"}
         try:
             async with self._session().post(
-                self.url, data=orjson.dumps(body), headers=headers, timeout=timeout
+                self.url, data=payload, headers=headers, timeout=timeout
             ) as response:
                 content = await response.read()
         except TimeoutError as error:
             raise PolicyError(f"{self.url}: no answer in {self.timeout_s:g} s", endpoint=self.url) from error
-        except aiohttp.ClientError as error:
-            raise PolicyError(
-                f"cannot reach {self.url}: {error}", endpoint=self.url, retryable=True
+        except (aiohttp.ClientError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise Retryable(
+                PolicyError(f"cannot reach {self.url}: {reason}", endpoint=self.url, retryable=True)
             ) from error
-        return self._parsed(response.status, content)
+        if response.status != 200:
+            raise self._refused(response, content)
+        return self._parsed(content)
 
-    def _parsed(self, status: int, content: bytes) -> dict[str, Any]:
+    def _refused(self, response: aiohttp.ClientResponse, content: bytes) -> Exception:
+        status, again = response.status, is_retried(response.status)
+        message = f"{self.url} answered {status}: {content[:200].decode(errors='replace')}"
+        waits = retry_after_s(response) if again else None
+        error = PolicyError(
+            message, endpoint=self.url, status_code=status, retryable=again, retry_after_s=waits
+        )
+        return Retryable(error) if again else error
+
+    def _parsed(self, content: bytes) -> dict[str, Any]:
         text = content[:200].decode(errors="replace")
-        if status != 200:
-            message = f"{self.url} answered {status}: {text}"
-            raise PolicyError(message, endpoint=self.url, status_code=status, retryable=status in (429, 503))
         try:
             answer = orjson.loads(content)
         except orjson.JSONDecodeError as error:
@@ -106,8 +130,13 @@ class HTTPEngine:
         session = self._sessions.get(loop)
         if session is None or session.closed:
             self._forget_closed_loops()
-            connector = aiohttp.TCPConnector(limit=0)
-            session = aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+            # Engines behind uvicorn close an idle connection after 5 s; reusing one for less avoids the race.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
+            session = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Content-Type": "application/json"},
+            )
             self._sessions[loop] = session
         return session
 
