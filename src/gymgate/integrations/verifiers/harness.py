@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, ClassVar
 
 import verifiers.v1 as vf
 from pydantic import SecretStr
+from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.runtimes import Runtime
 
 from gymgate.config import HTTPEndpoint
@@ -89,17 +89,17 @@ def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint
 
 
 def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
-    """The run's own endpoint, past the interception: where a judge is the policy's model, its calls are no turns."""
+    """The run's own endpoint, past the interception: where a judge is the policy's model, its calls are no turns.
+
+    Key and headers are resolved as verifiers' own client resolves them.
+    """
     client = ctx.client
-    from_env = ((name, os.environ.get(variable)) for name, variable in client.headers_from_env.items())
-    headers = {**client.headers, **{name: value for name, value in from_env if value}}
-    key = os.environ.get(client.api_key_var)
     return HTTPEndpoint(
         base_url=client.base_url,
         dialect=run.dialect,
         model=ctx.model,
-        api_key=SecretStr(key) if key else None,
-        headers=tuple(headers.items()),
+        api_key=SecretStr(resolve_api_key(client)),
+        headers=tuple(resolve_headers(client).items()),
         timeout_s=run.limits.timeout_s,
     )
 
