@@ -53,7 +53,7 @@ def test_roles_and_instructions() -> None:
     )
     assert said == [
         {"role": "system", "content": "be brief"},
-        {"role": "developer", "content": "dev"},
+        {"role": "system", "content": "dev"},  # many chat templates refuse the role `developer`
         {"role": "system", "content": [{"type": "text", "text": "sys"}]},
         USER,
         {"role": "assistant", "content": "before"},

@@ -154,7 +154,9 @@ def _other_message(item: Json) -> Json:
             raise ConfigError(
                 f"input message with role {role!r}; roles are user, assistant, system, developer"
             )
-        return {"role": role, "content": content_to_chat(item.get("content"), f"a {role} message")}
+        content = content_to_chat(item.get("content"), f"a {role} message")
+        # Many chat templates refuse the role `developer`; chat endpoints that know it read `system` as the same.
+        return {"role": "system" if role == "developer" else role, "content": content}
     if kind in _OUTPUT_KINDS:
         call_id = field(item, "call_id", f"a {kind} item")
         return {"role": "tool", "tool_call_id": call_id, "content": _tool_output(item)}
