@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.integrations.trl.policy import made_by, model_engine, served_model, server_url, trainer_sampling
+from gymgate.integrations.trl.policy import (
+    TrainersEngine,
+    made_by,
+    model_engine,
+    served_model,
+    server_url,
+    trainer_sampling,
+)
+from gymgate.tokens.engines import CallableEngine, Sample
 
 
 def test_sampling_is_what_the_trainer_set(caplog: pytest.LogCaptureFixture) -> None:
@@ -54,6 +62,24 @@ def test_a_thing_is_itself_or_made() -> None:
     assert made_by(renderer, "tokenizer", "render_ids") is renderer
     assert made_by(lambda tokenizer: [tokenizer], "tokenizer", "render_ids") == ["tokenizer"]
     assert made_by(None, "tokenizer", "render_ids") is None
+
+
+async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM samples seeded requests one by one."""
+    monkeypatch.setattr("gymgate.integrations.trl.policy.SESSIONS_REMEMBERED", 2)
+    engine, asked = TrainersEngine("http://127.0.0.1:9", "m", lambda: 4), []
+
+    def server(prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
+        asked.append(sampling.get("seed"))
+        return Sample([5], [-0.5], "stop")
+
+    engine.server = CallableEngine(server)  # type: ignore[assignment]
+    for session in ("a", "b", "a", "b", "c", "a"):
+        sample = await engine.generate([1], {"temperature": 1.0, "seed": 7}, session=session)
+        assert sample.policy_version == (4, 4)
+    seeds = [seed for seed in asked if seed is not None]
+    assert [seed is not None for seed in asked] == [True, True, False, False, True, True]
+    assert len(set(seeds)) == len(seeds)
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import urllib.request
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ RendererSource = Renderer | str | Callable[[Any], Renderer]
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 ANSWER_TIMEOUT_S = 10.0
+SESSIONS_REMEMBERED = 10_000
+"""Rollouts known to have been seeded; an older one would be seeded once more."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as aiohttp, which samples
 
 
@@ -40,9 +43,10 @@ class Served(NamedTuple):
 class TrainersEngine:
     """A trainer's vLLM server, at the route that TRL itself samples at.
 
-    Samples carry the versions that the trainer counts, whatever the server counts. Each request has a seed of its own: the
-    engines of a data-parallel server start from the same one. Where TRL publishes an adapter, under a new name for each version,
-    the last one samples.
+    Samples carry the versions that the trainer counts, whatever the server counts. A rollout's first request has a seed of its
+    own: the engines of a data-parallel server start from the same one, and would draw the same for one prompt. Later requests
+    have none, since vLLM draws seeded ones one by one, outside its batched sampler. Where TRL publishes an adapter, under a new
+    name for each version, the last one samples.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class TrainersEngine:
         self.server = VLLMCompletionsEngine(base_url, model=model)
         self.version = version
         self.lora_name = lora_name
+        self._seeded: OrderedDict[str, None] = OrderedDict()
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
@@ -59,8 +64,13 @@ class TrainersEngine:
         before = self.version()
         if self.lora_name is not None:
             self.server.model = f"{self.lora_name}-v{before}"
-        seeded = {**sampling, "seed": secrets.randbits(62)}
-        sample = await self.server.generate(prompt_ids, seeded, session=session)
+        sampling = {name: value for name, value in sampling.items() if name != "seed"}
+        if session not in self._seeded:
+            sampling["seed"] = secrets.randbits(62)
+            self._seeded[session] = None
+            if len(self._seeded) > SESSIONS_REMEMBERED:
+                self._seeded.popitem(last=False)
+        sample = await self.server.generate(prompt_ids, sampling, session=session)
         return replace(sample, policy_version=(before, self.version()))
 
     async def close(self) -> None:
