@@ -79,7 +79,7 @@ async def test_a_rollout_with_tools_is_one_segment() -> None:
     for family, conversation in played:
         turns = conversation.turns
         assert [list(turn.completion_ids) for turn in turns] == policies[family].said, family
-        assert (conversation.rerendered, extension_drift(turns)) == (0, 0), family
+        assert (conversation.drift, extension_drift(turns)) == (0, 0), family
         (segment,) = conversation.segments
         assert sum(segment.mask) == sum(map(len, policies[family].said))
         assert segment.policy_version == (2, 2)

@@ -186,7 +186,7 @@ class Loop(NeMoGymAgentLoop):  # type: ignore[misc]
         self.config, self.rollout_config, self.groups = config, config.actor_rollout_ref.rollout, groups
         self.settings = LoopConfig.model_validate({"environments": "mcqa", "score_truncated": option})
         rollout = Rollout(id="r", environment="mcqa", agent="a", **fields)
-        self.attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], [], [1])
+        self.attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], 0, 0, [1])
 
     def _worker(self) -> Any:
         return SimpleNamespace(attempt=AsyncMock(return_value=self.attempt), groups=self.groups)

@@ -42,4 +42,7 @@ def test_backoff_is_bounded() -> None:
     delays = [failure.delay_s(retries) for retries in range(1, 20)]
     assert 0.25 <= delays[0] <= 0.5
     assert max(delays) <= retrying.LONGEST_BACKOFF_S
-    assert retrying.Retryable(PolicyError("busy", retry_after_s=1e9)).delay_s(1) == retrying.LONGEST_RETRY_AFTER_S
+    assert (
+        retrying.Retryable(PolicyError("busy", retry_after_s=1e9)).delay_s(1)
+        == retrying.LONGEST_RETRY_AFTER_S
+    )

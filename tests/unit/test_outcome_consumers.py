@@ -27,7 +27,7 @@ from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import logged, reason
 from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
-from gymgate.tokens import TokenTurn, assemble
+from gymgate.tokens import TokenTurn, assemble, extension_drift
 
 ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
 FIELDS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def made(name: str) -> Rollout:
 
 def attempt(name: str, *turns: TokenTurn) -> Attempt:
     turns = turns or (TokenTurn([1], [2], [-0.5]),)
-    return Attempt(made(name), assemble(turns), list(turns), [1])
+    return Attempt(made(name), assemble(turns), len(turns), extension_drift(turns), [1])
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_the_segment_with_most_sampled_ids_stands_for_a_rollout() -> None:
         Segment(prompt_ids=[1], completion_ids=[2] * 9, mask=[1] + [0] * 8),
         Segment(prompt_ids=[1], completion_ids=[3, 4], mask=[1, 1]),
     ]
-    batch = to_batch([Attempt(made("good"), segments, [], [1])], filler_id=9)
+    batch = to_batch([Attempt(made("good"), segments, 0, 0, [1])], filler_id=9)
     assert batch["completion_ids"] == [[3, 4]]
 
 
@@ -232,7 +232,7 @@ def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
             policy_version=(low, high),
         )
 
-    found = samples(Attempt(made("good"), [segment(5, 6), segment(4, 9)], [], [1]), attempt("good"))
+    found = samples(Attempt(made("good"), [segment(5, 6), segment(4, 9)], 0, 0, [1]), attempt("good"))
     assert [each.model_version for each in found] == [4, 4, 7]
     assert found[0].input_ids.tolist() == [1, 2, 3]
     assert found[0].completion_mask.tolist() == [0, 1, 0]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gymgate.errors import PolicyError
-from gymgate.tokens import TokenConversation, TokenPolicy
+from gymgate.tokens import TokenConversation, TokenPolicy, assemble, extension_drift
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.tokens.messages import assistant_message, chat_answer
 
@@ -82,7 +84,7 @@ async def test_each_prompt_extends_the_ids_before_it() -> None:
         [10, 11, 1, 100, 101, 102, 12, 1, 103, 104, 105, 13, 1],
     ]
     assert [turn.prompt_ids for turn in talk.conversation.turns] == [prompt for prompt, _ in talk.asked]
-    assert talk.conversation.rerendered == 0
+    assert talk.conversation.drift == 0
     [segment] = talk.conversation.segments
     assert segment.mask == [1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
     assert segment.completion_ids == [100, 101, 102, 12, 1, 103, 104, 105, 13, 1, 106, 107, 108]
@@ -94,7 +96,7 @@ async def test_an_empty_field_that_an_agent_adds_changes_no_history(empty: dict[
     await talk.say("10")
     talk.history[-1] = {**talk.history[-1], **empty}
     await talk.say("12")
-    assert talk.conversation.rerendered == 0
+    assert talk.conversation.drift == 0
 
 
 async def test_a_history_that_was_edited_is_rendered_anew() -> None:
@@ -103,7 +105,66 @@ async def test_a_history_that_was_edited_is_rendered_anew() -> None:
     talk.history[-1] = {**talk.history[-1], "content": "55"}
     await talk.say("12")
     assert talk.asked[-1][0] == [10, 55, 12, 1]
-    assert (talk.conversation.rerendered, len(talk.conversation.segments)) == (1, 2)
+    assert (talk.conversation.drift, len(talk.conversation.segments)) == (1, 2)
+
+
+async def test_segments_are_those_of_the_turns() -> None:
+    """An agent that goes on, forks off an earlier call, goes on with the fork, starts over, and comes back to the first."""
+    talk = Talk()
+    await talk.say("10 11")
+    fork = list(talk.history)
+    await talk.say("12")
+    first, talk.history = talk.history, fork
+    await talk.say("13")
+    await talk.say("14")
+    talk.history = [{"role": "user", "content": "77"}]
+    await talk.say("15")
+    talk.history = first
+    await talk.say("16")
+    turns = talk.conversation.turns
+    assert talk.conversation.segments == assemble(turns)
+    assert len(talk.conversation.segments) == 3
+    assert talk.conversation.drift == extension_drift(turns) == 1
+    assert talk.conversation.call_count == len(turns) == 6
+
+
+async def test_a_history_rendered_anew_may_still_extend_earlier_ids() -> None:
+    """The agent changed an answer in a way that does not show."""
+    talk = Talk()
+    await talk.say("10")
+    talk.history = [{"role": "user", "content": "10 1 100 101 102"}]
+    await talk.say("12")
+    turns = talk.conversation.turns
+    assert talk.conversation.drift == extension_drift(turns) == 0
+    assert talk.conversation.segments == assemble(turns)
+    assert len(talk.conversation.segments) == 1
+
+
+async def test_a_turn_without_ids_leaves_its_row_open() -> None:
+    talk = Talk()
+    await talk.say("10")
+    sample, talk.sample = talk.sample, lambda ids, sampling: Sample([], [], "stop")  # type: ignore[method-assign]
+    talk.policy.engine.function = talk.sample  # type: ignore[attr-defined]
+    await talk.say("12")
+    talk.policy.engine.function = sample  # type: ignore[attr-defined]
+    await talk.say("13")
+    assert talk.conversation.segments == assemble(talk.conversation.turns)
+    [segment] = talk.conversation.segments
+    assert sum(segment.mask) == 6
+
+
+async def test_the_event_loop_goes_on_while_a_history_is_rendered() -> None:
+    loop_went_on, seen = threading.Event(), []
+
+    class Slow(WordRenderer):
+        def render_ids(self, messages: list[Any], **asked: Any) -> list[int]:
+            seen.append(loop_went_on.wait(5))
+            return super().render_ids(messages, **asked)
+
+    talk = Talk(Slow())
+    asyncio.get_running_loop().call_soon(loop_went_on.set)
+    await talk.say("10")
+    assert seen == [True]
 
 
 async def test_a_renderer_that_rewrites_what_was_sampled_is_not_believed() -> None:
@@ -111,7 +172,7 @@ async def test_a_renderer_that_rewrites_what_was_sampled_is_not_believed() -> No
     await talk.say("10")
     await talk.say("12")
     assert talk.asked[-1][0] == [10, 100, 101, 102, 12, 1]
-    assert talk.conversation.rerendered == 1
+    assert talk.conversation.drift == 1
 
 
 async def test_the_bound_on_completions_holds_over_the_turns_of_a_rollout() -> None:

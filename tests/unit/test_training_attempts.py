@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.integrations.training import attempts as module
 from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.training.figures import metrics
 from gymgate.rollout import Rollout
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
@@ -118,6 +120,45 @@ async def test_a_mistake_of_the_callers_is_raised(scene: Scene) -> None:
     with pytest.raises(ValueError, match="no such row"):
         await task
     assert scene.stacks[0].closed == 0
+
+
+class CountingRenderer:
+    """Renders each message as 100 ids of its own."""
+
+    def render_ids(self, messages: list[Any], **_: Any) -> list[int]:
+        return [1000 + int(message["content"]) * 100 + at for message in messages for at in range(100)]
+
+    def parse_response(self, token_ids: list[int], **_: Any) -> Any:
+        return SimpleNamespace(content=str(token_ids[0]), reasoning_content=None, tool_calls=None)
+
+    def get_stop_token_ids(self) -> list[int]:
+        return [2]
+
+    def bridge_to_next_turn(self, prompt: list[int], sampled: list[int], new: list[Any], **_: Any) -> Any:
+        return SimpleNamespace(token_ids=[*prompt, *sampled, *self.render_ids(new)])
+
+
+async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_square(scene: Scene) -> None:
+    """Each prompt repeats the ones before it; twice the turns are twice the ids."""
+    sizes = []
+    policy = TokenPolicy(
+        CallableEngine(lambda ids, sampling: Sample([len(ids)], [-0.5], "stop")), CountingRenderer()
+    )
+    for turns in (20, 40):
+        task = asyncio.create_task(scene.attempts.attempt("e", ROW, policy))
+        while len(sizes) == scene.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        history: list[dict[str, Any]] = []
+        for number in range(turns):
+            history.append({"role": "user", "content": str(number)})
+            answer = await scene.stacks[0].asked[-1]["policy"]({"messages": history})
+            history.append(answer["choices"][0]["message"])
+        scene.stacks[0].runs[-1].set_result(DONE)
+        attempt = await task
+        assert len(attempt.segments) == 1
+        assert (metrics(attempt)["turns"], metrics(attempt)["drift"]) == (turns, 0)
+        sizes.append(len(pickle.dumps(attempt)))
+    assert sizes[1] < 2.5 * sizes[0]
 
 
 async def test_limits_and_policy_reach_the_stack(scene: Scene) -> None:

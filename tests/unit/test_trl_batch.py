@@ -13,7 +13,7 @@ from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
 from gymgate.integrations.trl.failures import GIVE_UP_AFTER, PATIENCE_S, FailureWatch, failures
 from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
-from gymgate.tokens import TokenTurn, assemble
+from gymgate.tokens import TokenTurn, assemble, extension_drift
 
 EOS = 9
 
@@ -22,7 +22,7 @@ def attempt(*turns: TokenTurn, **rollout: Any) -> Attempt:
     fields: dict[str, Any] = {"status": "completed", "reward": 1.0, **rollout}
     made = Rollout(id="r", environment="e", agent="a", **fields)
     shown = list(turns[0].prompt_ids) if turns else []
-    return Attempt(made, assemble(turns), list(turns), shown)
+    return Attempt(made, assemble(turns), len(turns), extension_drift(turns), shown)
 
 
 def test_two_turns_are_one_row() -> None:

@@ -8,14 +8,17 @@ policy sampled is ever tokenised again. Where they do not (compaction, a fork, a
 
 from __future__ import annotations
 
+import asyncio
+import os
 import secrets
-import threading
-from array import array
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gymgate.rollout.record import Segment
+from gymgate.tokens.calls import Call, longest_extended, made_call, segments_of
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.gate import Gate
 from gymgate.tokens.messages import (
@@ -30,7 +33,15 @@ from gymgate.tokens.messages import (
 from gymgate.tokens.requests import check_request
 from gymgate.tokens.resuming import sample_resuming
 from gymgate.tokens.sampling import SamplingGuard, requested_sampling
-from gymgate.tokens.segments import TokenTurn, assemble, check_turn
+from gymgate.tokens.segments import TokenTurn, check_turn
+
+Result = TypeVar("Result")
+
+
+@cache
+def _rendering_thread(pid: int) -> ThreadPoolExecutor:
+    """One for a process, whose policies may share a tokenizer: a fast one cannot encode on two threads at once."""
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymgate-render")
 
 
 class Renderer(Protocol):
@@ -86,7 +97,6 @@ class TokenPolicy:
         self.answers_with_ids = answers_with_ids
         self.gate = Gate()
         self.guard = SamplingGuard(sampling or {})
-        self._encoding = threading.Lock()  # a fast tokenizer cannot encode on two threads at once
 
     def conversation(self) -> TokenConversation:
         """A policy for one rollout; pass it to `Stack.run` and read its `segments` afterwards."""
@@ -109,13 +119,18 @@ class TokenPolicy:
             self.engine, self.gate, prompt_ids, sampling, session=session, version=self.version
         )
 
+    async def beside_the_loop(self, work: Callable[..., Result], *arguments: Any) -> Result:
+        """Do work that renders or parses in a thread: for many rollouts it would hold up the event loop."""
+        thread = _rendering_thread(os.getpid())
+        return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
+
     def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
         """The ids of a whole history and the opening of the answer to it."""
-        with self._encoding:
-            rendered = self.renderer.render_ids(
+        return list(
+            self.renderer.render_ids(
                 renderable(messages), tools=tool_specs(tools), add_generation_prompt=True
             )
-        return list(rendered)
+        )
 
     def extend(
         self,
@@ -126,48 +141,22 @@ class TokenPolicy:
     ) -> list[int] | None:
         """The exact ids of an earlier call and the rendering of the messages after it; `None` if the renderer cannot."""
         seen = [*prompt_ids, *completion_ids]
-        with self._encoding:
-            bridge = self.renderer.bridge_to_next_turn(
-                prompt_ids, completion_ids, renderable(messages), tools=tool_specs(tools)
-            )
+        bridge = self.renderer.bridge_to_next_turn(
+            prompt_ids, completion_ids, renderable(messages), tools=tool_specs(tools)
+        )
         if bridge is None or list(bridge.token_ids[: len(seen)]) != seen:
             return None
         return list(bridge.token_ids)
 
 
-@dataclass(slots=True)
-class _Call:
-    """A model call, its ids kept once: those that its prompt shares with an earlier call are that call's."""
+class _Prepared(NamedTuple):
+    """A request as ids."""
 
-    earlier: _Call | None
-    """The call whose ids the prompt extends."""
-    added: array[int]
-    """The prompt's ids after those of `earlier`."""
-    completion: array[int]
-    logprobs: array[float] | None
-    policy_version: tuple[int, int] | None
-    message_count: int
-
-    def prompt_ids(self) -> list[int]:
-        return [*(self.earlier.seen_ids() if self.earlier else ()), *self.added]
-
-    def seen_ids(self) -> list[int]:
-        """Prompt and completion."""
-        chain: list[_Call] = [self]
-        while (earlier := chain[-1].earlier) is not None:
-            chain.append(earlier)
-        return [token for call in reversed(chain) for part in (call.added, call.completion) for token in part]
-
-    def seen_count(self) -> int:
-        """How many ids `seen_ids` has."""
-        count, call = 0, cast("_Call | None", self)
-        while call is not None:
-            count, call = count + len(call.added) + len(call.completion), call.earlier
-        return count
-
-    def turn(self) -> TokenTurn:
-        logprobs = None if self.logprobs is None else list(self.logprobs)
-        return TokenTurn(self.prompt_ids(), list(self.completion), logprobs, self.policy_version)
+    prompt_ids: list[int]
+    earlier: Call | None
+    """The call that the prompt extends."""
+    history: int
+    """Hash of the request's messages."""
 
 
 @dataclass
@@ -176,53 +165,68 @@ class TokenConversation:
 
     policy: TokenPolicy
     session: str = field(default_factory=lambda: secrets.token_hex(8))
-    _calls: list[_Call] = field(default_factory=list)
-    _by_history: dict[int, _Call] = field(default_factory=dict)
+    _calls: list[Call] = field(default_factory=list)
+    _by_history: dict[int, Call] = field(default_factory=dict)
 
     @property
     def turns(self) -> list[TokenTurn]:
-        """Every model call, in the order they were answered; made anew each time."""
-        return [call.turn() for call in self._calls]
+        """Every model call with its whole prompt, in the order they were answered; made anew each time, and large."""
+        return [call.turn() for call in list(self._calls)]
 
     @property
     def segments(self) -> list[Segment]:
-        """Training rows; see `gymgate.tokens.assemble`."""
-        return assemble(self.turns)
+        """Training rows, as `gymgate.tokens.assemble` makes them of `turns`."""
+        return segments_of(list(self._calls))
 
     @property
-    def rerendered(self) -> int:
-        """Model calls, after the first, whose prompt was rendered anew instead of extended."""
+    def first_prompt_ids(self) -> list[int]:
+        """What the first model call was shown; empty without one."""
+        return self._calls[0].prompt_ids() if self._calls else []
+
+    @property
+    def call_count(self) -> int:
+        """Model calls that were answered with what the engine sampled."""
+        return len(self._calls)
+
+    @property
+    def drift(self) -> int:
+        """Model calls, after the first, whose prompt extends no earlier call's exact ids."""
         return sum(call.earlier is None for call in self._calls[1:])
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a chat-completions request."""
         check_request(request, self.policy.renderer)
+        prepared = await self.policy.beside_the_loop(self._prepare, request)
+        sampling = self._sampling(request, len(prepared.prompt_ids))
+        if sampling.get("max_tokens", 1) <= 0:
+            sample = Sample([], None, "length")
+            return await self.policy.beside_the_loop(self._answer, request, prepared.prompt_ids, sample)
+        sample = await self.policy.sample(prepared.prompt_ids, sampling, session=self.session)
+        return await self.policy.beside_the_loop(self._record, request, prepared, sample)
+
+    def _prepare(self, request: Mapping[str, Any]) -> _Prepared:
+        """The ids to show. They extend the call whose messages these continue: the longest, where there are several."""
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
-        prompt_ids, earlier = self._prompt(messages, tools, histories)
-        sampling = self._sampling(request, len(prompt_ids))
-        if sampling.get("max_tokens", 1) <= 0:
-            return self._answer(request, tools, prompt_ids, Sample([], None, "length"))
-        sample = await self.policy.sample(prompt_ids, sampling, session=self.session)
-        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs))
-        answer = self._answer(request, tools, prompt_ids, sample)
-        call = _call(prompt_ids, earlier, sample, len(messages) + 1)
-        self._calls.append(call)
-        self._by_history[history_hash(histories[-1], answer["choices"][0]["message"])] = call
-        return answer
-
-    def _prompt(
-        self, messages: list[Message], tools: list[Any] | None, histories: Sequence[int]
-    ) -> tuple[list[int], _Call | None]:
-        """The ids to show, and the earlier call that they extend: the longest whose messages these continue."""
         found = [self._by_history[history] for history in histories[:-1] if history in self._by_history]
         if found:
             earlier = found[-1]
             new = messages[earlier.message_count :]
             extended = self.policy.extend(earlier.prompt_ids(), list(earlier.completion), new, tools)
             if extended is not None:
-                return extended, earlier
-        return self.policy.render(messages, tools), None
+                return _Prepared(extended, earlier, histories[-1])
+        prompt_ids = self.policy.render(messages, tools)
+        return _Prepared(prompt_ids, longest_extended(self._calls, prompt_ids), histories[-1])
+
+    def _record(self, request: Mapping[str, Any], prepared: _Prepared, sample: Sample) -> dict[str, Any]:
+        """Keep the call; its answer."""
+        check_turn(TokenTurn(prepared.prompt_ids, sample.token_ids, sample.logprobs))
+        answer = self._answer(request, prepared.prompt_ids, sample)
+        count = len(request["messages"]) + 1
+        call = made_call(prepared.prompt_ids, prepared.earlier, sample, count)
+        self._calls.append(call)
+        self._by_history[history_hash(prepared.history, answer["choices"][0]["message"])] = call
+        return answer
 
     def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         sampling = self.policy.guard.apply(requested_sampling(request))
@@ -241,11 +245,9 @@ class TokenConversation:
             bounds.append(first + limit - prompt_length)
         return max(0, min(bounds)) if bounds else None
 
-    def _answer(
-        self, request: Mapping[str, Any], tools: list[Any] | None, prompt_ids: list[int], sample: Sample
-    ) -> dict[str, Any]:
+    def _answer(self, request: Mapping[str, Any], prompt_ids: list[int], sample: Sample) -> dict[str, Any]:
         parsed = self.policy.renderer.parse_response(
-            list(sample.token_ids), tools=tool_specs(tools), prompt_ids=prompt_ids
+            list(sample.token_ids), tools=tool_specs(request.get("tools") or None), prompt_ids=prompt_ids
         )
         number = len(self._calls)
         message = assistant_message(parsed, f"{self.session}_{number}")
@@ -253,10 +255,3 @@ class TokenConversation:
         return chat_answer(
             answer_id, request, message, prompt_ids, sample, with_ids=self.policy.answers_with_ids
         )
-
-
-def _call(prompt_ids: list[int], earlier: _Call | None, sample: Sample, message_count: int) -> _Call:
-    known = earlier.seen_count() if earlier else 0
-    logprobs = None if sample.logprobs is None else array("d", sample.logprobs)
-    added, completion = array("I", prompt_ids[known:]), array("I", sample.token_ids)
-    return _Call(earlier, added, completion, logprobs, sample.policy_version, message_count)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gymgate import codec
 from gymgate.tokens.engines.base import Sample
 
 Message = dict[str, Any]
@@ -31,7 +32,7 @@ def tool_specs(tools: Iterable[Any] | None) -> list[Any] | None:
 
 def history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
     """One hash for each prefix of `messages`, equal for equal prefixes under equal tools."""
-    history, hashes = hash(json.dumps(tools, sort_keys=True)), []
+    history, hashes = hash(codec.dumps(tools, sort_keys=True)), []
     for message in messages:
         history = history_hash(history, message)
         hashes.append(history)
@@ -41,7 +42,7 @@ def history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> list
 def history_hash(history: int, message: Message) -> int:
     """The hash of a history that goes on with `message`."""
     known = {name: value for name, value in message.items() if value not in (None, [], "")}
-    return hash((history, json.dumps(known, sort_keys=True)))
+    return hash((history, codec.dumps(known, sort_keys=True)))
 
 
 def assistant_message(parsed: Any, name_call: str) -> Message:

@@ -72,16 +72,19 @@ def assemble(turns: Iterable[TokenTurn]) -> list[Segment]:
     The mask is 1 exactly where the policy sampled; over all segments it adds up to the number of sampled ids. A turn that
     sampled nothing adds nothing. Raises `TokenDataError` for a malformed turn.
     """
-    open_segments: list[_OpenSegment] = []
+    open_segments: list[OpenSegment] = []
     for number, turn in enumerate(turns):
         check_turn(turn, f"turn {number}")
         if not turn.completion_ids:
             continue
         fitting = [segment for segment in open_segments if segment.is_prefix_of(turn.prompt_ids)]
         if fitting:
-            max(fitting, key=len).extend(turn)
+            segment = max(fitting, key=len)
+            segment.show(turn.prompt_ids[len(segment) :])
         else:
-            open_segments.append(_OpenSegment(turn))
+            segment = OpenSegment(turn.prompt_ids)
+            open_segments.append(segment)
+        segment.sample(turn.completion_ids, turn.logprobs, turn.policy_version)
     return [segment.close() for segment in open_segments]
 
 
@@ -113,39 +116,41 @@ def extension_drift(turns: Sequence[TokenTurn]) -> int:
     return drifted
 
 
-class _OpenSegment:
+class OpenSegment:
     """A segment that later turns may still extend."""
 
-    def __init__(self, turn: TokenTurn) -> None:
-        self.prompt_length = len(turn.prompt_ids)
-        self.ids = list(turn.prompt_ids)
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.prompt_length = len(prompt_ids)
+        self.ids = list(prompt_ids)
         self.mask: list[int] = []
         self.logprobs: list[float | None] = []
         self.versions: list[tuple[int, int]] = []
-        self._sampled(turn)
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def is_prefix_of(self, ids: Sequence[int]) -> bool:
+        """Whether a turn with this prompt extends the segment."""
         return len(ids) >= len(self.ids) and list(ids[: len(self.ids)]) == self.ids
 
-    def extend(self, turn: TokenTurn) -> None:
-        between = list(turn.prompt_ids[len(self.ids) :])
-        self.ids += between
-        self.mask += [0] * len(between)
-        self.logprobs += [None] * len(between)
-        self._sampled(turn)
+    def show(self, ids: Sequence[int]) -> None:
+        """Add ids that the policy did not sample."""
+        self.ids += ids
+        self.mask += [0] * len(ids)
+        self.logprobs += [None] * len(ids)
 
-    def _sampled(self, turn: TokenTurn) -> None:
-        count = len(turn.completion_ids)
-        self.ids += turn.completion_ids
-        self.mask += [1] * count
-        self.logprobs += [None] * count if turn.logprobs is None else turn.logprobs
-        if turn.policy_version is not None:
-            self.versions.append(turn.policy_version)
+    def sample(
+        self, ids: Sequence[int], logprobs: Sequence[float] | None, version: tuple[int, int] | None
+    ) -> None:
+        """Add ids that the policy sampled."""
+        self.ids += ids
+        self.mask += [1] * len(ids)
+        self.logprobs += [None] * len(ids) if logprobs is None else logprobs
+        if version is not None:
+            self.versions.append(version)
 
     def close(self) -> Segment:
+        """The training row."""
         known = any(value is not None for value in self.logprobs)
         return Segment(
             prompt_ids=self.ids[: self.prompt_length],

@@ -52,8 +52,8 @@ class Attempts:
             rollout = await self._run(stack, environment, row, conversation)
         except GymgateError as error:
             rollout = failed_rollout(error, id="not-run", environment=environment)
-        shown = list(conversation.turns[0].prompt_ids) if conversation.turns else []
-        return Attempt(rollout, conversation.segments, conversation.turns, shown)
+        segments, shown = conversation.segments, conversation.first_prompt_ids
+        return Attempt(rollout, segments, conversation.call_count, conversation.drift, shown)
 
     async def close(self) -> None:
         """Give the stack back, also one that is being started. Idempotent."""

@@ -8,7 +8,6 @@ from typing import Final, get_args
 
 from gymgate.errors import ErrorKind
 from gymgate.rollout import Rollout, Segment, outcome_of
-from gymgate.tokens import TokenTurn, extension_drift
 
 KINDS: Final[tuple[str, ...]] = get_args(ErrorKind)
 
@@ -19,7 +18,10 @@ class Attempt:
 
     rollout: Rollout
     segments: list[Segment]
-    turns: list[TokenTurn]
+    turns: int
+    """Model calls."""
+    drift: int
+    """Those, after the first, whose prompt extends no earlier call's exact ids."""
     shown_ids: list[int]
     """The prompt, for a rollout in which the policy sampled nothing."""
 
@@ -33,9 +35,9 @@ def metrics(attempt: Attempt, row: Segment | None = None) -> dict[str, float]:
     sampled = sum(sum(segment.mask) for segment in attempt.segments)
     kind = None if rollout.error is None else rollout.error.kind
     values = {
-        "turns": float(len(attempt.turns)),
+        "turns": float(attempt.turns),
         "segments": float(len(attempt.segments)),
-        "drift": float(extension_drift(attempt.turns)),
+        "drift": float(attempt.drift),
         "truncated": float(rollout.status == "truncated"),
         "unscored": float(result.reason == "unscored"),
         "masked": float(result.reason == "masked"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -112,7 +113,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
                     attempt.rollout.id, *room
                 )
             )
-        return Attempt(attempt.rollout, [segment], attempt.turns, attempt.shown_ids)
+        return replace(attempt, segments=[segment])
 
 
 def failure(attempt: Attempt) -> GymgateError:

@@ -40,7 +40,7 @@ def _output(attempt: Attempt, segment: Segment, reward: float, extra: Mapping[st
         "response_mask": segment.mask,
         "response_logprobs": _filled(segment),
         "reward_score": reward,
-        "num_turns": len(attempt.turns),
+        "num_turns": attempt.turns,
         "metrics": {
             "generate_sequences": timing.model_s,
             "tool_calls": max(0.0, timing.total_s - timing.model_s),
