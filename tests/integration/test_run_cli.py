@@ -124,7 +124,7 @@ def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
     done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
     assert done.returncode == 1
     row = done.stdout.splitlines()[1].split()
-    assert row[:6] == ["example_session_state_mgmt", "8", "4", "4", "0", "1.000"]
+    assert row[:8] == ["example_session_state_mgmt", "8", "4", "4", *"000", "1.000"]
     assert f"2 x DataError: {path}:2: not JSON" in done.stderr
     assert f"2 x DataError: {path}:3: " in done.stderr
     assert "'nobody'" in done.stderr

@@ -145,7 +145,7 @@ async def test_a_toml_file_blends_environments_in_one_stack(tmp_path: Path) -> N
     code, out, err = await finish([*GYMGATE, "@", "run.toml"], tmp_path)
     assert code == 0, err
     for name in names:
-        assert row_of(out, name)[1:6] == ["2", "2", "0", "0", "1.000"]
+        assert row_of(out, name)[1:8] == ["2", "2", *"0000", "1.000"]
 
 
 async def test_ctrl_c_stops_everything_and_exits_130(

@@ -40,7 +40,6 @@ REFUSED: dict[str, Callable[[], dict[str, Any]]] = {
     "an agent by path": lambda: changed(agent_ref={"name": "../../../etc/passwd"}),
     "an agent with a line break": lambda: changed(agent_ref={"name": INJECTION}),
     "parameters of another kind": lambda: changed(responses_create_params=["x"]),
-    "half a surrogate pair": lambda: asked(input="\ud83d"),
     "no parameters": lambda: {"input": "x"},
     "nesting without end": lambda: changed(extra=nested(100_000)),
     "a number that JSON has not": lambda: changed(extra={1: {2}}),
@@ -50,6 +49,7 @@ SERVED: dict[str, Callable[[], dict[str, Any]]] = {
     "control characters": lambda: asked(input="\x00\x01\x1b[31m\u202e \x7f"),
     "Gym's own fields": lambda: changed(_ng_rollout_id="f" * 32, _ng_attempt_index=7, ng_trajectory={}),
     "another rollout's endpoint": lambda: changed(policy_base_url="http://192.0.2.1/", policy_api_key="x"),
+    "half a surrogate pair": lambda: asked(input="\ud83d"),
     "NaN": lambda: changed(extra=float("nan")),
     "names that are paths": lambda: changed(
         **{"../../../tmp/evil": "x", "id": "../../evil", "uuid": "/evil"}

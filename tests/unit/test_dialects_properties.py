@@ -153,6 +153,8 @@ def facts(item: Json) -> Any:
     if item["type"] == "message" and item["role"] == "assistant":
         content = item["content"]
         return "".join(map(part_text, content)) if isinstance(content, list) else content
+    if item.get("role") == "developer":  # chat endpoints get it as system
+        item = {**item, "role": "system"}
     return {name: value for name, value in item.items() if name not in ("id", "status")}
 
 

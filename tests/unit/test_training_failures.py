@@ -23,7 +23,9 @@ from gymgate.integrations.training.figures import Attempt
 from gymgate.rollout import Rollout
 from gymgate.stack import AgentInfo
 
-POLICY: Any = SimpleNamespace(conversation=lambda: SimpleNamespace(turns=[], segments=[]))
+POLICY: Any = SimpleNamespace(
+    conversation=lambda: SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, drift=0)
+)
 ROW = {"responses_create_params": {"input": "hi"}}
 
 
