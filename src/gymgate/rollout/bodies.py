@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from gymgate import codec
 
 RECENT = 6
-"""Bodies that a new one is compared with, so that conversations that take turns find their own."""
-_READ_AGAIN = 2
+"""Whole bodies at hand when one is added or read, so that conversations that take turns find their own."""
 _CONVERSATION = ("input", "messages")
 
 
@@ -75,7 +74,7 @@ class BodyReader:
             _, head, tail, middle = self._deltas[at]
             whole = b"".join((whole[:head], middle, whole[len(whole) - tail :]))
         self._whole[position] = whole
-        if len(self._whole) > _READ_AGAIN:
+        if len(self._whole) > RECENT:
             self._whole.popitem(last=False)
         return whole
 

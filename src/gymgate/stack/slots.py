@@ -42,8 +42,8 @@ class AgentSlot:
         self.users: set[asyncio.Task[Any]] = set()
         """The rollout that holds it."""
         self.error: ServerDiedError | None = None
-        self.haunted = False
-        """A process of it could not be ended, and may call its gateway ports yet."""
+        self.left_behind = False
+        """Whether its last process could not be ended and may still call its gateway ports."""
 
     @property
     def port(self) -> int:
@@ -65,7 +65,7 @@ class AgentSlot:
         if process is not None:
             await servers.end(process.spawner, [process.child], grace_s)
             await asyncio.wait([process.child.exited], timeout=END_TIMEOUT_S)
-            self.haunted = not process.child.exited.done()
+            self.left_behind = not process.child.exited.done()
 
     def _fail_users(self, child: Child, environment: str) -> None:
         if self.users:
@@ -113,7 +113,7 @@ class Slots:
             self._waiting -= 1
         slot = self._idle.pop()
         try:
-            if slot.haunted:
+            if slot.left_behind:
                 slot = self._replaced(slot)
             if not slot.alive:
                 await self._run(slot)
@@ -162,7 +162,7 @@ class Slots:
         """End the rollout's process, then hand the slot on, whatever happens: others wait for it."""
         try:
             await slot.end()
-            if not slot.haunted and not self._waiting and not any(other.alive for other in self._idle):
+            if not slot.left_behind and not self._waiting and not any(other.alive for other in self._idle):
                 await self._run(slot)
         except (GymgateError, OSError) as error:
             logger.warning("%s: %s", self._environment, error)  # the next rollout tries again, and is told
@@ -174,7 +174,7 @@ class Slots:
             self._free.release()
 
     def _replaced(self, slot: AgentSlot) -> AgentSlot:
-        """A slot with ports of its own in the place of a haunted one."""
+        """A slot with ports of its own in place of one whose process was left behind."""
         logger.warning(
             "%s: the process of slot %d is still there after %g s",
             self._environment,
