@@ -19,7 +19,7 @@ from gymgate.collection.plan import Identity, Job, Plan
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.store import open_run
 from gymgate.collection.tally import Tally
-from gymgate.dataset import Source, open_rows
+from gymgate.dataset import RowSource, open_rows
 from gymgate.rollout import Rollout, RolloutError
 
 
@@ -41,7 +41,7 @@ async def attempt(job: Job) -> Rollout:
 
 
 async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
-    plan = Plan([Source(open_rows(rows, environment=None), "none")], repeats=int(repeats))
+    plan = Plan([RowSource(open_rows(rows, environment=None), "none")], repeats=int(repeats))
     tally = Tally(total=plan.total())
     with open_run(Path(output), {"rows": rows}, {}) as directory:
         tally.resumed = len(directory.done)

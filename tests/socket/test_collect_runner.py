@@ -24,7 +24,7 @@ from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
 from gymgate.collection.tally import Tally
-from gymgate.dataset import Source
+from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import DataError, PolicyError, StackLostError
 from gymgate.rollout import Rollout, RolloutError
@@ -42,7 +42,7 @@ def plan_of(rows: int, repeats: int = 1) -> Plan:
         make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
         for number in range(rows)
     ]
-    return Plan([Source(made, "mcqa")], repeats=repeats)
+    return Plan([RowSource(made, "mcqa")], repeats=repeats)
 
 
 def completed(job: Job) -> Rollout:

@@ -19,7 +19,7 @@ from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.tally import Tally
 from gymgate.config import HTTPEndpoint
-from gymgate.dataset import Source
+from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends import make_backend
@@ -122,7 +122,7 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
     tally, noticed = Tally(total=60), asyncio.Event()
     wait = PolicyWait(endpoint, 30, lambda line: noticed.set())
     work = Collector(
-        Plan([Source(rows, "e")]).jobs(), run_one, pace=Pace(4), tally=tally, after_failure=wait.after
+        Plan([RowSource(rows, "e")]).jobs(), run_one, pace=Pace(4), tally=tally, after_failure=wait.after
     )
     running = asyncio.create_task(work.run())
     await gone.wait()

@@ -16,7 +16,7 @@ from gymgate.collection.plan import SEED_STRIDE, Done, Identity, Plan, Shard, pa
 from gymgate.collection.run import Collection
 from gymgate.collection.settings import settings_of
 from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
-from gymgate.dataset import Source, open_rows
+from gymgate.dataset import RowSource, open_rows
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
 
@@ -25,8 +25,10 @@ def row(number: int) -> dict[str, Any]:
     return {"responses_create_params": {"input": f"question {number}"}}
 
 
-def source(numbers: list[int], **fields: Any) -> Source:
-    return Source([make_row(row(number), "rows", line) for line, number in enumerate(numbers, 1)], **fields)
+def source(numbers: list[int], **fields: Any) -> RowSource:
+    return RowSource(
+        [make_row(row(number), "rows", line) for line, number in enumerate(numbers, 1)], **fields
+    )
 
 
 def write_rows(path: Path, count: int, *, broken_line: int | None = None) -> Path:
@@ -127,7 +129,7 @@ def test_what_is_done_is_not_run_again() -> None:
 
 def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", 5, broken_line=3)
-    plan = Plan([Source(open_rows(str(path), environment=None))], repeats=2)
+    plan = Plan([RowSource(open_rows(str(path), environment=None))], repeats=2)
     assert plan.total() == 8
     assert [job.row.line for job in plan.jobs()] == [1, 1, 2, 2, 4, 4, 5, 5]
     assert [str(error).split(": ")[0] for error in plan.invalid] == [f"{path}:3"]
@@ -137,13 +139,13 @@ def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"rows\.jsonl has no rows"):
-        Plan([Source(open_rows(str(tmp_path / "rows.jsonl"), environment=None))])
+        Plan([RowSource(open_rows(str(tmp_path / "rows.jsonl"), environment=None))])
 
 
 def test_a_file_without_one_good_row_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", 1, broken_line=1)
     with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON"):
-        Plan([Source(open_rows(str(path), environment=None))])
+        Plan([RowSource(open_rows(str(path), environment=None))])
 
 
 @pytest.mark.parametrize(

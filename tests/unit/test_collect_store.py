@@ -26,7 +26,7 @@ from gymgate.collection.record import (
 )
 from gymgate.collection.retries import DEFAULT_BUDGETS, may_retry, parse_budgets, wait_s
 from gymgate.collection.store import LineLog, differences, open_run
-from gymgate.dataset import Source
+from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
@@ -36,7 +36,7 @@ SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources
 
 def job(number: int = 0) -> Any:
     row = make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
-    return next(Plan([Source([row], "mcqa")], seeds=(4,)).jobs())
+    return next(Plan([RowSource([row], "mcqa")], seeds=(4,)).jobs())
 
 
 def rollout(**fields: Any) -> Rollout:

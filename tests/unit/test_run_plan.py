@@ -15,7 +15,7 @@ import pytest
 from gymgate.cli.run_plan import environment_configs, http_endpoint, jobs, judges, only_recorded
 from gymgate.cli.run_report import Report
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
-from gymgate.dataset import Row, Source, open_rows
+from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
 
@@ -151,9 +151,9 @@ def row_line(text: str) -> str:
     return json.dumps({"responses_create_params": {"input": text}})
 
 
-def source(path: Path, lines: list[str], name: str, limit: int | None = None) -> Source:
+def source(path: Path, lines: list[str], name: str, limit: int | None = None) -> RowSource:
     path.write_text("".join(f"{line}\n" for line in lines))
-    return Source(open_rows(str(path), environment=None), name, limit)
+    return RowSource(open_rows(str(path), environment=None), name, limit)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.dataset import Source
+from gymgate.dataset import RowSource
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout
 from gymgate.rollout.result import failed_rollout
@@ -41,7 +41,7 @@ class Run:
 
     stack: StackConfig
     policy: HTTPEndpoint | ReplayEndpoint
-    sources: Sequence[Source]
+    sources: Sequence[RowSource]
     repeats: int
     concurrency: int
     limits: RolloutLimits

@@ -26,7 +26,7 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.dataset import Row, Source, open_rows
+from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -51,15 +51,15 @@ class Job(NamedTuple):
     """0-based."""
 
 
-def sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[Source]:
+def sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[RowSource]:
     """Where the rows come from: each environment's packaged data, or one file for all of them."""
     is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
     if len(environments) > 1 and is_file:
-        return [Source(open_rows(data, environment=None), None, limit)]
-    return [Source(open_rows(data, environment=each), each.name, limit) for each in environments]
+        return [RowSource(open_rows(data, environment=None), None, limit)]
+    return [RowSource(open_rows(data, environment=each), each.name, limit) for each in environments]
 
 
-def jobs(found: Sequence[Source], repeats: int) -> Iterator[Job]:
+def jobs(found: Sequence[RowSource], repeats: int) -> Iterator[Job]:
     """Every rollout to run, rows read as they are reached."""
     for source in found:
         for _, row in source.readable():
@@ -70,7 +70,7 @@ def jobs(found: Sequence[Source], repeats: int) -> Iterator[Job]:
 class _Some(Sequence[Row]):
     """Some of the rows of a source, by their positions there."""
 
-    def __init__(self, source: Source, positions: Sequence[int]) -> None:
+    def __init__(self, source: RowSource, positions: Sequence[int]) -> None:
         self.source = source.name
         self._rows = source.rows
         self._positions = positions
@@ -89,8 +89,8 @@ class _Some(Sequence[Row]):
 
 
 def only_recorded(
-    found: Sequence[Source], endpoint: ReplayEndpoint, note: Callable[[str], None]
-) -> list[Source]:
+    found: Sequence[RowSource], endpoint: ReplayEndpoint, note: Callable[[str], None]
+) -> list[RowSource]:
     """The sources without packaged rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
 
     Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source of which nothing is left to run.
@@ -101,7 +101,7 @@ def only_recorded(
     return [_recorded(source, recordings, note) for source in found]
 
 
-def _recorded(source: Source, recordings: Sequence[Recording], note: Callable[[str], None]) -> Source:
+def _recorded(source: RowSource, recordings: Sequence[Recording], note: Callable[[str], None]) -> RowSource:
     from gymgate.gateway.replay import recorded_rows
 
     source.refuse_empty()

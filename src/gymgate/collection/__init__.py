@@ -9,6 +9,16 @@ from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.stream import collect
-from gymgate.dataset import Source
+from gymgate.dataset import RowSource
 
-__all__ = ["CollectedRollout", "Collection", "Identity", "Job", "Pace", "Plan", "Shard", "Source", "collect"]
+__all__ = [
+    "CollectedRollout",
+    "Collection",
+    "Identity",
+    "Job",
+    "Pace",
+    "Plan",
+    "RowSource",
+    "Shard",
+    "collect",
+]

@@ -9,7 +9,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gymgate.dataset import Row, Source
+from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError
 
 SEED_STRIDE = 1 << 20
@@ -159,7 +159,7 @@ class Plan:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[RowSource],
         *,
         repeats: int = 1,
         seeds: Sequence[int] | None = None,

@@ -15,7 +15,7 @@ from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import Row, Source
+from gymgate.dataset import Row, RowSource
 from gymgate.dataset import open_rows as open_row_source
 from gymgate.dataset.row import make_row
 from gymgate.stack import Policy
@@ -129,17 +129,19 @@ def _stack_config(
 
 def _sources(
     stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
-) -> tuple[list[Source], list[str]]:
+) -> tuple[list[RowSource], list[str]]:
     names = [environment.name for environment in stack.environments]
     only = names[0] if len(names) == 1 else None
     if not isinstance(rows, str | Path):
         made = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
-        return [Source(made, only, limit)], ["rows"]
+        return [RowSource(made, only, limit)], ["rows"]
     source = str(rows)
     if isinstance(rows, Path) or source.startswith("hf:") or "/" in source:
-        return [Source(open_row_source(source, environment=None), only, limit)], [source]
+        return [RowSource(open_row_source(source, environment=None), only, limit)], [source]
     opened = [open_rows(name, source, runtime=stack.runtime) for name in names]
-    return [Source(_sequence(each), name, limit) for each, name in zip(opened, names, strict=True)], [source]
+    return [RowSource(_sequence(each), name, limit) for each, name in zip(opened, names, strict=True)], [
+        source
+    ]
 
 
 def _sequence(rows: Iterable[Row]) -> Sequence[Row]:

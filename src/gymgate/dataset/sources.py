@@ -87,7 +87,7 @@ class DatasetRows(Rows):
 
 
 @dataclass(frozen=True)
-class Source:
+class RowSource:
     """Rows of one environment, or of several if each row names its agent."""
 
     rows: Sequence[Row]
