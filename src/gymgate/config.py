@@ -23,6 +23,9 @@ DEFAULT_NEMO_GYM = "0.7.0"
 SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0", "0.5.1", "0.5.0", "0.4.0", "0.3.1", "0.3.0")
 """Releases that gymgate is tested with, newest first; any other is tried with a warning."""
 
+POLICY = "policy_model"
+"""Name of the policy's model server in every NeMo Gym config. Any other model server is a judge or a user simulator."""
+
 
 class Config(BaseModel):
     """Base of every config: frozen, no unknown fields, no infinity or NaN; a field's docstring is its description."""

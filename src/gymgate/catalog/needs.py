@@ -8,9 +8,9 @@ from typing import Any
 
 from gymgate.catalog.model import Need, NeedKind, ServerInstance
 from gymgate.catalog.parse import AGENTS, MISSING, MODELS, RESOURCES, SERVER_KINDS, Node
+from gymgate.config import POLICY
 from gymgate.errors import NeedMissingError
 
-POLICY = "policy_model"
 _POLICY_VALUES = {"policy_base_url", "policy_api_key", "policy_model_name"}
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _KEYLIKE = re.compile(r"(api_?key|token|secret|password|base_?url|endpoint)s?$", re.IGNORECASE)

@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from gymgate.config import POLICY
+
 MISSING = "???"
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
 RESOURCES, RELAYS = "resources_servers", "environment_servers"
@@ -44,7 +46,7 @@ class ConfigReader:
         for part in self._included(path):
             merge(config, self.load(part))
         config.pop("config_paths", None)
-        config.setdefault("policy_model", copied(_POLICY_MODEL))
+        config.setdefault(POLICY, copied(_POLICY_MODEL))
         inherit(config)
         if not self._old:
             compose_unbound_agent(config)

@@ -18,7 +18,6 @@ from gymgate.catalog.model import (
     ServerInstance,
 )
 from gymgate.catalog.needs import (
-    POLICY,
     config_needs,
     judge_references,
     missing_values,
@@ -38,6 +37,7 @@ from gymgate.catalog.parse import (
 from gymgate.catalog.requirements import Installed, local_requirements, read_requirements
 from gymgate.catalog.rows import kind_of_file
 from gymgate.catalog.servercode import CodeReader
+from gymgate.config import POLICY
 
 _NO_CONFIGS = {"prompts", "prompt_templates", "tests", "data"}
 

@@ -19,7 +19,7 @@ from gymgate.check.ordered import OrderedPolicy
 from gymgate.check.probe import UNASKED, Probe
 from gymgate.check.recordings import Sample, Samples, packaged_rows
 from gymgate.check.summary import NO_JUDGE, needed, rewarded
-from gymgate.config import RolloutLimits
+from gymgate.config import POLICY, RolloutLimits
 from gymgate.errors import GymgateError
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.outcome import NEVER_ASKED
@@ -172,7 +172,7 @@ class Rows:
             )
 
     def _judged_by(self, rollout: Rollout) -> str | None:
-        if self._judge.judged_by is None and any(c.model_server != "policy_model" for c in rollout.calls):
+        if self._judge.judged_by is None and any(c.model_server != POLICY for c in rollout.calls):
             return "endpoint"
         return self._judge.judged_by
 

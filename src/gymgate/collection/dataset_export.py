@@ -14,6 +14,7 @@ from gymgate.collection.gym_rollouts import read_gym_rollouts
 from gymgate.collection.record import read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.collection.transcript import transcript
+from gymgate.config import POLICY
 from gymgate.errors import ConfigError, DataError, MissingExtraError
 from gymgate.rollout import outcome_of
 
@@ -56,7 +57,7 @@ def read_rollouts(runs: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 def flat(value: Mapping[str, Any]) -> dict[str, Any]:
     """One row."""
-    calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
+    calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
     result = outcome_of(value)
     parts = (value.get("reward_parts") or {}) if result.counted else {}
     details = {"reward_parts": parts, "metrics": value.get("metrics") or {}}

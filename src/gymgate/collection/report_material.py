@@ -12,6 +12,7 @@ from typing import Any
 from gymgate.collection.aggregate import read_failures
 from gymgate.collection.dataset_export import read_rollouts
 from gymgate.collection.store import run_directories
+from gymgate.config import POLICY
 from gymgate.rollout import outcome_of
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
@@ -37,7 +38,7 @@ def gather(runs: Iterable[Path], tasks: int, per_task: int) -> Material:
     for value in read_rollouts(runs):
         if (reward := outcome_of(value).reward) is not None:
             material.rewards.append(reward)
-        calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
+        calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
         material.calls.append(len(calls))
         material.tokens.append(sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls))
         _add_times(material, value)
@@ -74,7 +75,7 @@ def time_split(total_s: float, calls: Iterable[Mapping[str, Any]]) -> dict[str, 
         start = min(float(call.get("started_s") or 0.0), total_s)
         end = min(start + float(call.get("duration_s") or 0.0), total_s)
         split[after] += max(0.0, start - reached)
-        kind = "policy" if call.get("model_server") == "policy_model" else "judges"
+        kind = "policy" if call.get("model_server") == POLICY else "judges"
         split[kind] += max(0.0, end - max(start, reached))
         reached, after = max(reached, end), "tools and agent"
     split["scoring" if after != "waiting and set-up" else after] += max(0.0, total_s - reached)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gymgate.config import POLICY
 from gymgate.rollout.outcome import Outcome, outcome_of
 from gymgate.rollout.result import number
 
@@ -93,7 +94,7 @@ class Collected:
             self.not_numbers += 1
         order = value.get("seed") or 0, int(value.get("repeat", 0))
         task.scores.append(Score(order, outcome_of(value), _answer(result[key]) if key is not None else None))
-        calls = [call for call in value.get("calls") or () if call.get("model_server") == "policy_model"]
+        calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
         task.calls += len(calls)
         task.output_tokens += sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
         task.seconds += (value.get("timing") or {}).get("total_s") or 0.0

@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from gymgate.gateway.backends import Backend, BackendAnswer, CallableBackend, HTTPBackend, make_backend
     from gymgate.gateway.delivery import StreamTimes
     from gymgate.gateway.requests import METADATA_KEY
-    from gymgate.gateway.route import POLICY, Route
+    from gymgate.gateway.route import Route
     from gymgate.gateway.server import Gateway
     from gymgate.gateway.slot import Slot
 
 __all__ = [
     "METADATA_KEY",
-    "POLICY",
     "Backend",
     "BackendAnswer",
     "CallableBackend",
@@ -37,7 +36,6 @@ __all__ = [
 # Imported when used: the dialects below are pure functions that need no server.
 _MODULES = {
     "METADATA_KEY": "requests",
-    "POLICY": "route",
     "Gateway": "server",
     "Route": "route",
     "Slot": "slot",

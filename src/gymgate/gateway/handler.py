@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gymgate import codec
+from gymgate.config import POLICY
 from gymgate.errors import PolicyError
 from gymgate.gateway import bounds
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
@@ -28,7 +29,7 @@ from gymgate.gateway.requests import (
     without_attempt,
 )
 from gymgate.gateway.resends import RequestKey, is_marked_retry
-from gymgate.gateway.route import POLICY, KeylessRoute, Route
+from gymgate.gateway.route import KeylessRoute, Route
 from gymgate.gateway.slot import Slot
 
 logger = logging.getLogger(__name__)

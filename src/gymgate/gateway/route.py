@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from gymgate import codec
-from gymgate.config import Dialect, RolloutLimits
+from gymgate.config import POLICY, Dialect, RolloutLimits
 from gymgate.errors import GymgateError, PolicyError
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.call import Call, Connection, facts_of
@@ -31,8 +31,7 @@ from gymgate.gateway.resends import RequestKey, Resends
 from gymgate.rollout.bodies import BodyLog
 from gymgate.rollout.record import Limit, ModelCall
 
-POLICY = "policy_model"
-POLICY_AS_JUDGE = "policy_model_as_judge"
+POLICY_AS_JUDGE = f"{POLICY}_as_judge"
 """The policy's model server under the name that resources servers know it by, where a config makes the policy its own judge:
 their calls are no turns of the policy."""
 CLOSE_TIMEOUT_S = 0.5

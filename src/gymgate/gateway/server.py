@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
 from gymgate.config import (
+    POLICY,
     CallableEndpoint,
     Endpoint,
     HTTPEndpoint,
@@ -29,7 +30,7 @@ from gymgate.gateway.backends.http import new_session
 from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.limits import raise_file_limit
-from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE, KeylessRoute, Route, Target
+from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.gateway.slot import Slot
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from gymgate.config import POLICY
 from gymgate.rollout.record import Rollout, RolloutError
 from gymgate.rollout.result import number
 
@@ -17,7 +18,6 @@ Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
 """completed, truncated: scored; unscored: finished without a reward; masked: Gym says that its reward measures
 nothing; failed: there is no result, or the agent or a judge says that it broke down."""
 
-POLICY = "policy_model"
 NEVER_ASKED = "ended without having asked the policy"
 """Stands in the message of each rollout that failed for that."""
 

@@ -13,7 +13,7 @@ from pydantic import (
     model_serializer,
 )
 
-from gymgate.config import Dialect
+from gymgate.config import POLICY, Dialect
 from gymgate.errors import ErrorKind
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
@@ -57,8 +57,8 @@ class ModelCall(Record):
 
     index: int
     """Position among the rollout's calls, judges' included, by arrival."""
-    model_server: str = "policy_model"
-    """Gym instance the call was made to; anything else than `policy_model` is a judge or a simulator."""
+    model_server: str = POLICY
+    """Gym instance the call was made to; any other than the policy's is a judge or a simulator."""
     dialect: Dialect
     """What the agent spoke."""
     request: dict[str, Any] | None = None
@@ -181,4 +181,4 @@ class Rollout(Record):
     @property
     def policy_calls(self) -> list[ModelCall]:
         """The calls made to the policy, in order of arrival."""
-        return [call for call in self.calls if call.model_server == "policy_model"]
+        return [call for call in self.calls if call.model_server == POLICY]

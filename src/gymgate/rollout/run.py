@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 
+from gymgate.config import POLICY
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError
-from gymgate.gateway import POLICY, Route
+from gymgate.gateway import Route
 from gymgate.gateway.call import Call
 from gymgate.rollout import result as results
 

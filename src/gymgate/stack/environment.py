@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from gymgate.config import EnvironmentConfig
+from gymgate.config import POLICY, EnvironmentConfig
 from gymgate.errors import (
     EnvironmentServerError,
     GymgateError,
@@ -19,7 +19,6 @@ from gymgate.errors import (
     StackLostError,
     StackStartError,
 )
-from gymgate.gateway import POLICY
 from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
 from gymgate.stack import gym_config, servers
 from gymgate.stack.gym_config import Instance

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.catalog.agentcode import AgentCode
+from gymgate.config import POLICY
 from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.gateway.route import POLICY, POLICY_AS_JUDGE
+from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.stack import forkserver
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import BY_URL, Handing, Strategy, strategy_for, url_entries

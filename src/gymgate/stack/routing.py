@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from gymgate import codec
 from gymgate.catalog.agentcode import AgentCode
+from gymgate.config import POLICY
 from gymgate.errors import ConfigError, DataError
 
 Strategy = Literal["url", "indices", "metadata", "remote", "body", "slot", "none"]
@@ -104,7 +105,7 @@ def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
     """The error for an agent of strategy `none`."""
     return ConfigError(
         f"agent {agent!r} ({agent_type}, nemo-gym {version}) is given a model of its own by a URL in its config, so its "
-        f"calls would not reach the policy; give it model_server: {{type: responses_api_models, name: policy_model}} or "
+        f"calls would not reach the policy; give it model_server: {{type: responses_api_models, name: {POLICY}}} or "
         f"the URL ${{policy_base_url}}"
     )
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 
-from gymgate.config import RolloutLimits, StackConfig
+from gymgate.config import POLICY, RolloutLimits, StackConfig
 from gymgate.rollout import Rollout, outcome_of
 
 INFO_KEY = "nemo_gym"
@@ -80,7 +80,7 @@ def judge_usage(rollout: Rollout) -> list[vf.Usage]:
             reasoning_tokens=call.usage.reasoning_tokens,
         )
         for call in rollout.calls
-        if call.model_server != "policy_model"
+        if call.model_server != POLICY
         and call.usage.input_tokens is not None
         and call.usage.output_tokens is not None
     ]
