@@ -24,7 +24,7 @@ from gymgate.runtime import Runtime, clean_env
 from gymgate.stack import Stack
 from gymgate.stack.environment import Environment, Host
 from gymgate.stack.forkserver import descendants
-from gymgate.stack.spawner import Spawner
+from gymgate.stack.forkserver_client import ForkServerClient
 
 ENVIRONMENT = "example_single_tool_call"
 LIMIT_S = 60.0
@@ -48,12 +48,12 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
     """URL of the agent's `/run`, its servers started as a stack starts them."""
     config = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).config(None)
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
-        spawner = await Spawner.start(runtime.python, clean_env(), Path(name))
+        spawner = await ForkServerClient.start(runtime.python, clean_env(), Path(name))
 
-        async def get_spawner() -> Spawner:
+        async def get_spawner() -> ForkServerClient:
             return spawner
 
-        async def no_ray(_: Spawner) -> str:
+        async def no_ray(_: ForkServerClient) -> str:
             raise RuntimeError("not needed")
 
         host = Host(
@@ -69,7 +69,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
             start_timeout_s=60,
             max_restarts=0,
             restart_window_s=600.0,
-            agent_slots=1,
+            agent_processes=1,
             progress=lambda _: None,
         )
         environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, host)

@@ -203,8 +203,8 @@ class StackConfig(Config):
     """Names of environment variables that Gym's servers may see beside the allow-listed ones."""
     component_roots: tuple[str, ...] = ()
     """Directories searched for a user's own servers, beside the installed nemo-gym."""
-    agent_slots: int = Field(default=4, ge=1)
-    """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own. Others wait."""
+    agent_processes: int = Field(default=4, ge=1)
+    """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (making a runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)

@@ -10,7 +10,7 @@ from faults_support import children
 from stack_support import runtime
 
 from gymgate.runtime import clean_env, ensure_runtime
-from gymgate.stack.spawner import Spawner
+from gymgate.stack.forkserver_client import ForkServerClient
 
 pytestmark = pytest.mark.gym
 
@@ -54,7 +54,7 @@ def numbers_of(directory: Path) -> set[str]:
     return {log.read_text().split("random")[1] for log in directory.glob("[0-9]*.log")}
 
 
-async def forked(spawner: Spawner, number: int, directory: Path) -> None:
+async def forked(spawner: ForkServerClient, number: int, directory: Path) -> None:
     log = directory / f"{number}.log"
     child = await spawner.serve(
         str(number),
@@ -72,7 +72,7 @@ async def forked(spawner: Spawner, number: int, directory: Path) -> None:
 async def stress(directory: Path, count: int) -> None:
     (directory / "app.py").write_text(ENTRYPOINT)
     python = ensure_runtime(runtime()).python
-    spawner = await Spawner.start(python, {**clean_env(()), "PYTHONUNBUFFERED": "1"}, directory)
+    spawner = await ForkServerClient.start(python, {**clean_env(()), "PYTHONUNBUFFERED": "1"}, directory)
     try:
         pid = spawner.process.pid
         await forked(spawner, 0, directory)

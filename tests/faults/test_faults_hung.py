@@ -39,7 +39,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def shared(places: tuple[str, str]) -> Iterator[StackConfig]:
     """The config of a stack that stays up beside these tests."""
     config = stack_config(
-        SIMPLE, *places, agent_slots=1, hang_timeout_s=GIVEN_S, max_restarts=10, restart_window_s=1.0
+        SIMPLE, *places, agent_processes=1, hang_timeout_s=GIVEN_S, max_restarts=10, restart_window_s=1.0
     )
     with held(config):
         yield config
@@ -113,7 +113,7 @@ async def test_a_fork_server_that_hangs_is_replaced(shared: StackConfig) -> None
         assert status["fork_servers"] != [fork_server]
 
 
-async def test_a_slots_agent_that_hangs_is_its_rollouts_failure(
+async def test_an_agent_process_that_hangs_is_its_rollouts_failure(
     shared: StackConfig, places: tuple[str, str]
 ) -> None:
     """But not while a model call of its rollout has no answer: it may wait for that, and do nothing else."""
@@ -131,14 +131,14 @@ async def test_a_slots_agent_that_hangs_is_its_rollouts_failure(
             stack.run(stamped_row(1), policy=waits, environment=place, limits=LIMITS)
         )
         await asked.wait()
-        (slot,) = (
-            name for name in (await stack.status())["environments"][place]["servers"] if "slot" in name
+        (process,) = (
+            name for name in (await stack.status())["environments"][place]["servers"] if " process " in name
         )
-        os.kill(server_pid(await stack.status(), place, slot), signal.SIGSTOP)
+        os.kill(server_pid(await stack.status(), place, process), signal.SIGSTOP)
         await asyncio.wait([running], timeout=2 * GIVEN_S)
         assert not running.done()
         gate.set()
         async with asyncio.timeout(FOUND_S):
-            check_hung(await running, repr(slot))
+            check_hung(await running, repr(process))
         assert (await stack.run(stamped_row(1), policy=policy, environment=place)).reward == 1.0
         assert await restarts(stack, place) == before

@@ -84,7 +84,11 @@ async def test_no_file_may_be_opened(tmp_path: Path, process: str) -> None:
     a typed error, and all is well when files may be opened again."""
     limits = RolloutLimits(timeout_s=4)
     config = stack_config(
-        SIMPLE, environment_with_forgetful_agent(tmp_path), agent_slots=1, restart_window_s=1, max_restarts=20
+        SIMPLE,
+        environment_with_forgetful_agent(tmp_path),
+        agent_processes=1,
+        restart_window_s=1,
+        max_restarts=20,
     )
     async with acquire(config) as stack:
         policy = stack.register("scripted", call_then_answer, dialect="responses")
@@ -93,9 +97,9 @@ async def test_no_file_may_be_opened(tmp_path: Path, process: str) -> None:
         agent = server_pid(status, SIMPLE, "example_single_tool_call_simple_agent")
         pid = {"daemon": status["pid"], "fork server": status["fork_servers"][0], "agent": agent}[process]
 
-        async def run(slot: bool) -> Rollout:
-            row, endpoint = (stamped_row(1), stamping) if slot else (ROW, policy)
-            environment = config.environments[slot].name
+        async def run(own_process: bool) -> Rollout:
+            row, endpoint = (stamped_row(1), stamping) if own_process else (ROW, policy)
+            environment = config.environments[own_process].name
             async with asyncio.timeout(limits.timeout_s + 2):
                 return await stack.run(row, policy=endpoint, environment=environment, limits=limits)
 
@@ -103,13 +107,13 @@ async def test_no_file_may_be_opened(tmp_path: Path, process: str) -> None:
         used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
         for spare in (0, 3):
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + spare, hard))
-            rollouts = await asyncio.gather(*(run(slot=number % 2 == 1) for number in range(8)))
+            rollouts = await asyncio.gather(*(run(own_process=number % 2 == 1) for number in range(8)))
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
             for rollout in rollouts:
                 assert (rollout.error is None) == (rollout.reward == 1.0), rollout
-        for slot in (False, True):
+        for own_process in (False, True):
             async with asyncio.timeout(60):
-                while (await run(slot)).reward != 1.0:
+                while (await run(own_process)).reward != 1.0:
                     pass
 
 

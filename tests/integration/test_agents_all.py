@@ -217,7 +217,9 @@ def cases() -> list[Any]:
 @pytest.mark.parametrize("case", cases())
 async def test_no_call_reaches_another_rollouts_policy(case: Case, tmp_path: Path) -> None:
     path = case.make(tmp_path, case.agent, **case.settings)
-    config = stack_config(path, version=case.version, component_roots=(str(tmp_path),), agent_slots=ROLLOUTS)
+    config = stack_config(
+        path, version=case.version, component_roots=(str(tmp_path),), agent_processes=ROLLOUTS
+    )
     if case.beside:
         runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig(version=case.version), case.beside)
         config = config.model_copy(update={"runtime": RuntimeConfig(interpreter=str(runtime.python))})

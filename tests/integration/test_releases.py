@@ -89,7 +89,7 @@ def by_url(version: str) -> str | None:
 
 def strict_by_client(version: str) -> str:
     """From 0.7 on a request model that allows no further entries keeps the rollout's id all the same."""
-    return "url" if version == "0.7.0" else "slot"
+    return "url" if version == "0.7.0" else "process"
 
 
 FINANCE = {"max_steps": 1, "no_tool_call_nudge": "", "max_time_seconds": 60, "abort_on_tool_error_types": []}
@@ -98,12 +98,12 @@ CASES: dict[str, tuple[Callable[[Path], str], Callable[[str], str | None]]] = {
     "helpers": (lambda path: environment_with(path, "simple_agent"), lambda v: by_url(v) or "metadata"),
     "metadata": (lambda path: environment_with(path, "finance_agent", **FINANCE), lambda v: "metadata"),
     "body": (lambda path: environment_with_own_agent(path, BY_BODY), lambda v: "body"),
-    "client": (lambda path: environment_with_own_agent(path, BY_CLIENT), lambda v: by_url(v) or "slot"),
+    "client": (lambda path: environment_with_own_agent(path, BY_CLIENT), lambda v: by_url(v) or "process"),
     "client, strict": (
         lambda path: environment_with_own_agent(path, BY_CLIENT, "BaseRunRequest"),
         strict_by_client,
     ),
-    "slot": (environment_with_forgetful_agent, lambda v: "slot"),
+    "process": (environment_with_forgetful_agent, lambda v: "process"),
 }
 
 
@@ -121,7 +121,7 @@ async def test_each_way_of_routing(version: str, name: str, tmp_path: Path) -> N
     make, expected = CASES[name]
     policies = [StampingPolicy(number, TOOLS) for number in range(1, 5)]
     fields = {"_ng_task_index": 7, "_ng_rollout_index": 3}
-    async with acquire(stack_config(make(tmp_path), version=version, agent_slots=2)) as stack:
+    async with acquire(stack_config(make(tmp_path), version=version, agent_processes=2)) as stack:
         assert strategies_of(await stack.status()) == {"agent": expected(version)}
         rows = [stamped_row(each.number, **fields) for each in policies]
         if name == "helpers":
@@ -192,7 +192,7 @@ NOT_BY_URL = {
         "metadata": {"finance_agent", "haystack_agent", "labbench2_vlm_agent", "langgraph_agent"},
         "body": {"mini_swe_agent", "mini_swe_agent_2"},
         "remote": {"remote_agent"},
-        "slot": {"harbor_agent", "harbor_agent_general"},
+        "process": {"harbor_agent", "harbor_agent_general"},
     },
     "0.6.0": {
         "metadata": {
@@ -204,7 +204,7 @@ NOT_BY_URL = {
         },
         "body": {"mini_swe_agent", "mini_swe_agent_2"},
         "remote": {"remote_agent"},
-        "slot": {"anyswe_agent", "harbor_agent", "swe_agents", "verifiers_agent"},
+        "process": {"anyswe_agent", "harbor_agent", "swe_agents", "verifiers_agent"},
     },
     "0.5.0": {
         "metadata": {
@@ -215,7 +215,7 @@ NOT_BY_URL = {
             "scicode_agent",
         },
         "remote": {"remote_agent"},
-        "slot": {
+        "process": {
             *(
                 "anyswe_agent",
                 "harbor_agent",

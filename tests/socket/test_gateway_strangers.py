@@ -58,10 +58,10 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can become s
 
 @needs_root
 async def test_another_user_gets_nothing_without_a_key(gateway: Gateway, policy: Upstream) -> None:
-    """From a judge, from an agent's slot, by metadata; with a key as much as anybody."""
-    judge, slot = await gateway.port_for("judge"), gateway.slot()
-    route = slot.route = gateway.open(policy.endpoint(), metadata_routing=True)
-    port = await slot.port_for("policy_model")
+    """From a judge, from an agent process, by metadata; with a key as much as anybody."""
+    judge, ports = await gateway.port_for("judge"), gateway.agent_ports()
+    route = ports.route = gateway.open(policy.endpoint(), metadata_routing=True)
+    port = await ports.port_for("policy_model")
     assert await ask(NOBODY, judge) == 401
     assert await ask(NOBODY, port) == 401
     assert await ask(NOBODY, gateway.port, metadata=route.metadata) == 401

@@ -23,7 +23,7 @@ from gymgate.runtime.command import CommandError
 from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.serving.servers import gpus_here
 from gymgate.stack import launch
-from gymgate.stack.forkservers import ForkServers
+from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.launch import Place
 
 KEYS = (
@@ -69,7 +69,7 @@ def daemon(program: Path) -> None:
 def fork_server(program: Path) -> None:
     async def start() -> None:
         config = StackConfig(environments=("none",), env_vars=NAMED)
-        await ForkServers(config, program.parent, print).spawner(program)
+        await ForkServerPool(config, program.parent, print).spawner(program)
 
     asyncio.run(start())
 

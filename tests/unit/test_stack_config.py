@@ -45,8 +45,8 @@ CONFIG: dict[str, Any] = {
     ("block", "strategy", "policy"),
     [
         ({"model_server": reference("responses_api_models", "policy_model")}, "url", set()),
-        ({"base_url": "${policy_base_url}"}, "slot", {"policy_base_url"}),
-        ({"provider": {"options": [{"url": "${own_base_url}"}]}}, "slot", {"own_base_url"}),
+        ({"base_url": "${policy_base_url}"}, "process", {"policy_base_url"}),
+        ({"provider": {"options": [{"url": "${own_base_url}"}]}}, "process", {"own_base_url"}),
         ({"grader": "${judge_base_url}"}, "url", set()),
         (
             {"base_url": "${policy_base_url}", "inner": reference("responses_api_agents", "solo")},
@@ -77,8 +77,8 @@ def test_how_an_agent_without_a_model_server_is_routed(
     code = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
     by_url = Handing("url", ("observability",), plain=True, client=True)
     assert gym_config.strategy_of(agent, urls, by_url, code, config) == strategy
-    assert gym_config.strategy_of(agent, urls, Handing(), code, config) == strategy.replace("url", "slot")
-    if strategy == "slot":
+    assert gym_config.strategy_of(agent, urls, Handing(), code, config) == strategy.replace("url", "process")
+    if strategy == "process":
         assert gym_config.policy_urls(agent, urls) == policy
 
 

@@ -61,7 +61,7 @@ async def test_source_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch:
 
 async def test_a_release_that_hands_nothing_on_gives_each_rollout_a_process(tmp_path: Path) -> None:
     agent = {"model_server": {"type": "responses_api_models", "name": "policy_model"}}
-    assert (await made(tmp_path, agent, NOTHING)).strategies == {"solver": "slot"}
+    assert (await made(tmp_path, agent, NOTHING)).strategies == {"solver": "process"}
 
 
 @pytest.mark.parametrize("handing", [BY_URL, NOTHING])

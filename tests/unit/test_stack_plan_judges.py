@@ -86,9 +86,9 @@ def test_a_judge_called_by_its_address_needs_one(name: str) -> None:
 
 
 def test_the_policys_own_address_is_no_judge() -> None:
-    """An agent in slots is given its policy by a URL, and its judge's calls arrive at the slot's own ports."""
-    assert needed(plan("by_url", strategy="slot"), agents_judge_url=HTTP) is None
-    assert needed(plan("by_url", strategy="slot")) == "judge agents_judge_url"
+    """An agent with a process per rollout gets its policy by a URL; its judge's calls arrive at that process's ports."""
+    assert needed(plan("by_url", strategy="process"), agents_judge_url=HTTP) is None
+    assert needed(plan("by_url", strategy="process")) == "judge agents_judge_url"
     assert needed(plan("plain", judge_base_url="${policy_base_url}")) == "judge policy_base_url"
 
 

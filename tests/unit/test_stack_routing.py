@@ -38,11 +38,11 @@ def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[st
         ("any_agent", URL, HELPERS, "url"),
         ("any_agent", URL, CLIENT, "url"),
         ("any_agent", URL, STRICT, "url"),
-        ("any_agent", LENIENT_URL, STRICT, "slot"),
-        ("any_agent", URL, SILENT, "slot"),
+        ("any_agent", LENIENT_URL, STRICT, "process"),
+        ("any_agent", URL, SILENT, "process"),
         ("any_agent", INDICES, HELPERS, "indices"),
-        ("any_agent", INDICES, CLIENT, "slot"),
-        ("any_agent", NOTHING, HELPERS, "slot"),
+        ("any_agent", INDICES, CLIENT, "process"),
+        ("any_agent", NOTHING, HELPERS, "process"),
         ("any_agent", URL, BY_BODY, "body"),
         ("simple_agent", URL, HELPERS, "url"),
         ("simple_agent", NOTHING, SILENT, "metadata"),
@@ -56,9 +56,9 @@ def test_strategy(agent: str, handing: Handing, code: AgentCode, strategy: Strat
     assert strategy_for(agent, handing, code) == strategy
 
 
-def test_an_agent_with_the_policys_url_in_its_config_needs_slots() -> None:
+def test_an_agent_with_the_policys_url_in_its_config_needs_a_process_per_rollout() -> None:
     """Gym puts no key into a URL that is given."""
-    assert strategy_for("codex_agent", URL, HELPERS, own_urls=True) == "slot"
+    assert strategy_for("codex_agent", URL, HELPERS, own_urls=True) == "process"
 
 
 def test_indices_name_the_rollout_where_there_is_no_id() -> None:

@@ -27,7 +27,7 @@ WAIT_S = 30.0
             [
                 *(
                     "--env.taskset.env=mcqa",
-                    "--env.taskset.agent-slots",
+                    "--env.taskset.agent-processes",
                     "8",
                     "--env.taskset.linger-s",
                     "2.5",
@@ -39,7 +39,7 @@ WAIT_S = 30.0
             {
                 **{
                     "env": "mcqa",
-                    "agent_slots": 8,
+                    "agent_processes": 8,
                     "linger_s": 2.5,
                     "share": "machine",
                     "hang_timeout_s": None,
@@ -120,6 +120,6 @@ def test_a_start_that_fails_is_left_to_the_eval_to_tell(stacks: Stacks) -> None:
 
 
 def test_settings_that_verifiers_will_refuse_start_nothing(stacks: Stacks) -> None:
-    with early.starting({"env.taskset.agent_slots": "many"}, print):
+    with early.starting({"env.taskset.agent_processes": "many"}, print):
         assert stacks.held == []
     assert not stacks.taken.is_set()

@@ -46,6 +46,10 @@ def test_the_default_agent_runs_locally() -> None:
     assert config.agent_harnesses()["agent"].id == "nemo-gym-env"
 
 
+def test_a_run_saved_with_an_earlier_name_is_read() -> None:
+    assert NeMoGymConfig(**{"agent_slots": 7}).stack_config().agent_processes == 7
+
+
 def test_knobs_describe_one_stack() -> None:
     config = NeMoGymConfig(
         env="mcqa",

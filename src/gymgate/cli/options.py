@@ -37,7 +37,7 @@ class EnvironmentOptions:
     config: str | None
     agent: str | None
     timeout: float
-    agent_slots: int
+    agent_processes: int
     hang_timeout: float
     max_calls: int
 
@@ -123,11 +123,11 @@ def environment_options(command: Command) -> Command:
             help="Seconds per rollout.",
         ),
         click.option(
-            "--agent-slots",
+            "--agent-processes",
             type=click.IntRange(1),
-            default=StackConfig.model_fields["agent_slots"].default,
+            default=StackConfig.model_fields["agent_processes"].default,
             show_default=True,
-            help="Rollouts at once on an agent that passes on nothing of its rollout.",
+            help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
         ),
         click.option(
             "--hang-timeout",

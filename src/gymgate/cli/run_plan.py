@@ -251,7 +251,7 @@ def stack_config(
         runtime=runtime,
         models=tuple(sorted(judges(given.judges).items())),
         env_vars=env_vars(given.env_vars),
-        agent_slots=given.agent_slots,
+        agent_processes=given.agent_processes,
         hang_timeout_s=given.hang_timeout or None,
     )
 

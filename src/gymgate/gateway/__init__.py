@@ -13,22 +13,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gymgate.gateway.agent_ports import AgentPorts
     from gymgate.gateway.backends import Backend, BackendAnswer, CallableBackend, HTTPBackend, make_backend
     from gymgate.gateway.delivery import StreamTimes
     from gymgate.gateway.requests import METADATA_KEY
     from gymgate.gateway.route import Route
     from gymgate.gateway.server import Gateway
-    from gymgate.gateway.slot import Slot
 
 __all__ = [
     "METADATA_KEY",
+    "AgentPorts",
     "Backend",
     "BackendAnswer",
     "CallableBackend",
     "Gateway",
     "HTTPBackend",
     "Route",
-    "Slot",
     "StreamTimes",
     "make_backend",
 ]
@@ -36,9 +36,9 @@ __all__ = [
 # Imported when used: the dialects below are pure functions that need no server.
 _MODULES = {
     "METADATA_KEY": "requests",
+    "AgentPorts": "agent_ports",
     "Gateway": "server",
     "Route": "route",
-    "Slot": "slot",
     "StreamTimes": "delivery",
 }
 

@@ -12,6 +12,7 @@ from gymgate import codec
 from gymgate.config import POLICY
 from gymgate.errors import PolicyError
 from gymgate.gateway import bounds
+from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
 from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import (
@@ -30,7 +31,6 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.resends import RequestKey, is_marked_retry
 from gymgate.gateway.route import KeylessRoute, Route
-from gymgate.gateway.slot import Slot
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +62,12 @@ class Routes(Protocol):
 
 
 class Handler:
-    """Answers the requests made to one model server of a stack; with `slot`, on a port of that slot's."""
+    """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these."""
 
-    def __init__(self, gateway: Routes, model_server: str, slot: Slot | None = None) -> None:
+    def __init__(self, gateway: Routes, model_server: str, agent_ports: AgentPorts | None = None) -> None:
         self._gateway = gateway
         self._model_server = model_server
-        self._slot = slot
+        self._agent_ports = agent_ports
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = parse_path(request.raw_path)
@@ -126,7 +126,7 @@ class Handler:
         """The rollout of a request that brings its key in its body, or none; `Refusal` if there is none."""
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
-            return self._keyless_route() if self._slot is None else self._slot.holder()
+            return self._keyless_route() if self._agent_ports is None else self._agent_ports.holder()
         route = self._gateway.find(without_attempt(key))
         if route is None or route.closed:
             raise _unknown_key(path)

@@ -25,13 +25,13 @@ from gymgate.config import (
     RolloutLimits,
 )
 from gymgate.errors import ConfigError
+from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
 from gymgate.gateway.backends.http import new_session
 from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
-from gymgate.gateway.slot import Slot
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
@@ -147,9 +147,9 @@ class Gateway:
             self._ports.pop(model_server, None)
             raise
 
-    def slot(self) -> Slot:
-        """Ports of its own for an agent that serves one rollout at a time and passes no key on."""
-        return Slot(self._listen)
+    def agent_ports(self) -> AgentPorts:
+        """Return ports for one process of an agent that cannot forward the rollout's key."""
+        return AgentPorts(self._listen)
 
     def open(
         self,
@@ -222,10 +222,10 @@ class Gateway:
             self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._session)
         return self._pools[endpoint.base_urls]
 
-    async def _listen(self, model_server: str, slot: Slot | None = None) -> int:
+    async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()
         server = web.Server(
-            Handler(self, model_server, slot),
+            Handler(self, model_server, agent_ports),
             access_log=None,
             auto_decompress=False,
             logger=_http_logger,

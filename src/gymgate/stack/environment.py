@@ -21,6 +21,8 @@ from gymgate.errors import (
 )
 from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
 from gymgate.stack import gym_config, servers
+from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool, Started
+from gymgate.stack.forkserver_client import Child, ForkServerClient, tail
 from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import (
     Host,
@@ -36,8 +38,6 @@ from gymgate.stack.plan import (
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.routing import Strategy
-from gymgate.stack.slots import AgentSlot, Slots, Started
-from gymgate.stack.spawner import Child, Spawner, tail
 
 _COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 
@@ -51,7 +51,7 @@ class Generation:
     """Servers that were started together. `error` is set, and `users` cancelled, when one of them dies."""
 
     number: int
-    spawner: Spawner | None = None
+    spawner: ForkServerClient | None = None
     servers: list[Child] = field(default_factory=list)
     users: set[asyncio.Task[Any]] = field(default_factory=set)
     """Rollouts in flight on these servers."""
@@ -67,8 +67,8 @@ class Environment:
         self.version = host.version
         self.state: State = "starting"
         self.restarts = Restarts(host.max_restarts, host.restart_window_s)
-        self.slots: dict[str, Slots] = {}
-        """Of the agents whose strategy is `slot`."""
+        self.agent_processes: dict[str, AgentProcessPool] = {}
+        """Of the agents whose strategy is `process`."""
         self.judges: frozenset[str] = frozenset()
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         self._config_path = config_path
@@ -102,7 +102,7 @@ class Environment:
             async with asyncio.timeout(self._host.start_timeout_s):
                 self._hold_places(self._plan)
                 await self._launch()
-                await self._start_slots()
+                await self._start_agent_processes()
         except BaseException as error:
             self._failure = self._too_slow() if isinstance(error, TimeoutError) else _first(error)
             self._set("down")
@@ -181,8 +181,8 @@ class Environment:
             child.name: {"pid": child.pid, "port": self.port(child.name), "alive": child.alive}
             for child in generation.servers
         }
-        for agent, slots in self.slots.items():
-            running |= slots.describe(agent)
+        for agent, pool in self.agent_processes.items():
+            running |= pool.describe(agent)
         return {
             "state": self.state,
             "generation": generation.number,
@@ -200,16 +200,18 @@ class Environment:
         if self.state == "up" and generation.spawner is not None:
             for child in generation.servers:
                 yield Started(child, generation.spawner), self.port(child.name), bool(generation.users)
-        for slots in self.slots.values():
-            yield from slots.processes()
+        for pool in self.agent_processes.values():
+            yield from pool.processes()
 
     def _hold_places(self, plan: Plan) -> None:
-        """Ports for the servers, and slots for the agents that need them."""
+        """Ports for the servers, and agent processes for the agents that need them."""
         for instance in plan.servers:
-            if plan.strategies.get(instance.name) == "slot":
-                start = partial(self._launch_slot, instance)
+            if plan.strategies.get(instance.name) == "process":
+                start = partial(self._launch_agent, instance)
                 host = self._host
-                self.slots[instance.name] = Slots(self.name, host.agent_slots, host.gateway.slot, start)
+                self.agent_processes[instance.name] = AgentProcessPool(
+                    self.name, host.agent_processes, host.gateway.agent_ports, start
+                )
             else:
                 self._ports[instance.name] = HeldPort()
 
@@ -224,7 +226,7 @@ class Environment:
         generation = self._generation = Generation(self._generation.number + 1, spawner)
         try:
             for instance in plan.servers:
-                if instance.name not in self.slots:
+                if instance.name not in self.agent_processes:
                     host.progress(f"{self.name}: starting {instance.name}")
                     generation.servers.append(
                         await serve(plan, spawner, self._logs, instance, instance.name, config)
@@ -238,29 +240,29 @@ class Environment:
                 raise
             raise first from None
 
-    async def _start_slots(self) -> None:
+    async def _start_agent_processes(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for agent, slots in self.slots.items():
+            for agent, pool in self.agent_processes.items():
                 self._host.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
-                group.create_task(slots.start())
+                group.create_task(pool.start())
 
-    async def _launch_slot(self, instance: Instance, slot: AgentSlot) -> Started:
-        """Start an agent's process in a slot, at the gateway ports that the slot has; return when it listens."""
+    async def _launch_agent(self, instance: Instance, process: AgentProcess) -> Started:
+        """Start an agent's server, whose model calls go to the process's own gateway ports; return when it listens."""
         plan, host, spawner = self._plan, self._host, await self._host.spawner()
         assert plan is not None
         own = gym_config.policy_urls(instance, plan.urls)
 
         async def port_for(name: str) -> int:
-            return await slot.gateway.port_for(name, POLICY if name in own else name)
+            return await process.gateway_ports.port_for(name, POLICY if name in own else name)
 
         child: Child | None = None
         try:
             async with asyncio.timeout(host.start_timeout_s):
-                ports = self._all_ports() | {instance.name: slot.port}
+                ports = self._all_ports() | {instance.name: process.port}
                 config = await configured(plan, host, spawner, ports, port_for)
-                name = f"{instance.name} slot {slot.number}"
+                name = f"{instance.name} process {process.number}"
                 child = await serve(plan, spawner, self._logs, instance, name, config)
-                await self._listens(child, slot.port)
+                await self._listens(child, process.port)
                 return Started(child, spawner)
         except BaseException as error:
             await asyncio.shield(servers.end(spawner, [child] if child else []))
@@ -269,8 +271,8 @@ class Environment:
             raise
 
     def _all_ports(self) -> dict[str, int]:
-        """By server; of an agent in slots, those who call it find its first process."""
-        ports = {agent: slots.all[0].port for agent, slots in self.slots.items()}
+        """By server; of an agent with a process per rollout, those who call it find its first process."""
+        ports = {agent: pool.all[0].port for agent, pool in self.agent_processes.items()}
         return ports | {name: port.number for name, port in self._ports.items()}
 
     async def _listens(self, child: Child, port: int) -> None:
@@ -327,7 +329,8 @@ class Environment:
 
     async def _end_everything(self, grace_s: float = 0.0) -> None:
         await asyncio.gather(
-            self._end(self._generation, grace_s), *(slots.stop(grace_s) for slots in self.slots.values())
+            self._end(self._generation, grace_s),
+            *(pool.stop(grace_s) for pool in self.agent_processes.values()),
         )
 
     def _set(self, state: State) -> None:

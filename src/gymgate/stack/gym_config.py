@@ -155,7 +155,7 @@ def strategy_of(
         return strategy_for(agent.type, handing, code)
     own = bool(policy_urls(agent, urls))
     strategy = strategy_for(agent.type, handing, code, own_urls=own)
-    elsewhere = strategy in (*BY_URL, "slot") and not own and _has_foreign_url(agent.block, config)
+    elsewhere = strategy in (*BY_URL, "process") and not own and _has_foreign_url(agent.block, config)
     return "none" if elsewhere else strategy
 
 

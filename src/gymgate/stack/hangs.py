@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from gymgate.stack.agent_processes import Started
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver import descendants, helpers_of
+from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.slots import Started
-from gymgate.stack.spawner import Spawner
 
 EVERY_S = 10.0
 """Between looks, at most: a tenth of what a process is given, if that is less."""
@@ -67,7 +67,7 @@ class _Question:
 
 
 def processes_of(
-    environments: Iterable[Environment], fork_servers: Iterable[Spawner], given_s: float
+    environments: Iterable[Environment], fork_servers: Iterable[ForkServerClient], given_s: float
 ) -> Iterator[Watched]:
     """The processes of a stack, their servers given so many seconds."""
     for spawner in fork_servers:

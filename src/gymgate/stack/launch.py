@@ -14,8 +14,8 @@ import gymgate
 from gymgate.config import StackConfig
 from gymgate.errors import StackStartError
 from gymgate.runtime import daemon_env
+from gymgate.stack.forkserver_client import tail
 from gymgate.stack.places import locked, log_directory
-from gymgate.stack.spawner import tail
 
 BACKLOG = 512
 

@@ -18,9 +18,9 @@ from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import npm
 from gymgate.stack import forkserver, gym_config
+from gymgate.stack.forkserver_client import Child, ForkServerClient
 from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
-from gymgate.stack.spawner import Child, Spawner
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Plan:
 class Host:
     """What an environment gets from its stack."""
 
-    spawner: Callable[[], Awaitable[Spawner]]
+    spawner: Callable[[], Awaitable[ForkServerClient]]
     """The fork server, a new one if the last has died."""
-    ray_address: Callable[[Spawner], Awaitable[str]]
+    ray_address: Callable[[ForkServerClient], Awaitable[str]]
     gateway: Gateway
     version: str
     site: Path
@@ -62,7 +62,7 @@ class Host:
     start_timeout_s: float
     max_restarts: int
     restart_window_s: float
-    agent_slots: int
+    agent_processes: int
     progress: Callable[[str], None]
     models: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
     """Endpoints of the model servers other than the policy's, by instance name; `"*"`: all."""
@@ -164,7 +164,9 @@ def judge_warnings(plan: Plan) -> Iterator[str]:
 def _url_judges(plan: Plan) -> Iterator[tuple[str, str]]:
     """Judges that servers call by a URL, each with where it is given to them."""
     for item in plan.servers:
-        own = gym_config.policy_urls(item, plan.urls) if plan.strategies.get(item.name) == "slot" else set()
+        own = (
+            gym_config.policy_urls(item, plan.urls) if plan.strategies.get(item.name) == "process" else set()
+        )
         for path, value in walk(item.block):
             for key in forkserver.interpolated(value) if isinstance(value, str) else ():
                 if key in plan.urls and key not in own and "judge" in f"{path} {key}":
@@ -190,7 +192,7 @@ def link_programs(plan: Plan, host: Host) -> None:
 async def configured(
     plan: Plan,
     host: Host,
-    spawner: Spawner,
+    spawner: ForkServerClient,
     ports: Mapping[str, int],
     port_for: Callable[[str], Awaitable[int]],
 ) -> dict[str, Any]:
@@ -201,7 +203,7 @@ async def configured(
 
 
 async def serve(
-    plan: Plan, spawner: Spawner, logs: Path, instance: Instance, name: str, config: dict[str, Any]
+    plan: Plan, spawner: ForkServerClient, logs: Path, instance: Instance, name: str, config: dict[str, Any]
 ) -> Child:
     """Start a server under a name, which its log has too; it does not listen yet."""
     return await spawner.serve(

@@ -5,7 +5,7 @@ indices   `_ng_task_index` and `_ng_rollout_index` do the same, in releases that
 metadata  an entry in `responses_create_params.metadata`, which the agent sends to the model unchanged
 remote    the same entry, in place of the key the base URL of the rollout's policy: the row goes to a service of the user's
 body      `policy_base_url` and `policy_api_key` in the body of `/run`
-slot      the agent hands nothing on: each process of it serves one rollout at a time and has gateway ports of its own
+process   the agent cannot forward the key: each of its processes serves one rollout and has gateway ports of its own
 none      its config sends its model calls elsewhere than to the gateway: its rows are refused
 
 Which of them an agent takes is found out from the installed release: its base classes are asked (`Handing`), the agent's code
@@ -23,7 +23,7 @@ from gymgate.catalog.agentcode import AgentCode
 from gymgate.config import POLICY
 from gymgate.errors import ConfigError, DataError
 
-Strategy = Literal["url", "indices", "metadata", "remote", "body", "slot", "none"]
+Strategy = Literal["url", "indices", "metadata", "remote", "body", "process", "none"]
 
 ROLLOUT_ID = "_ng_rollout_id"
 TASK_INDEX, ROLLOUT_INDEX = "_ng_task_index", "_ng_rollout_index"
@@ -91,14 +91,14 @@ def strategy_for(agent_type: str, handing: Handing, agent: AgentCode, *, own_url
     `own_urls`: it is configured with the policy's URL in place of a model server, to which Gym adds no key.
     """
     if own_urls:
-        return "slot"
+        return "process"
     if agent_type in _CHOSEN:
         return _CHOSEN[agent_type]
     if agent.policy_url:
         return "body"
     if handing.body is not None and handing.reaches(agent):
         return handing.body
-    return "metadata" if agent_type in _METADATA_KEPT else "slot"
+    return "metadata" if agent_type in _METADATA_KEPT else "process"
 
 
 def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:

@@ -31,14 +31,14 @@ from gymgate.rollout import run as rollouts
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.cache import gym_cache
 from gymgate.stack import forkserver, routing
+from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import Environment, Generation
-from gymgate.stack.forkservers import ForkServers
+from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.handover import pack_calls
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.plan import Host, with_address
 from gymgate.stack.protocol import Reply
 from gymgate.stack.request import Request, choose
-from gymgate.stack.slots import AgentSlot
 
 STARTING_AT_ONCE = 4
 """Environments; a fork is cheap, what a server imports for itself is not."""
@@ -65,7 +65,7 @@ class RunningStack:
         self._progress = progress
         self._exits = AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
-        self._fork_servers = ForkServers(config, directory, progress)
+        self._fork_servers = ForkServerPool(config, directory, progress)
         self._named: dict[str, str] = {}
         """An environment's name in the catalog, `letter_share`, to the one it was asked for by, a path for instance."""
 
@@ -81,8 +81,8 @@ class RunningStack:
         for spec, config_path, runtime in resolved:
             self.environments[spec.name] = Environment(spec, config_path, self._host(runtime))
         self._watch_for_hangs()
-        slots = asyncio.Semaphore(STARTING_AT_ONCE)
-        starts = [self._start(environment, slots) for environment in self.environments.values()]
+        limit = asyncio.Semaphore(STARTING_AT_ONCE)
+        starts = [self._start(environment, limit) for environment in self.environments.values()]
         failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
         if len(failures) == len(starts):
             raise failures[0]
@@ -156,7 +156,7 @@ class RunningStack:
 
     async def _outcome(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.JobResult:
         """What comes of a job within its time; whatever goes wrong here is its failure alone."""
-        place = self._in_slot if job.agent in environment.slots else self._on_servers
+        place = self._in_process if job.agent in environment.agent_processes else self._on_servers
         try:
             async with asyncio.timeout(job.timeout_s) as deadline:
                 return await place(environment, job, route)
@@ -181,13 +181,17 @@ class RunningStack:
             metadata_routing=metadata_routing,
         )
 
-    async def _in_slot(self, environment: Environment, job: rollouts.Job, route: Route) -> rollouts.JobResult:
-        """Run the job once a slot is free, unless its process or a server it needs dies first."""
+    async def _in_process(
+        self, environment: Environment, job: rollouts.Job, route: Route
+    ) -> rollouts.JobResult:
+        """Run the job once a process is free, unless its process or a server it needs dies first."""
         if environment.state == "down":
             await environment.generation()  # which says why
-        job.waits_for = f"a free process of agent {job.agent!r}; raise agent_slots (--agent-slots)"
-        async with environment.slots[job.agent].lease(route) as slot:
-            return await _while_alive(slot, self._on_servers(environment, job, route, slot.port))
+        job.waits_for = (
+            f"a free process of agent {job.agent!r}; raise --agent-processes (agent_processes) or the timeout"
+        )
+        async with environment.agent_processes[job.agent].lease(route) as process:
+            return await _while_alive(process, self._on_servers(environment, job, route, process.port))
 
     async def _on_servers(
         self, environment: Environment, job: rollouts.Job, route: Route, port: int | None = None
@@ -203,9 +207,9 @@ class RunningStack:
                 work = rollouts.run_job(self._session, job, route, url)
                 return await _while_alive(generation, work)
 
-    async def _start(self, environment: Environment, slots: asyncio.Semaphore) -> StackStartError | None:
+    async def _start(self, environment: Environment, limit: asyncio.Semaphore) -> StackStartError | None:
         """Start an environment; return what its servers failed of. Raises everything else."""
-        async with slots:
+        async with limit:
             try:
                 await environment.start()
             except StackStartError as error:
@@ -249,7 +253,7 @@ class RunningStack:
             start_timeout_s=self.config.start_timeout_s,
             max_restarts=self.config.max_restarts,
             restart_window_s=self.config.restart_window_s,
-            agent_slots=self.config.agent_slots,
+            agent_processes=self.config.agent_processes,
             progress=self._progress,
             models=dict(self.config.models),
         )
@@ -271,7 +275,7 @@ def places_for_files() -> int:
 
 
 async def _while_alive(
-    place: Generation | AgentSlot, work: Coroutine[Any, Any, rollouts.JobResult]
+    place: Generation | AgentProcess, work: Coroutine[Any, Any, rollouts.JobResult]
 ) -> rollouts.JobResult:
     """The work's outcome; that of a failed rollout if a server of that place dies meanwhile."""
     task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""Starting and ending servers: what an environment's and a slot's have in common."""
+"""Starting and ending servers: what an environment's and an agent process's have in common."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import signal
 from collections.abc import Iterable
 
 from gymgate.errors import ServerDiedError, StackStartError
+from gymgate.stack.forkserver_client import Child, ForkServerClient, no_room
 from gymgate.stack.ports import listening_inodes, owns_socket
-from gymgate.stack.spawner import Child, Spawner, no_room
 
 POLL_S, MAX_POLL_S = 0.02, 0.2
 GRACE_S = 0.8
@@ -31,7 +31,7 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
     raise died_starting(child, environment)
 
 
-async def end(spawner: Spawner | None, children: Iterable[Child], grace_s: float = 0.0) -> None:
+async def end(spawner: ForkServerClient | None, children: Iterable[Child], grace_s: float = 0.0) -> None:
     """Kill servers and wait until they are gone, `GRACE_S` at most; ask them first if there is a grace period."""
     running = [child for child in children if child.alive]
     if spawner is None or not running:

@@ -57,8 +57,8 @@ class Knobs(BaseModel):
     """Seconds one rollout may take, verification included."""
     max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
     """Policy calls after which a rollout is cut off; `None`: no bound."""
-    agent_slots: int = Field(4, ge=1)
-    """Rollouts that run at once on an agent that passes on nothing of its rollout: each has a process of its own."""
+    agent_processes: int = Field(4, ge=1)
+    """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
     start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     """Seconds until Gym's servers must be up (installing nemo-gym is not counted)."""
     hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
@@ -67,6 +67,15 @@ class Knobs(BaseModel):
     """Seconds that the servers stay up after the last user has gone."""
     share: Literal["process", "machine"] = "process"
     """Who shares the servers: this process, or all of this user's on this machine (env-server workers)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_saved_run(cls, given: Any) -> Any:
+        """Read `agent_slots`, as runs saved earlier call `agent_processes`."""
+        if isinstance(given, Mapping) and "agent_slots" in given:
+            given = {**given, "agent_processes": given["agent_slots"]}
+            del given["agent_slots"]
+        return given
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -117,7 +126,7 @@ class Knobs(BaseModel):
             models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
             env_vars=tuple(self.env_vars),
             component_roots=tuple(self.component_roots),
-            agent_slots=self.agent_slots,
+            agent_processes=self.agent_processes,
             start_timeout_s=self.start_timeout_s,
             hang_timeout_s=self.hang_timeout_s,
             linger_s=self.linger_s,

@@ -37,7 +37,7 @@ class LoopConfig(Config):
     runtime: RuntimeConfig = RuntimeConfig()
     """The nemo-gym release and the interpreter it runs in."""
     stack: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of `StackConfig`: `models` for judges, `env_vars`, `agent_slots`, `linger_s`."""
+    """Further fields of `StackConfig`: `models` for judges, `env_vars`, `agent_processes`, `linger_s`."""
     score_truncated: bool = False
     """Whether rollouts that a limit ended are trained on with the reward they got; else they teach nothing."""
 

@@ -1,4 +1,4 @@
-"""Agents that pass no key on: ports that belong to one rollout at a time."""
+"""Ports of an agent process, for agents that cannot forward the key: one rollout at a time holds them."""
 
 from __future__ import annotations
 
@@ -28,55 +28,55 @@ async def post(port: int, body: dict[str, Any] = BODY, prefix: str = "/v1") -> t
         return response.status, await response.json()
 
 
-async def test_a_call_is_that_of_the_rollout_which_holds_the_slot(gateway: Gateway) -> None:
-    """Also a judge's; two slots do not see each other."""
+async def test_a_call_is_that_of_the_rollout_which_holds_the_agents_ports(gateway: Gateway) -> None:
+    """Ports of an agent process, for agents that cannot forward the key: one rollout at a time holds them."""
     async with upstream() as policy, upstream() as judge:
-        first, second = gateway.slot(), gateway.slot()
-        ports = [await slot.port_for("policy_model") for slot in (first, second)]
+        first, second = gateway.agent_ports(), gateway.agent_ports()
+        policy_ports = [await each.port_for("policy_model") for each in (first, second)]
         judging = await first.port_for("judge_model")
         routes = [gateway.open(policy.endpoint(), judges={"judge_model": judge.endpoint()}) for _ in range(2)]
         first.route, second.route = routes
-        assert [(await post(port))[0] for port in (*ports, judging)] == [200, 200, 200]
+        assert [(await post(port))[0] for port in (*policy_ports, judging)] == [200, 200, 200]
         assert [call.model_server for call in routes[0].calls] == ["policy_model", "judge_model"]
         assert [call.model_server for call in routes[1].calls] == ["policy_model"]
-        assert len({*ports, judging, gateway.port}) == 4
+        assert len({*policy_ports, judging, gateway.port}) == 4
 
 
 async def test_a_url_of_the_agents_config_can_stand_for_the_policy(gateway: Gateway) -> None:
     async with upstream() as policy:
-        slot = gateway.slot()
-        port = await slot.port_for("policy_base_url", "policy_model")
-        slot.route = gateway.open(policy.endpoint())
+        ports = gateway.agent_ports()
+        port = await ports.port_for("policy_base_url", "policy_model")
+        ports.route = gateway.open(policy.endpoint())
         assert (await post(port))[0] == 200
-        assert [call.model_server for call in slot.route.calls] == ["policy_model"]
+        assert [call.model_server for call in ports.route.calls] == ["policy_model"]
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["free", "by a rollout that has ended"])
 async def test_a_call_without_a_rollout_is_refused(gateway: Gateway, held: bool) -> None:
     async with upstream() as policy:
-        slot = gateway.slot()
-        port = await slot.port_for("policy_model")
+        ports = gateway.agent_ports()
+        port = await ports.port_for("policy_model")
         if held:
-            slot.route = gateway.open(policy.endpoint())
-            await slot.route.close()
+            ports.route = gateway.open(policy.endpoint())
+            await ports.route.close()
         status, body = await post(port)
         assert (status, policy.seen) == (404, [])
-        assert "no rollout holds this agent's slot" in body["error"]["message"]
+        assert "no rollout holds this agent process" in body["error"]["message"]
 
 
-async def test_a_key_goes_before_the_slot(gateway: Gateway) -> None:
-    """A late call of the rollout before, where it carries its key, is refused rather than taken for the next one's."""
+async def test_a_key_goes_before_the_agents_ports(gateway: Gateway) -> None:
+    """Ports of an agent process, for agents that cannot forward the key: one rollout at a time holds them."""
     async with upstream() as policy:
-        slot = gateway.slot()
-        port = await slot.port_for("policy_model")
-        gone, slot.route = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
+        ports = gateway.agent_ports()
+        port = await ports.port_for("policy_model")
+        gone, ports.route = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
         await gone.close()
         assert (await post(port, prefix=f"/ng-rollout/{gone.key}/v1"))[0] == 404
-        assert slot.route.calls == []
+        assert ports.route.calls == []
 
 
 async def test_usage_that_lacks_details_is_completed() -> None:
-    """NeMo Gym refuses a Responses answer whose usage lacks them."""
+    """Ports of an agent process, for agents that cannot forward the key: one rollout at a time holds them."""
 
     async def script(seen: Seen) -> aiohttp.web.Response:
         usage = {"input_tokens": 3, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 1}}

@@ -16,8 +16,8 @@ from gymgate.errors import GymgateError, StackStartError
 from gymgate.runtime import clean_env
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
+from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.places import ray_directory
-from gymgate.stack.spawner import Spawner
 
 RAY_POLL_S = 0.1
 _RAY = {
@@ -31,19 +31,19 @@ _RAY = {
 Progress = Callable[[str], None]
 
 
-class ForkServers:
+class ForkServerPool:
     """Started when they are asked for, replaced when they died, closed with the stack. Belongs to one event loop."""
 
     def __init__(self, config: StackConfig, directory: Path, progress: Progress) -> None:
         self._config = config
         self._directory = directory
         self._progress = progress
-        self._spawners: dict[Path, asyncio.Task[Spawner]] = {}
-        self._rays: dict[Spawner, asyncio.Task[str]] = {}
+        self._spawners: dict[Path, asyncio.Task[ForkServerClient]] = {}
+        self._rays: dict[ForkServerClient, asyncio.Task[str]] = {}
         self._ray_directories: list[Path] = []
         self._ray = {**_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
-    async def spawner(self, python: Path) -> Spawner:
+    async def spawner(self, python: Path) -> ForkServerClient:
         """The fork server of an interpreter: one for all who ask, another if it died."""
         task = self._spawners.get(python)
         if task is None or (task.done() and (not _succeeded(task) or task.result().dead.is_set())):
@@ -51,7 +51,7 @@ class ForkServers:
             task = self._spawners[python] = asyncio.create_task(self._start_spawner(python))
         return await asyncio.shield(task)
 
-    async def _start_spawner(self, python: Path) -> Spawner:
+    async def _start_spawner(self, python: Path) -> ForkServerClient:
         environment = {**self._ray, **clean_env(self._config.env_vars), "PYTHONUNBUFFERED": "1"}
         # As in an activated environment: programs that requirements bring, or that servers call (uv, pytest).
         commands, path = str(self.agents_commands()), environment.get("PATH", os.defpath)
@@ -60,7 +60,7 @@ class ForkServers:
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if self._config.component_roots:
             environment["NEMO_GYM_EXTRA_ROOTS"] = os.pathsep.join(self._component_roots())
-        return await Spawner.start(python, environment, self._directory)
+        return await ForkServerClient.start(python, environment, self._directory)
 
     def _component_roots(self) -> list[str]:
         """As absolute paths: the fork server has another working directory."""
@@ -85,7 +85,7 @@ class ForkServers:
                 (directory / name).symlink_to(path)
         return directory
 
-    async def ray_address(self, spawner: Spawner) -> str:
+    async def ray_address(self, spawner: ForkServerClient) -> str:
         """Of the Ray that a fork server's children share, started by the first who asks, and again if it died."""
         task = self._rays.get(spawner)
         if task is None or (task.done() and not _succeeded(task)):
@@ -93,7 +93,7 @@ class ForkServers:
             task = self._rays[spawner] = asyncio.create_task(self._start_ray(spawner))
         return await asyncio.shield(task)
 
-    async def _start_ray(self, spawner: Spawner) -> str:
+    async def _start_ray(self, spawner: ForkServerClient) -> str:
         directory = ray_directory()
         self._ray_directories.append(directory)
         child, address = await spawner.start_ray(self._directory / "ray.log", directory / "r")
@@ -105,11 +105,11 @@ class ForkServers:
         tail = child.log_tail()
         raise StackStartError(f"Ray did not start: {tail.splitlines()[-1:]}", server="ray", log_tail=tail)
 
-    def _ray_died(self, spawner: Spawner) -> None:
+    def _ray_died(self, spawner: ForkServerClient) -> None:
         self._rays.pop(spawner, None)
         spawner.kill_users_of_ray()
 
-    def running(self) -> list[Spawner]:
+    def running(self) -> list[ForkServerClient]:
         """Those that run."""
         started = [task.result() for task in self._spawners.values() if _succeeded(task)]
         return [spawner for spawner in started if not spawner.dead.is_set()]
@@ -124,7 +124,7 @@ class ForkServers:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-async def _closed(task: asyncio.Task[Spawner]) -> None:
+async def _closed(task: asyncio.Task[ForkServerClient]) -> None:
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, GymgateError):
         await (await task).close()

@@ -70,7 +70,7 @@ def no_room(log: Path) -> str:
     return ""
 
 
-class Spawner:
+class ForkServerClient:
     """One fork server, in one NeMo Gym interpreter. Belongs to the event loop that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Path, orders: asyncio.StreamWriter) -> None:

@@ -52,8 +52,8 @@ def silent_policy() -> tuple[asyncio.Event, Policy]:
 
 
 @pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
-async def test_more_rollouts_than_slots(tmp_path: Path, version: str) -> None:
-    config = stack_config(environment_with_forgetful_agent(tmp_path), version=version, agent_slots=3)
+async def test_more_rollouts_than_processes(tmp_path: Path, version: str) -> None:
+    config = stack_config(environment_with_forgetful_agent(tmp_path), version=version, agent_processes=3)
     async with acquire(config) as stack:
         asked = policies(8)
         for rollout, policy in zip(await run(stack, asked), asked, strict=True):
@@ -65,8 +65,8 @@ async def test_more_rollouts_than_slots(tmp_path: Path, version: str) -> None:
 
 
 async def test_a_late_call_reaches_nobody(tmp_path: Path) -> None:
-    """The first rollout's agent answers and goes on calling; the slot is the second one's then."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    """The first rollout's agent answers and goes on calling; the place is the second one's then."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     async with acquire(config) as stack:
         asked = policies(4)
         for rollout, policy in zip(await run(stack, asked, fault="late"), asked, strict=True):
@@ -74,7 +74,7 @@ async def test_a_late_call_reaches_nobody(tmp_path: Path) -> None:
 
 
 async def test_a_dead_agent_is_one_rollouts_failure(tmp_path: Path) -> None:
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=2)
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=2)
     async with acquire(config) as stack:
         dying, well = policies(1), policies(3, first=2)
         (lost,), others = await asyncio.gather(run(stack, dying, fault="die"), run(stack, well))
@@ -86,9 +86,9 @@ async def test_a_dead_agent_is_one_rollouts_failure(tmp_path: Path) -> None:
         assert again.reward == 1.0
 
 
-async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path: Path) -> None:
-    """Rollouts whose policy never answers: the third one gets the slot that both have given back."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+async def test_a_process_is_free_again_after_a_timeout_and_a_cancellation(tmp_path: Path) -> None:
+    """Rollouts whose policy never answers: the third one gets the process that both have given back."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     asked, silent = silent_policy()
     async with acquire(config) as stack:
         late = await stack.run(stamped_row(1), policy=silent, limits=RolloutLimits(timeout_s=1))
@@ -103,9 +103,9 @@ async def test_a_slot_is_free_again_after_a_timeout_and_a_cancellation(tmp_path:
         assert rollout.reward == 1.0
 
 
-async def test_a_rollouts_deadline_covers_its_wait_for_a_slot(tmp_path: Path) -> None:
-    """Behind one that holds the only slot for longer."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+async def test_a_rollouts_deadline_covers_its_wait_for_a_process(tmp_path: Path) -> None:
+    """Behind one that holds the only process for longer."""
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     asked, silent = silent_policy()
     async with acquire(config) as stack:
         holds = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
@@ -121,7 +121,7 @@ async def test_a_rollouts_deadline_covers_its_wait_for_a_slot(tmp_path: Path) ->
 
 
 async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(tmp_path: Path) -> None:
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_slots=1)
+    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     asked, silent = silent_policy()
     async with acquire(config) as stack:
         running = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
