@@ -12,8 +12,8 @@ import pytest
 
 from gymgate.cli import main
 from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
+from gymgate.files import replacing, sha256_of
 from gymgate.preparation.failures import failure, missing_package, refusal
-from gymgate.preparation.files import replacing, sha256_of
 from gymgate.preparation.program import run_program
 from gymgate.stack.forkserver import parsing
 

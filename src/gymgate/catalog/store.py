@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ import pydantic
 import gymgate
 from gymgate.catalog.model import Environment
 from gymgate.config import cache_dir
+from gymgate.errors import DataError
+from gymgate.files import replacing
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,9 @@ def save(site: Path, version: str, environments: Sequence[Environment]) -> None:
     if stamp is None:
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        with os.fdopen(handle, "wb") as file:
+        with replacing(path) as file:
             file.write(_FORMAT.dump_json(_Stored(stamp, list(environments))))
-        Path(name).replace(path)
-    except OSError:
+    except DataError:
         return
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,6 +11,7 @@ import orjson
 
 from gymgate.check.model import VERDICTS, Check
 from gymgate.errors import DataError
+from gymgate.files import replacing
 
 _LOCAL_PATH = re.compile(
     r"(?<![\w.:/-])/(?:root|home|tmp|Users|var|opt|work)/[\w./+@-]*?([\w.+@-]+)(?=[^\w./+@-]|$)"
@@ -32,9 +32,8 @@ def save_report(path: Path, checks: Iterable[Check]) -> None:
     """Write results, whole or not at all."""
     ordered = sorted(checks, key=lambda check: (check.version, check.kind, check.environment))
     body = {"checks": [check.model_dump(mode="json") for check in ordered]}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_bytes(orjson.dumps(body, option=orjson.OPT_INDENT_2))
-    temporary.replace(path)
+    with replacing(path) as file:
+        file.write(orjson.dumps(body, option=orjson.OPT_INDENT_2))
 
 
 def status_page(checks: Sequence[Check], command: str) -> str:

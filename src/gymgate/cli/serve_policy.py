@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import shlex
 import signal
+import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,11 +16,11 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.options import Seconds
 from gymgate.errors import ConfigError
-from gymgate.serving.ports import HeldPort
 from gymgate.serving.program import Program
 from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server
 from gymgate.serving.slurm_nodes import job_nodes
 from gymgate.serving.supervisor import alone, supervise
+from gymgate.stack.ports import LOOPBACK, HeldPort
 
 UNFINISHED = 75
 """Asked to drain (SIGUSR1) before there was anything to drain."""
@@ -175,7 +176,12 @@ def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Serv
     numbers = [wanted.port + number if wanted.port else 0 for number in range(count)]
     held = []
     for number in numbers:
-        port = HeldPort(number, wanted.host or "127.0.0.1")
+        try:
+            port = HeldPort(number, wanted.host or LOOPBACK, option=socket.SO_REUSEPORT)
+        except OSError as error:
+            raise ConfigError(
+                f"port {number} cannot be used: {error.strerror}; name another --port"
+            ) from error
         exits.callback(port.close)
         held.append(port)
     if wanted.command is not None:

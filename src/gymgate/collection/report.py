@@ -42,11 +42,12 @@ def write_report(runs: Sequence[Path], output: Path, *, tasks: int = 50, per_tas
 
     Raises `DataError` and `ConfigError` as `read_runs` does, and `DataError` if the file cannot be written.
     """
-    from gymgate.collection.tables import replace_file
+    from gymgate.files import replacing
 
     collected = read_runs(runs, first_of_overlap=True)
     material = gather(runs, tasks, per_task)
-    replace_file(output, "".join(_page(runs, collected, material)).encode())
+    with replacing(output) as file:
+        file.write("".join(_page(runs, collected, material)).encode())
 
 
 def _page(runs: Sequence[Path], collected: Collected, material: Material) -> Iterator[str]:

@@ -24,6 +24,7 @@ from gymgate.collection.plan import Done, Identity
 from gymgate.collection.record import identity_of, line_error, read_lines
 from gymgate.dataset.jsonl import parse_line
 from gymgate.errors import ConfigError, DataError
+from gymgate.files import replacing
 
 RUN, ROLLOUTS, FAILURES, LOCK = "run.json", "rollouts.jsonl", "failures.jsonl", ".lock"
 FORMAT = 1
@@ -208,19 +209,8 @@ def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[st
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
         )
-    _replace(path / RUN, orjson.dumps(described, option=orjson.OPT_INDENT_2))
-
-
-def _replace(path: Path, content: bytes) -> None:
-    scratch = path.with_suffix(".new")
-    try:
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    with replacing(path / RUN, sync=True) as file:
+        file.write(orjson.dumps(described, option=orjson.OPT_INDENT_2))
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from typing import Any
 
 import orjson
 
-from gymgate.errors import ConfigError, DataError, MissingExtraError
+from gymgate.errors import ConfigError, MissingExtraError
+from gymgate.files import replacing
 
 FORMATS = (".jsonl", ".csv", ".parquet")
 
@@ -34,18 +35,8 @@ def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         content = _csv(listed)
     else:
         content = b"".join(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE) for row in listed)
-    replace_file(path, content)
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Whole or not at all. Raises `DataError` if it cannot be written."""
-    scratch = path.with_name(f".{path.name}.new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_bytes(content)
-        scratch.replace(path)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}", path=str(path)) from error
+    with replacing(path) as file:
+        file.write(content)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:

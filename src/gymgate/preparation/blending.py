@@ -14,7 +14,7 @@ from gymgate.dataset import blend, make_row
 from gymgate.dataset.jsonl import parse_line
 from gymgate.dataset.row import row_error
 from gymgate.errors import ConfigError, DataError
-from gymgate.preparation.files import replacing, sha256_of
+from gymgate.files import replacing, sha256_of
 
 _FORM = re.compile(r"(?P<path>.+?)(?::(?P<weight>\d*\.?\d+(?:e-?\d+)?)(?::(?P<cap>\d+))?)?", re.IGNORECASE)
 

@@ -15,8 +15,8 @@ from gymgate.catalog import Catalog, EnvConfig, Environment
 from gymgate.catalog.model import PACKAGED_KINDS
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError, SetupError
+from gymgate.files import replacing, sha256_of
 from gymgate.preparation import failures
-from gymgate.preparation.files import replacing, sha256_of
 from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
 from gymgate.preparation.order import STAGE, PrepareConfig, order_for, program_env
 from gymgate.preparation.program import Event, run_program

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import time
@@ -16,8 +15,10 @@ from typing import IO, Any
 import aiohttp
 
 from gymgate.errors import GymgateError, ServerDiedError, StackStartError
+from gymgate.files import tail
 from gymgate.gateway.backends.ready import answers
 from gymgate.serving.servers import Server
+from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
 Say = Callable[[str], None]
 POLL_S = 0.1
@@ -26,8 +27,6 @@ GRACE_S = 15.0
 """For a server to end after TERM."""
 LONGEST_PAUSE_S = 30.0
 TAIL = 2000
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Supervised:
@@ -84,10 +83,7 @@ class Supervised:
 
     def tail(self) -> str:
         """The end of what it and those before it wrote."""
-        self._log.flush()
-        with Path(self._log.name).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            return file.read().decode(errors="replace").strip()
+        return tail(Path(self._log.name), size=TAIL).strip()
 
 
 class Supervisor:
@@ -207,7 +203,7 @@ async def _stop_all(supervised: Sequence[Supervised]) -> None:
 
 def die_with_parent() -> None:
     """In the child: a supervisor that is killed takes its servers with it."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _code(code: int) -> str:

@@ -19,10 +19,11 @@ from gymgate.errors import (
     StackLostError,
     StackStartError,
 )
+from gymgate.files import tail
 from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
 from gymgate.stack import gym_config, servers
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool, Started
-from gymgate.stack.forkserver_client import Child, ForkServerClient, tail
+from gymgate.stack.forkserver_client import Child, ForkServerClient
 from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import (
     Host,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gymgate.errors import StackStartError
+from gymgate.files import tail
 from gymgate.stack import forkserver
 
 KILL_TIMEOUT_S = 1.5
@@ -49,17 +50,6 @@ class Child:
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of its log."""
         return tail(self.log, lines)
-
-
-def tail(path: Path, lines: int = 20, size: int = 16384) -> str:
-    """The last `lines` lines of a file; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - size))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
 
 
 def no_room(log: Path) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 import gymgate
 from gymgate.config import StackConfig
 from gymgate.errors import StackStartError
+from gymgate.files import tail
 from gymgate.runtime import daemon_env
-from gymgate.stack.forkserver_client import tail
 from gymgate.stack.places import locked, log_directory
 
 BACKLOG = 512

@@ -1,4 +1,4 @@
-"""Ports of NeMo Gym's servers: held by the daemon for the stack's life, and seen in the kernel's tables."""
+"""Ports that this process holds for its children, and who listens on them in the kernel's tables."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ _LISTEN = "0A"
 
 
 class HeldPort:
-    """A loopback port that nobody else is given; a child server listens on it while we only keep it bound.
+    """A port that this process has bound without listening on it, so that nobody else is given it.
 
-    Linux lets a second socket bind and listen where both have SO_REUSEADDR and the holder does not listen, and
-    hands such a port out to nobody who asks for any port.
+    A child can listen on it meanwhile: Linux lets a second socket bind where both have the same option set and the
+    holder does not listen. NeMo Gym's servers set `SO_REUSEADDR`, vLLM sets `SO_REUSEPORT`. Raises `OSError`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0, host: str = LOOPBACK, *, option: int = socket.SO_REUSEADDR) -> None:
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._socket.bind((LOOPBACK, 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, 1)
+        try:
+            self._socket.bind((host, port))
+        except OSError:
+            self._socket.close()
+            raise
         self.number: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
+        """Release the port. Idempotent."""
         self._socket.close()
 
 
