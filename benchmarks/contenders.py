@@ -19,12 +19,13 @@ import aiohttp
 
 from benchmarks.machine import pss_mb
 from gymgate.catalog import Catalog
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint
-from gymgate.runtime import Runtime, clean_env
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
+from gymgate.runtime import Runtime
 from gymgate.stack import Stack
-from gymgate.stack.environment import Environment, Host
+from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver import descendants
-from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.forkserver_pool import ForkServerPool
+from gymgate.stack.plan import EnvironmentContext
 
 ENVIRONMENT = "example_single_tool_call"
 LIMIT_S = 60.0
@@ -48,38 +49,24 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
     """URL of the agent's `/run`, its servers started as a stack starts them."""
     config = Catalog(runtime.site, runtime.version).find(ENVIRONMENT).config(None)
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
-        spawner = await ForkServerClient.start(runtime.python, clean_env(), Path(name))
-
-        async def get_spawner() -> ForkServerClient:
-            return spawner
-
-        async def no_ray(_: ForkServerClient) -> str:
-            raise RuntimeError("not needed")
-
-        host = Host(
-            spawner=get_spawner,
-            ray_address=no_ray,
-            gateway=BarePolicy(policy_url),  # type: ignore[arg-type]
-            version=runtime.version,
-            site=runtime.site,
-            component_roots=(),
-            directory=Path(name),
-            cache_dir=Path(name),
-            programs=Path(name),
-            start_timeout_s=60,
-            max_restarts=0,
-            restart_window_s=600.0,
-            agent_processes=1,
-            progress=lambda _: None,
+        stack = StackConfig(
+            environments=(ENVIRONMENT,), agent_processes=1, max_restarts=0, start_timeout_s=60
         )
-        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, host)
+        fork_servers = ForkServerPool(stack, Path(name), _quiet)
+        policy: Any = BarePolicy(policy_url)
+        context = EnvironmentContext(stack, runtime, fork_servers, policy, Path(name), _quiet)
+        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, context)
         try:
             await environment.start()
             assert environment.default_agent is not None
             yield f"http://127.0.0.1:{environment.port(environment.default_agent)}/run"
         finally:
             await environment.stop()
-            await spawner.close()
+            await fork_servers.close()
+
+
+def _quiet(message: str) -> None:
+    pass
 
 
 async def rate(

@@ -54,9 +54,9 @@ def numbers_of(directory: Path) -> set[str]:
     return {log.read_text().split("random")[1] for log in directory.glob("[0-9]*.log")}
 
 
-async def forked(spawner: ForkServerClient, number: int, directory: Path) -> None:
+async def forked(fork_server: ForkServerClient, number: int, directory: Path) -> None:
     log = directory / f"{number}.log"
-    child = await spawner.serve(
+    child = await fork_server.serve(
         str(number),
         log,
         directory=str(directory),
@@ -72,17 +72,17 @@ async def forked(spawner: ForkServerClient, number: int, directory: Path) -> Non
 async def stress(directory: Path, count: int) -> None:
     (directory / "app.py").write_text(ENTRYPOINT)
     python = ensure_runtime(runtime()).python
-    spawner = await ForkServerClient.start(python, {**clean_env(()), "PYTHONUNBUFFERED": "1"}, directory)
+    fork_server = await ForkServerClient.start(python, {**clean_env(()), "PYTHONUNBUFFERED": "1"}, directory)
     try:
-        pid = spawner.process.pid
-        await forked(spawner, 0, directory)
+        pid = fork_server.process.pid
+        await forked(fork_server, 0, directory)
         before = (memory_kb(pid), entries(pid, "fd"), entries(pid, "task"))
         assert before[2] == 1  # a fork copies one thread only
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def one(number: int) -> None:
             async with limit:
-                await forked(spawner, number, directory)
+                await forked(fork_server, number, directory)
 
         async with asyncio.TaskGroup() as group:
             for number in range(1, count + 1):
@@ -93,7 +93,7 @@ async def stress(directory: Path, count: int) -> None:
         assert after[0] < before[0] + 4096
         assert not children(pid)
     finally:
-        await spawner.close()
+        await fork_server.close()
     assert len(numbers_of(directory)) == count + 1  # no two children draw the same
 
 

@@ -50,17 +50,17 @@ async def test_one_connections_routes_are_not_anothers() -> None:
     async with acquire(config) as mine:
         policy = mine.register("scripted", call_then_answer, dialect="responses")
         route = await mine.open_route(policy)
-        await asyncio.to_thread(asyncio.run, try_from_elsewhere(config, route.key))
+        await asyncio.to_thread(asyncio.run, try_from_elsewhere(config, route._name))
         assert await route.calls() == []
         rollout = await mine.run(ROW, policy=policy, environment=SIMPLE)
         assert rollout.error is None
 
 
-async def try_from_elsewhere(config: object, key: str) -> None:
+async def try_from_elsewhere(config: object, name: str) -> None:
     async with acquire(config) as other:  # type: ignore[arg-type]
         with pytest.raises(StackLostError):
-            await other._peer.call("route_calls", key=key)
-        await other._peer.call("close_route", key=key)
+            await other._peer.call("route_calls", name=name)
+        await other._peer.call("close_route", name=name)
 
 
 def test_keys_have_128_random_bits() -> None:

@@ -44,7 +44,7 @@ async def test_a_ray_serves_its_stack_alone() -> None:
         (directory,) = Path("/tmp").glob(f"gymgate-ray-{status['pid']}-*")  # noqa: ASYNC240
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert list(directory.glob("r/session_*/sockets/raylet"))
-        address = (Path(status["directory"]) / "ray.address").read_text()
+        address = next(Path(status["directory"]).glob("ray-*.address")).read_text()  # noqa: ASYNC240
         environment = Path(f"/proc/{status['fork_servers'][0]}/environ").read_bytes().split(b"\0")  # noqa: ASYNC240
         token = next(part for part in environment if part.startswith(b"RAY_AUTH_TOKEN="))[15:].decode()
         python = (await asyncio.to_thread(ensure_runtime, config.runtime)).python

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -13,7 +13,7 @@ from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway import Gateway, Route
-from gymgate.rollout.run import Job, new_session, run_job
+from gymgate.stack.rollout import RolloutRun, new_session
 
 SCORED = {"response": {"output": []}, "reward": 0.0}
 OVERFLOW = "This model's maximum context length is 4096 tokens"
@@ -57,15 +57,10 @@ async def rollout(
 
 async def outcome_of(agent: Any, route: Route) -> dict[str, Any]:
     async with upstream(agent) as serving, new_session() as session:
-        job = Job(
-            environment="e",
-            agent="a",
-            agent_type="simple_agent",
-            body=json.dumps({}).encode(),
-            rollout_id="id",
-            timeout_s=60,
-        )
-        return (await run_job(session, job, route, f"{serving.url}/run")).fields
+        environment: Any = SimpleNamespace(name="e", agents={"a": "simple_agent"})
+        running = RolloutRun(environment, "a", b"{}", route, timeout_s=60)
+        await running.post(session, f"{serving.url}/run")
+        return running.fields
 
 
 def failed_for(outcome: Mapping[str, Any]) -> str:

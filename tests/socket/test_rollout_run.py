@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -17,7 +17,7 @@ from gateway_upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway import Gateway, Route
-from gymgate.rollout import run as rollouts
+from gymgate.stack.rollout import RolloutRun, new_session
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OVERFLOW = {"error": {"message": "This model's maximum context length is 32768 tokens"}}
@@ -43,9 +43,10 @@ class Scene:
             return response.status
 
     async def run(self) -> dict[str, Any]:
-        job = rollouts.Job("e", "solver", "simple_agent", b"{}", "public", timeout_s=20.0)
-        outcome = await rollouts.run_job(self.http, job, self.route, f"{self.url}/run")
-        return rollouts.finished(job, outcome, self.route.log, time.monotonic())
+        environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"})
+        running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0)
+        await running.post(self.http, f"{self.url}/run")
+        return running.described()
 
 
 async def policy_says(seen: Seen) -> web.Response:
@@ -69,7 +70,7 @@ async def scene(
         upstream(policy) as policy_server,
         upstream(judge) as judge_server,
         Gateway() as gateway,
-        rollouts.new_session() as http,
+        new_session() as http,
     ):
         opened = gateway.open(
             policy_server.endpoint(), judges={"judge": judge_server.endpoint()}, rollout_id="public", **route

@@ -18,8 +18,9 @@ from gateway_upstream import upstream
 
 from gymgate.errors import StackStartError
 from gymgate.gateway import Gateway, Route
-from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool, Started
-from gymgate.stack.forkserver_client import Child, ForkServerClient
+from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
+from gymgate.stack.children import Child
+from gymgate.stack.forkserver_client import ForkServerClient
 
 PROGRAM = "import os, sys; sys.stdin.read()"
 
@@ -32,7 +33,7 @@ class Servers:
         self.children: dict[int, Child] = {}
         self.failing = False
 
-    async def start(self, process: AgentProcess) -> Started:
+    async def start(self, process: AgentProcess) -> Child:
         await process.gateway_ports.port_for("policy_model")
         if self.failing:
             raise StackStartError("no such luck")
@@ -40,10 +41,11 @@ class Servers:
             [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, start_new_session=True
         )
         self.started.append(server)
+        fork_server = cast(ForkServerClient, self)
         ended = asyncio.get_running_loop().create_future()
-        child = Child(f"agent process {process.number}", server.pid, Path(os.devnull), ended)
+        child = Child(f"agent process {process.number}", server.pid, Path(os.devnull), ended, fork_server)
         self.children[server.pid] = child
-        return Started(child, cast(ForkServerClient, self))
+        return child
 
     def kill(self, child: Child, number: int = 9) -> None:
         process = next(each for each in self.started if each.pid == child.pid)
@@ -152,7 +154,7 @@ async def test_one_process_stands_ready_and_others_start_as_they_are_needed() ->
             assert len(servers.running) == 3
         await settled(pool)
         assert len(servers.running) == 1
-        assert len(pool.describe("agent")) == 1
+        assert len(pool.describe()) == 1
 
 
 async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> None:
@@ -161,7 +163,7 @@ async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> 
             task = asyncio.create_task(asyncio.Event().wait())
             process.users.add(task)
             assert process.server is not None
-            servers.kill(process.server.child)
+            servers.kill(process.server)
             await asyncio.wait([task], timeout=5)
             assert task.cancelled()
             assert "process 1" in str(process.error)
@@ -188,7 +190,7 @@ async def test_a_process_is_handed_on_whatever_goes_wrong_as_it_is_settled() -> 
     """No file may be opened as the next process is to be started, or as the last one ends."""
     async with running_pool(1) as (pool, servers, gateway), route_of(gateway) as route:
 
-        async def no_file(process: AgentProcess) -> Started:
+        async def no_file(process: AgentProcess) -> Child:
             raise OSError(errno.EMFILE, "Too many open files")
 
         async with pool.lease(route):
@@ -209,7 +211,7 @@ async def test_a_process_that_cannot_be_ended_keeps_its_ports_and_nobody_waits_f
 ) -> None:
     """A process in a wait of the kernel's survives SIGKILL for now; its late calls must not be the next rollout's."""
     monkeypatch.setattr("gymgate.stack.agent_processes.END_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("gymgate.stack.servers.GRACE_S", 0.1)
+    monkeypatch.setattr("gymgate.stack.children.GRACE_S", 0.1)
     async with (
         running_pool(1) as (pool, servers, gateway),
         route_of(gateway) as one,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import ConfigError, DataError, GymgateError, PolicyError, StackLostError
-from gymgate.stack.ports import HeldPort, listening_inodes, owns_socket
+from gymgate.stack.ports import HeldPort, listens
 from gymgate.stack.protocol import Peer, Reply
 
 
@@ -111,13 +111,12 @@ def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> Non
     held = HeldPort()
     server = socket.socket()
     try:
-        assert listening_inodes([held.number]) == {}
+        assert not listens(os.getpid(), held.number)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", held.number))
         server.listen()
-        inode = listening_inodes([held.number])[held.number]
-        assert owns_socket(os.getpid(), inode)
-        assert not owns_socket(1, inode)
+        assert listens(os.getpid(), held.number)
+        assert not listens(1, held.number)
         taken = set()
         for _ in range(50):
             with socket.create_server(("127.0.0.1", 0)) as other:

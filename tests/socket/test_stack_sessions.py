@@ -19,7 +19,7 @@ from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.stack.client import Connection, Stack
 from gymgate.stack.daemon import Daemon
-from gymgate.stack.launch import Place
+from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.running import RunningStack
 from gymgate.stack.session import Session
 
@@ -44,7 +44,10 @@ async def joined(directory: Path) -> AsyncIterator[tuple[Stack, Connection, Sess
         daemon = Up(listener, directory / "s.sock", directory, os.getpid())
         daemon.alone = RunningStack(CONFIG, directory, print)
         async with daemon.alone.gateway:
-            session, connection = Session(daemon), Connection(Place(directory / "s.sock", directory), None)
+            session, connection = (
+                Session(daemon),
+                Connection(DaemonAddress(directory / "s.sock", directory), None),
+            )
             loop = asyncio.get_running_loop()
             for peer, end in zip((session.peer, connection.peer), socket.socketpair(), strict=True):
                 end.setblocking(False)
@@ -62,17 +65,17 @@ def held(thing: object) -> dict[str, Any]:
 
 
 async def test_a_closed_route_leaves_no_name(tmp_path: Path) -> None:
-    """By whichever of its names it is closed."""
+    """Whichever way it is closed."""
     async with joined(tmp_path) as (stack, connection, session):
         gateway = session.daemon.running.gateway
         async with await stack.open_route(ENDPOINT) as route:
             assert [found.key for found in gateway.routes.values()] == [route.key]
-        by_key, by_name = await stack.open_route(ENDPOINT), await stack.open_route(ENDPOINT)
-        await connection.peer.call("close_route", key=by_key.key)
-        connection.peer.tell("forget_route", name=by_name._name)
+        closed, forgotten = await stack.open_route(ENDPOINT), await stack.open_route(ENDPOINT)
+        await connection.peer.call("close_route", name=closed._name)
+        connection.peer.tell("forget_route", name=forgotten._name)
         connection.peer.tell("forget_route", name="never heard of")
-        with pytest.raises(StackLostError, match="no open route of that key"):
-            await by_name.calls()
+        with pytest.raises(StackLostError, match="no open route of that name"):
+            await forgotten.calls()
         assert held(session) == {}
         assert not gateway.routes
 

@@ -67,9 +67,9 @@ def says(text: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def test_a_thread_opens_a_route_and_registers_a_callable(tmp_path: Path) -> None:
     with sync_stack(tmp_path) as stack:
-        assert names(stack) == names(stack._stack)
+        assert names(stack) == names(stack._async)
         with stack.open_route(says("alone"), rollout_id="mine") as route:
-            assert names(route) == names(route._route)
+            assert names(route) == names(route._async)
             assert route.rollout_id == "mine"
             assert ask(route.base_url) == "alone"
             assert [call.status_code for call in route.calls()] == [200]

@@ -24,7 +24,7 @@ from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.serving.servers import gpus_here
 from gymgate.stack import launch
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.launch import Place
+from gymgate.stack.launch import DaemonAddress
 
 KEYS = (
     "OPENAI_API_KEY",
@@ -63,13 +63,13 @@ def installed(program: Path) -> None:
 
 
 def daemon(program: Path) -> None:
-    launch._start(Place(program.parent / "s.sock", program.parent / "made", NAMED)).wait(30)
+    launch._start(DaemonAddress(program.parent / "s.sock", program.parent / "made", NAMED)).wait(30)
 
 
 def fork_server(program: Path) -> None:
     async def start() -> None:
         config = StackConfig(environments=("none",), env_vars=NAMED)
-        await ForkServerPool(config, program.parent, print).spawner(program)
+        await ForkServerPool(config, program.parent, print).client(program)
 
     asyncio.run(start())
 
@@ -145,11 +145,11 @@ def test_what_prepares_data_downloads_it_with_the_hubs_token_alone(program: Path
 def test_a_daemon_that_ends_at_once_is_a_failed_start(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = launch._start
 
-    def ended(place: Place) -> subprocess.Popen[bytes]:
-        process = start(place)
+    def ended(address: DaemonAddress) -> subprocess.Popen[bytes]:
+        process = start(address)
         process.wait(30)
         return process
 
     monkeypatch.setattr(launch, "_start", ended)
     with pytest.raises(StackStartError, match="daemon is gone"):
-        launch.connect_or_start(Place(program.parent / "s.sock", program.parent))
+        launch.connect_or_start(DaemonAddress(program.parent / "s.sock", program.parent))

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from gymgate.errors import ConfigError
 from gymgate.stack import identity
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.identity import identity_of
-from gymgate.stack.places import salt
+from gymgate.stack.paths import salt
 from gymgate.stack.protocol import PROTOCOL
 from gymgate.stack.session import Session
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
@@ -203,6 +204,10 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
         def describe(self) -> dict[str, Any]:
             return {}
 
+        @property
+        def running(self) -> Any:
+            return SimpleNamespace(gateway=SimpleNamespace(open=lambda policy, **given: given))
+
     run = {"policy": endpoint_to_wire(HTTPEndpoint(base_url="http://p/v1")), "rollout_id": "r", "limits": {}}
     run["record_bodies"] = True
     with socket.socket() as listener:
@@ -211,5 +216,6 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
         for key, session in zip("ab", sessions, strict=True):
             await session.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
         await asyncio.sleep(0)
-        used = [session._request(run).judges["judge"] for session in sessions]
-        assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]  # type: ignore[union-attr]
+        opened: list[Any] = [session._open(run, metadata_routing=False) for session in sessions]
+        used = [given["judges"]["judge"] for given in opened]
+        assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]

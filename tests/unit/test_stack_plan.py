@@ -17,8 +17,8 @@ BY_URL = {"body": "url", "switches": ["observability", "capture"], "plain": True
 NOTHING = {"body": None, "switches": [], "plain": False, "client": False}
 
 
-def host(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
-    """A host whose parser answers with one agent and its resources server, which lie under `root`."""
+def context(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
+    """A context whose parser answers with one agent and its resources server, which lie under `root`."""
     for kind, name in (("responses_api_agents", "own_agent"), ("resources_servers", "maths")):
         (root / kind / name).mkdir(parents=True)
         (root / kind / name / "app.py").write_text("self.url_path_for_run('/v1/responses', body)\n")
@@ -30,17 +30,20 @@ def host(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
     async def parse(*_: Any, **__: Any) -> dict[str, Any]:
         return {"config": config, "urls": [], "handing": handing}
 
-    async def spawner() -> Any:
+    async def fork_server() -> Any:
         return SimpleNamespace(parse=parse)
 
     return SimpleNamespace(
-        spawner=spawner, version="9.9.9", site=root, component_roots=(), directory=root, cache_dir=root
+        fork_server=fork_server,
+        config=SimpleNamespace(component_roots=()),
+        runtime=SimpleNamespace(version="9.9.9", site=root),
+        directory=root,
     )
 
 
-async def made(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> plan.Plan:
+async def made(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> plan.EnvironmentPlan:
     return await plan.make_plan(
-        EnvironmentConfig(name="e"), root / "e.yaml", host(root, agent, handing), root
+        EnvironmentConfig(name="e"), root / "e.yaml", context(root, agent, handing), root
     )
 
 

@@ -10,7 +10,14 @@ from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, Replay
 from gymgate.errors import NeedMissingError
 from gymgate.stack import gym_config
 from gymgate.stack.forkserver import NOWHERE
-from gymgate.stack.plan import Plan, judge_warnings, judges_of, model_servers, require_judges, with_address
+from gymgate.stack.plan import (
+    EnvironmentPlan,
+    judge_warnings,
+    judges_of,
+    model_servers,
+    require_judges,
+    with_address,
+)
 from gymgate.stack.routing import Handing
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
@@ -20,7 +27,7 @@ def model(name: str) -> dict[str, str]:
     return {"type": "responses_api_models", "name": name}
 
 
-def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) -> Plan:
+def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) -> EnvironmentPlan:
     """Of one resources server with these settings, two agents (one with a user simulator) and their models."""
     entry = {"entrypoint": "app.py"}
     agents: dict[str, Any] = {
@@ -41,7 +48,7 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
     names = {item.name: item.type for item in servers if item.kind == gym_config.AGENTS}
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
-    return Plan(config, servers, {}, frozenset(), urls, names, strategies, None, Handing())
+    return EnvironmentPlan(config, servers, {}, frozenset(), urls, names, strategies, None, Handing())
 
 
 def test_judges_of_the_servers_that_are_started() -> None:
@@ -55,7 +62,7 @@ def test_judges_of_the_servers_that_are_started() -> None:
     assert "policy_model_as_judge" not in model_servers(plan("plain", judge=model("j")))
 
 
-def needed(made: Plan, **models: JudgeEndpoint) -> str | None:
+def needed(made: EnvironmentPlan, **models: JudgeEndpoint) -> str | None:
     try:
         require_judges(made, "env", models)
     except NeedMissingError as error:

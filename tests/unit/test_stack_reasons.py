@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymgate.stack.servers import reason_in
+from gymgate.stack.children import reason_in
 
 PYDANTIC = """Traceback (most recent call last):
   File "app.py", line 1, in <module>

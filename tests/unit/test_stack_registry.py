@@ -44,10 +44,10 @@ class FakeRegistry(Registry):
         self.opened: list[FakeConnection] = []
         self.closed: list[FakeConnection] = []
 
-    def place(self, *_: Any) -> Any:
+    def address(self, *_: Any) -> Any:
         return None
 
-    async def open(self, place: Any) -> Any:
+    async def open(self, address: Any) -> Any:
         error, heard = self.errors.pop(0) if self.errors else (None, True)
         self.opened.append(FakeConnection(self, error, heard=heard))
         return self.opened[-1]

@@ -1,7 +1,7 @@
-"""Bodies of model calls, kept and handed over once.
+"""Bodies of model calls, each kept and handed over once.
 
-A conversation's requests repeat: each holds the one before it and a little more. A `BodyLog` keeps of each body only what
-it adds, so that a rollout's record grows with the conversation and not with its square:
+The requests of a conversation repeat: each holds the one before it and a little more. A `BodyLog` keeps only what each body
+adds, so that a rollout's record grows with the conversation and not with its square:
 
     request 1   {"model": "m", "input": [a]}
     request 2   {"model": "m", "input": [a, b, c]}        kept as: 28 bytes of request 1, `, b, c`, its last 2 bytes
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gymgate import codec
 
 RECENT = 6
-"""Whole bodies at hand when one is added or read, so that conversations that take turns find their own."""
+"""Whole bodies in memory while bodies are added or read, so that conversations that take turns find their own."""
 _CONVERSATION = ("input", "messages")
 
 
@@ -24,7 +24,7 @@ class Delta(NamedTuple):
     """A body as its difference from an earlier one of the same log."""
 
     base: int
-    """Position of that earlier body; -1: there is none, and `middle` is the whole."""
+    """Position of the earlier body; -1: none, and `middle` is the whole body."""
     head: int
     """Bytes that both begin with."""
     tail: int
@@ -33,18 +33,19 @@ class Delta(NamedTuple):
 
 
 class BodyLog:
-    """Bodies in the order of adding, each as a `Delta`. Memory: the sum of what each body adds, and `RECENT` whole bodies."""
+    """Bodies in the order of adding. Memory: the sum of what each body adds, and `RECENT` whole bodies."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=RECENT)
 
     def add(self, body: bytes) -> int:
-        """Keep a body; returns its position."""
+        """Keep a body and return its position."""
         delta = Delta(-1, 0, 0, body)
         for position, earlier in reversed(self._recent):
-            if len(earlier) < 2 * (found := _delta(position, earlier, body)).head + 2 * found.tail:
-                delta = found  # most of the earlier body stands in this one
+            found = _delta(position, earlier, body)
+            if len(earlier) < 2 * (found.head + found.tail):  # most of the earlier body is in this one
+                delta = found
                 break
         self.deltas.append(delta)
         self._recent.append((len(self.deltas) - 1, body))
@@ -52,7 +53,7 @@ class BodyLog:
 
 
 class BodyReader:
-    """Gives back the bodies of a log, as bytes or parsed. Reading them in order takes one copy of each."""
+    """Returns the bodies of a log, as bytes or parsed. Reading them in order copies each body once."""
 
     def __init__(self, deltas: Sequence[Delta]) -> None:
         self._deltas = deltas
@@ -63,7 +64,7 @@ class BodyReader:
         return len(self._deltas)
 
     def body(self, position: int) -> bytes:
-        """The body at a position of the log."""
+        """Return the body at a position of the log."""
         chain = []
         at = position
         while at >= 0 and at not in self._whole:
@@ -79,13 +80,12 @@ class BodyReader:
         return whole
 
     def parsed(self, position: int) -> dict[str, Any]:
-        """The body as a dict; items of a conversation that an earlier body has too are the same objects."""
+        """Return the body as a dict. Items of a conversation that an earlier body has too are the same objects."""
         if position not in self._parsed:
             value = dict(codec.loads(self.body(position)))
-            base = self._deltas[position].base
-            if (earlier := self._parsed.get(base)) is not None:
-                for name in _CONVERSATION:
-                    _share(earlier.get(name), value.get(name))
+            earlier = self._parsed.get(self._deltas[position].base, {})
+            for name in _CONVERSATION:
+                _share(earlier.get(name), value.get(name))
             self._parsed[position] = value
         return self._parsed[position]
 
@@ -101,7 +101,7 @@ class RecordedBodies:
         self._answers = answers
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The body of that name; `None` if it was not kept, or there is none."""
+        """Return the body of that name; `None` if it was not kept, or there is none."""
         if (position := self._requests.get(name)) is not None:
             return self._reader.parsed(position)
         answer = self._answers.get(name)
@@ -116,7 +116,7 @@ def _delta(position: int, earlier: bytes, body: bytes) -> Delta:
 
 
 def _common_prefix(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with; compares blocks, so that the time is that of comparing memory."""
+    """Return how many bytes both begin with. Compares blocks, which is as fast as comparing memory."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -128,7 +128,7 @@ def _common_prefix(one: bytes, other: bytes) -> int:
 
 
 def _common_suffix(one: bytes, other: bytes) -> int:
-    """How many bytes both end with; both are equally long."""
+    """Return how many bytes both end with; both are equally long."""
     low, high = 0, len(one)
     while low < high:
         middle = (low + high + 1) // 2
@@ -140,7 +140,7 @@ def _common_suffix(one: bytes, other: bytes) -> int:
 
 
 def _share(earlier: Any, later: Any) -> None:
-    """Put the earlier list's items in the place of equal ones at the beginning of the later list."""
+    """Replace equal items at the beginning of the later list by the earlier list's."""
     if not isinstance(earlier, list) or not isinstance(later, list):
         return
     for number, (item, same) in enumerate(zip(earlier, later, strict=False)):

@@ -1,7 +1,7 @@
-"""How agents say that they broke down while they give a reward all the same. Pure functions over their results.
+"""How agents report that they broke down while they give a reward all the same. Pure functions over their results.
 
-NeMo Gym's collector knows a few keys that any agent may set. The other ways are each agent's own; the table is
-from reading the agents of nemo-gym 0.7.0, and stands in docs/reliability.md.
+NeMo Gym's collector knows a few keys that any agent may set. Everything else differs from agent to agent; the table is
+from reading the agents of nemo-gym 0.7.0, and is in docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -11,52 +11,52 @@ from types import MappingProxyType
 from typing import Any
 
 Result = Mapping[str, Any]
-FAILURE_CLASS, NOT_KEPT = "_ng_failure_class", "_ng_no_persist"
-LONGEST = 400
+MAX_REASON = 400
+_REASONS = (
+    "failure_reason",
+    "_ng_failure_message",
+    "error_message",
+    "error",
+    "agent_error",
+    "grading_notes",
+)
 
 
 def breakdown(
     result: Result, agent_type: str | None = None, row: Mapping[str, Any] | None = None
 ) -> str | None:
-    """What an agent's result says about its own breakdown, in one line; `None` if it says nothing of one.
+    """Return what an agent's result says about its own breakdown, in one line; `None` if it reports none.
 
     `row` is what was run: results repeat its fields, which say nothing about this rollout.
     """
-    told = _by_collector_keys(result, row or {})
-    if told is None and (reader := AGENTS.get(agent_type or "")) is not None:
-        told = reader(result)
-    return None if told is None else " ".join(told.split())[:LONGEST]
+    reason = _by_collector_keys(result, row or {})
+    if reason is None and (reader := AGENTS.get(agent_type or "")) is not None:
+        reason = reader(result)
+    return None if reason is None else " ".join(reason.split())[:MAX_REASON]
+
+
+def is_masked(result: Result) -> bool:
+    """Whether Gym says that the reward measures nothing: at the top level, or in `instance_config` (older releases)."""
+    return bool(result.get("mask_sample")) or bool(_at(result, "instance_config.mask_sample"))
 
 
 def _by_collector_keys(result: Result, row: Mapping[str, Any]) -> str | None:
     """Keys of NeMo Gym's collector, which keeps no reward of such a rollout."""
-    for key in (FAILURE_CLASS, NOT_KEPT):
-        if (value := result.get(key)) and row.get(key) != value:
-            return f"{value}: {_why(result)}" if key == FAILURE_CLASS else _why(result)
+    if (kind := result.get("_ng_failure_class")) and row.get("_ng_failure_class") != kind:
+        return f"{kind}: {_why(result)}"
+    if (dropped := result.get("_ng_no_persist")) and row.get("_ng_no_persist") != dropped:
+        return _why(result)
     if is_masked(result) and (kind := result.get("failure_kind")):
         return f"{kind}: {_why(result)}"
     return None
 
 
 def _why(result: Result) -> str:
-    names = (
-        "failure_reason",
-        "_ng_failure_message",
-        "error_message",
-        "error",
-        "agent_error",
-        "grading_notes",
-    )
-    return str(next((result[name] for name in names if result.get(name)), "the agent gives no reason"))
-
-
-def is_masked(result: Result) -> bool:
-    """Whether Gym says that the reward is no measurement: at the top level, or (older) in `instance_config`."""
-    return bool(result.get("mask_sample")) or bool(_at(result, "instance_config.mask_sample"))
+    return str(next((result[name] for name in _REASONS if result.get(name)), "the agent gives no reason"))
 
 
 def _at(result: Result, path: str) -> Any:
-    """The value at a dotted path; `None` where there is none."""
+    """Return the value at a dotted path; `None` if there is none."""
     value: Any = result
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
@@ -64,7 +64,7 @@ def _at(result: Result, path: str) -> Any:
 
 
 def _field(path: str) -> Callable[[Result], str | None]:
-    """A field that is set where the agent broke down."""
+    """Return a reader of a field that is set only after a breakdown."""
     return lambda result: str(value) if (value := _at(result, path)) else None
 
 
@@ -74,37 +74,35 @@ def _nothing_ran(result: Result) -> str | None:
     return "its run raised (see its log)" if empty else None
 
 
-def _mini_swe_2(result: Result) -> str | None:
-    return _field("metadata.error")(result) or _nothing_ran(result)
-
-
 def _harbor(result: Result) -> str | None:
-    if (told := _nothing_ran(result)) is not None or _at(result, "metadata.verifier_result"):
-        return told
+    if (reason := _nothing_ran(result)) is not None or _at(result, "metadata.verifier_result"):
+        return reason
     kind, message = (_at(result, f"metadata.exception_info.exception_{name}") for name in ("type", "message"))
     return f"no verifier result: {kind}: {message}" if kind else "no verifier result"
 
 
 def _cvdp(result: Result) -> str | None:
-    if _at(result, "response.id") != "cvdp-agent-error":
-        return None
-    return str(result.get("container_stderr") or "the agent gives no reason")
+    broken = _at(result, "response.id") == "cvdp-agent-error"
+    return str(result.get("container_stderr") or "the agent gives no reason") if broken else None
 
 
 def _finance(result: Result) -> str | None:
-    if _at(result, "response.metadata.stop_reason") != "error":
-        return None
-    return "stop_reason is error: a model call, a tool or the verification failed (see its log)"
+    broken = _at(result, "response.metadata.stop_reason") == "error"
+    return (
+        "stop_reason is error: a model call, a tool or the verification failed (see its log)"
+        if broken
+        else None
+    )
 
 
 def _gdp_pdf(result: Result) -> str | None:
-    """A document that does not fit the model is a score of 0; calls and verifications that failed are none."""
+    """A document that does not fit the model scores 0; failed calls and verifications are breakdowns."""
     limit = str(_at(result, "document_delivery.limit") or "")
     return limit if limit.startswith(("unclassified_", "verify_failed_")) else None
 
 
 def _vcqa(result: Result) -> str | None:
-    """An empty answer is scored 0 with a note in the same field."""
+    """An empty answer scores 0, with a note in the same field."""
     return None if result.get("error") == "empty model answer" else _field("error")(result)
 
 
@@ -121,10 +119,10 @@ AGENTS: Mapping[str, Callable[[Result], str | None]] = MappingProxyType(
         "gdp_pdf_agent": _gdp_pdf,
         "harbor_agent": _harbor,
         "mini_swe_agent": _nothing_ran,
-        "mini_swe_agent_2": _mini_swe_2,
+        "mini_swe_agent_2": lambda result: _field("metadata.error")(result) or _nothing_ran(result),
         "pinchbench": _pinchbench,
         "stirrup_agent": _field("error_message"),
         "vcqa_agent": _vcqa,
     }
 )
-"""By agent type: what its result says about its own breakdown."""
+"""Agent type -> reader of what its result says about its own breakdown."""

@@ -20,9 +20,9 @@ from gymgate.rollout.breakdowns import breakdown, is_masked
 from gymgate.rollout.record import Limit, Rollout, RolloutError, RolloutStatus
 
 TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
-"""Gym's own copy of the conversation, there because we turn on the rollout's URL; `Rollout.calls` has it all."""
+"""Gym's own copy of the conversation, which it makes because gymgate turns on the rollout's URL."""
 INDICES = ("_ng_task_index", "_ng_rollout_index")
-"""Entries by which a row is routed in some releases; a result has the row's own."""
+"""Entries by which a row is routed in some releases; a result gets the row's own back."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
 MAX_MESSAGE = 600
@@ -36,21 +36,15 @@ _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
 
 
 def read_result(body: bytes, *, key: str, rollout_id: str) -> tuple[dict[str, Any], bytes] | None:
-    """The agent's answer, parsed and as JSON; `None` if it is not a JSON object, or nested too deeply.
+    """Return the agent's answer, parsed and as JSON; `None` if it is not a JSON object, or nested too deeply.
 
-    Wherever the rollout's secret key stands in it, its public id stands afterwards.
+    The rollout's public id replaces its secret key wherever that occurs.
     """
     try:
         result, body = codec.parse(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
     except ValueError:
         return None
     return (result, body) if isinstance(result, dict) else None
-
-
-def _without_entry(part: Any, metadata_key: str) -> None:
-    metadata = part.get("metadata") if isinstance(part, dict) else None
-    if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
-        del part["metadata"]
 
 
 def settled(
@@ -61,33 +55,35 @@ def settled(
     agent_type: str | None = None,
     limit: Limit | None = None,
 ) -> dict[str, Any]:
-    """Status, reward and limit of an agent's answer to a row; status and error where it says that the agent broke down.
+    """Return status, reward and limit of an agent's answer to a row; status and error if it reports a breakdown.
 
     An agent that broke down over a limit was truncated, and its reward is a placeholder.
     """
-    told = breakdown(result, agent_type)
-    told = told and breakdown(result, agent_type, codec.loads(row))  # rarely needed, and may be large
-    if told is None:
+    reason = breakdown(result, agent_type)
+    reason = reason and breakdown(
+        result, agent_type, codec.loads(row)
+    )  # rarely needed, and rows may be large
+    if reason is None:
         return scored(result, limit)
     if limit is not None:
         return {"status": "truncated", "limit": limit}
-    return failed(EnvironmentServerError(f"agent {agent!r} reports a failure: {told}", server=agent))
+    return failed(EnvironmentServerError(f"agent {agent!r} reports a failure: {reason}", server=agent))
+
+
+def scored(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
+    """Return status, reward and limit of an agent's answer."""
+    return {"status": status_of(result, limit), "reward": number(result.get("reward")), "limit": limit}
 
 
 def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutStatus:
-    """The status of a result that does not say that its agent broke down."""
+    """Return the status of a result that reports no breakdown."""
     if is_masked(result):
         return "masked"
     return "truncated" if limit is not None or is_incomplete(result.get("response")) else "completed"
 
 
-def scored(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
-    """Status, reward and limit of an agent's answer."""
-    return {"status": status_of(result, limit), "reward": number(result.get("reward")), "limit": limit}
-
-
 def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) -> dict[str, Any]:
-    """The answer without gymgate's routing, and the reward parts and metrics in it."""
+    """Return the answer without gymgate's routing, with the reward parts and metrics in it."""
     for name in TRAJECTORIES:
         result.pop(name, None)
     for name in INDICES:
@@ -98,31 +94,36 @@ def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) 
     return {"reward_parts": reward_parts(result), "metrics": metrics(result, row), "result": result}
 
 
+def _without_entry(part: Any, metadata_key: str) -> None:
+    metadata = part.get("metadata") if isinstance(part, dict) else None
+    if isinstance(metadata, dict) and metadata.pop(metadata_key, None) is not None and not metadata:
+        del part["metadata"]
+
+
 def number(value: Any) -> float | None:
-    """A finite number, booleans included; `None` for anything else."""
+    """Return a finite number, booleans included; `None` for anything else."""
     if isinstance(value, bool | int | float) and math.isfinite(value):
         return float(value)
     return None
 
 
 def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
-    """The objectives of an environment with several, by Gym's name for each: the entries of
-    `reward_components` or `verifier_rewards`, and the numbers called `reward_...`."""
-    parts = {
-        name: part
-        for name in result
-        if name.startswith(PART_PREFIX) and (part := number(result[name])) is not None
-    }
+    """Return the objectives of an environment that has several, by Gym's name for each.
+
+    They are the entries of `reward_components` or `verifier_rewards`, and the numbers called `reward_...`.
+    """
+    named = {name: result[name] for name in result if name.startswith(PART_PREFIX)}
     for field in PARTS:
         value = result.get(field)
-        if isinstance(value, dict):
-            parts |= {str(name): part for name in value if (part := number(value[name])) is not None}
-    return parts
+        named |= value if isinstance(value, dict) else {}
+    return {str(name): part for name, value in named.items() if (part := number(value)) is not None}
 
 
 def metrics(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
-    """Every other finite number at the top level. Gym repeats the row's fields there: those measure nothing,
-    and neither does its bookkeeping (`_ng_...`, `mask_sample`)."""
+    """Return every other finite number at the top level.
+
+    Fields of the row, which Gym repeats there, measure nothing, nor does its bookkeeping (`_ng_...`, `mask_sample`).
+    """
     return {
         name: value
         for name in result
@@ -144,7 +145,7 @@ def is_incomplete(response: Any) -> bool:
 
 
 def failed(error: GymgateError) -> dict[str, Any]:
-    """Status and error of a rollout that has no result."""
+    """Return status and error of a rollout that has no result."""
     kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
     retryable = isinstance(error, ServerDiedError) or kind in ("infrastructure", "timeout")
     described = RolloutError.model_construct(
@@ -159,14 +160,14 @@ def failed(error: GymgateError) -> dict[str, Any]:
 
 
 def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", agent: str = "") -> Rollout:
-    """The record of a rollout that failed before the daemon could say anything of it."""
+    """Return the record of a rollout that failed before the daemon reported anything about it."""
     fields = failed(error)
     fields["error"] = RolloutError.model_construct(**fields["error"])
     return Rollout.model_construct(id=id, environment=environment, agent=agent, **fields)
 
 
 def refused(status: int, body: bytes, agent: str) -> GymgateError:
-    """The error for an agent's `/run` that answered other than 200."""
+    """Return the error for an agent's `/run` that answered with another status than 200."""
     message = condensed(body)
     if status == 422:
         return DataError(f"agent {agent!r} rejects the row: {message}")
@@ -176,7 +177,7 @@ def refused(status: int, body: bytes, agent: str) -> GymgateError:
 
 
 def condensed(body: bytes) -> str:
-    """An error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
+    """Return an error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
     try:
         value = codec.loads(body)
     except ValueError:

@@ -1,7 +1,7 @@
 """Agent processes: each serves one rollout of an agent that cannot forward the rollout key.
 
 An agent process has gateway ports of its own. A call that arrives there belongs to the rollout that holds the process.
-The server is killed when the rollout ends, because a late call would count as the next rollout's.
+Its server is killed when the rollout ends, because a late call would count as the next rollout's.
 """
 
 from __future__ import annotations
@@ -10,40 +10,33 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from gymgate.errors import GymgateError, ServerDiedError, StackLostError
 from gymgate.gateway import AgentPorts, Route
-from gymgate.stack import servers
-from gymgate.stack.forkserver_client import Child, ForkServerClient
+from gymgate.stack import children
+from gymgate.stack.children import Child
 from gymgate.stack.ports import HeldPort
 
 END_TIMEOUT_S = 10.0
-"""For a killed process to be gone; one that the kernel holds back (a dead network mount) is left behind with its ports."""
+"""For a killed server to be gone. One that the kernel holds back (a dead network mount) is left behind with its ports."""
 
 logger = logging.getLogger(__name__)
 
 
-class Started(NamedTuple):
-    """A server that listens, and the fork server that started it."""
-
-    child: Child
-    spawner: ForkServerClient
-
-
 class AgentProcess:
-    """Serves one rollout at a time, each in a new server. `error` is set, and `users` cancelled, when it dies in use."""
+    """Serves one rollout at a time, each in a new server. `error` is set, and `users` cancelled, when that dies in use."""
 
     def __init__(self, number: int, gateway_ports: AgentPorts) -> None:
         self.number = number
         self.gateway_ports = gateway_ports
         self.held = HeldPort()
-        self.server: Started | None = None
+        self.server: Child | None = None
         self.users: set[asyncio.Task[Any]] = set()
         """The rollout that holds it."""
         self.error: ServerDiedError | None = None
         self.left_behind = False
-        """Whether its last process could not be ended and may still call its gateway ports."""
+        """Whether its last server could not be ended and may still call its gateway ports."""
 
     @property
     def port(self) -> int:
@@ -51,39 +44,39 @@ class AgentProcess:
 
     @property
     def alive(self) -> bool:
-        return self.server is not None and self.server.child.alive
+        return self.server is not None and self.server.alive
 
-    def adopt(self, server: Started, environment: str) -> None:
+    def adopt(self, server: Child, environment: str) -> None:
         """Use this server from now on."""
         self.server = server
         self.error = None
-        server.child.exited.add_done_callback(lambda _: self._fail_users(server.child, environment))
+        server.exited.add_done_callback(lambda _: self._fail_users(server, environment))
 
     async def end(self, grace_s: float = 0.0) -> None:
-        """End its process and all that this started; wait until it is gone, `END_TIMEOUT_S` at most."""
+        """End its server and everything that this started. Waits up to `END_TIMEOUT_S` until it is gone."""
         server, self.server = self.server, None
         if server is not None:
-            await servers.end(server.spawner, [server.child], grace_s)
-            await asyncio.wait([server.child.exited], timeout=END_TIMEOUT_S)
-            self.left_behind = not server.child.exited.done()
+            await children.end([server], grace_s)
+            await asyncio.wait([server.exited], timeout=END_TIMEOUT_S)
+            self.left_behind = server.alive
 
-    def _fail_users(self, child: Child, environment: str) -> None:
+    def _fail_users(self, server: Child, environment: str) -> None:
         if self.users:
-            self.error = servers.died(child, environment)
+            self.error = server.died(environment)
             logger.warning("%s", self.error)
             for task in self.users:
                 task.cancel()
 
 
 class AgentProcessPool:
-    """The processes of one agent, leased in the order of asking. One is kept ready, further ones start as needed."""
+    """The processes of one agent, leased in the order of asking. One server is kept ready, others start when needed."""
 
     def __init__(
         self,
         environment: str,
         size: int,
         gateway_ports: Callable[[], AgentPorts],
-        start: Callable[[AgentProcess], Awaitable[Started]],
+        start: Callable[[AgentProcess], Awaitable[Child]],
     ) -> None:
         self.all = [AgentProcess(number, gateway_ports()) for number in range(1, size + 1)]
         self._gateway_ports = gateway_ports
@@ -91,21 +84,18 @@ class AgentProcessPool:
         self._start = start
         self._free = asyncio.Semaphore(size)  # which wakes in the order of asking
         self._idle = list(reversed(self.all))
-        """Those whose process runs are last."""
+        """Those with a live server come last."""
         self._waiting = 0
         self._settling: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     async def start(self) -> None:
-        """Start the first process, so that an agent that cannot start says so now. Raises `StackStartError`."""
+        """Start the first server, so that an agent that cannot start fails now. Raises `StackStartError`."""
         await self._run(self._idle[-1])
 
     @contextlib.asynccontextmanager
     async def lease(self, route: Route) -> AsyncIterator[AgentProcess]:
-        """Hold a process whose calls are the route's; waits for one.
-
-        Raises `StackStartError` if its process does not start.
-        """
+        """Wait for a process, and hold it: its model calls go to `route`. Raises `StackStartError` if it does not start."""
         self._waiting += 1
         try:
             await self._free.acquire()
@@ -126,7 +116,7 @@ class AgentProcessPool:
             task.add_done_callback(self._settling.discard)
 
     async def stop(self, grace_s: float) -> None:
-        """End every process and give the ports back. Idempotent."""
+        """End every server and release the ports. Idempotent."""
         self._stopped = True
         for task in self._settling:
             task.cancel()
@@ -134,23 +124,19 @@ class AgentProcessPool:
         for process in self.all:
             process.held.close()
 
-    def processes(self) -> Iterator[tuple[Started, int, bool]]:
-        """Each process with its port, and whether its rollout waits for it and not for a model."""
+    def servers(self) -> Iterator[tuple[Child, int, bool]]:
+        """Yield each live server with its port, and whether its rollout waits for it and not for a model."""
         for process in self.all:
-            if process.alive and process.server is not None:
+            if process.server is not None and process.alive:
                 route = process.gateway_ports.route
                 yield process.server, process.port, bool(process.users) and not (route and route.in_flight)
 
-    def describe(self, agent: str) -> dict[str, dict[str, Any]]:
-        """The processes, as an environment's servers are told of."""
+    def describe(self) -> dict[str, dict[str, Any]]:
+        """Return the servers, as `Stack.status` shows them."""
         return {
-            f"{agent} process {process.number}": {
-                "pid": process.server.child.pid,
-                "port": process.port,
-                "alive": process.alive,
-            }
+            server.name: {"pid": server.pid, "port": process.port, "alive": server.alive}
             for process in self.all
-            if process.server is not None
+            if (server := process.server) is not None
         }
 
     async def _run(self, process: AgentProcess) -> None:
@@ -159,28 +145,23 @@ class AgentProcessPool:
         process.adopt(await self._start(process), self._environment)
 
     async def _settle(self, process: AgentProcess) -> None:
-        """End the rollout's process, then hand the process on, whatever happens: others wait for it."""
+        """End a rollout's server, then pass the process on whatever happens: others wait for it."""
         try:
             await process.end()
             if not process.left_behind and not self._waiting and not any(other.alive for other in self._idle):
                 await self._run(process)
         except (GymgateError, OSError) as error:
-            logger.warning("%s: %s", self._environment, error)  # the next rollout tries again, and is told
+            logger.warning(
+                "%s: %s", self._environment, error
+            )  # the next rollout tries again, and gets the error
         finally:
-            if process.alive:
-                self._idle.append(process)
-            else:
-                self._idle.insert(0, process)
+            self._idle.insert(len(self._idle) if process.alive else 0, process)
             self._free.release()
 
     def _replaced(self, process: AgentProcess) -> AgentProcess:
         """Return a process with new ports in place of one whose server was left behind."""
-        logger.warning(
-            "%s: the process %d is still there after %g s",
-            self._environment,
-            process.number,
-            END_TIMEOUT_S,
-        )
-        self.all[process.number - 1] = new = AgentProcess(process.number, self._gateway_ports())
-        process.held.close()  # its process may listen there yet
+        name, number = self._environment, process.number
+        logger.warning("%s: agent process %d is still there after %g s", name, number, END_TIMEOUT_S)
+        self.all[number - 1] = new = AgentProcess(number, self._gateway_ports())
+        process.held.close()  # its server may still listen there
         return new

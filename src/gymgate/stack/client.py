@@ -20,10 +20,9 @@ from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
 from gymgate.rollout import ModelCall, Rollout
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
-from gymgate.stack.handover import unpack_calls, unpack_rollout
-from gymgate.stack.launch import Place
+from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
-from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
+from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, unpack_rollout
 
 if TYPE_CHECKING:
     from gymgate.gateway import CallableBackend
@@ -34,15 +33,14 @@ PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str,
 Policy = Endpoint | PolicyCallable
 
 EXIT_TIMEOUT_S = 5.0
-"""To wait for the daemon to have stopped everything, when the last lease is given back."""
+"""For the daemon to stop everything, when the last lease is given back."""
 PING_S, MAX_MISSED = 10.0, 6
-"""How often a daemon that owes an answer is asked for a sign of life, and how many it may leave out in turn."""
+"""How often a daemon that owes an answer is asked for a sign of life, and how many it may miss in a row."""
 NOT_PICKLED = "a stack belongs to the process that acquired it; send its config, and acquire it there"
 GRACE_S = 1.0
-"""Seconds that a rollout's answer may come after its deadline, before its caller stops waiting for the daemon."""
+"""Seconds after a rollout's deadline for which its caller still waits for the daemon."""
 MAX_ID = 256
-"""Characters of a rollout's id, which stands in logs and in place of its key."""
-_CALLABLE = CallableEndpoint(name="policy")
+"""Characters of a rollout's id, which appears in logs and in place of its key."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +51,15 @@ class AgentInfo:
 
     environment: str
     instance: str
-    """What a row's `agent_ref` names."""
+    """The name in a row's `agent_ref`."""
     type: str
     """Its implementation, such as `simple_agent`."""
 
 
 class Connection:
-    """A connection to a daemon and the lease that it is; belongs to the event loop that made it."""
+    """A connection to a daemon, which is a lease. Belongs to the event loop that made it."""
 
-    def __init__(self, place: Place, daemon: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, address: DaemonAddress, daemon: subprocess.Popen[bytes] | None) -> None:
         self.daemon = daemon
         """The process at the other end, if this process started it."""
         self.pid = os.getpid()
@@ -71,16 +69,16 @@ class Connection:
         self.callables: dict[str, CallableBackend] = {}
         self.peer = Peer(
             {"policy": self._answer_policy},
-            {"progress": self._say},
+            {"progress": self._on_progress},
             on_lost=self._stop_watching,
-            describe_loss=place.describe_loss,
+            describe_loss=address.describe_loss,
         )
         self._shared = False
         self._daemon_pid: int | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def hello(self, config: StackConfig) -> None:
-        """Take the lease; returns when the stack is up and raises why it is not."""
+        """Take the lease. Returns when the stack is up; raises the error that it failed with."""
         self._shared = config.share == "machine"
         self._watch(missed=0, heard=self.peer.heard)
         described = await self.peer.call("hello", protocol=PROTOCOL, config=stack_to_wire(config))
@@ -89,9 +87,9 @@ class Connection:
         self._daemon_pid = described["pid"]
 
     async def goodbye(self) -> bool:
-        """Give the lease back; if it was the last, wait (bounded) until the daemon is gone; says whether it was.
+        """Give the lease back. If it was the last, wait (bounded) until the daemon is gone. Returns whether it was.
 
-        A daemon of this process's own that does not answer counts as one that is to go.
+        A daemon of this process alone that does not answer counts as one that should go.
         """
         last = not self._shared
         try:
@@ -108,7 +106,7 @@ class Connection:
         return last
 
     def drop(self) -> None:
-        """End the connection without its event loop, which is closed: the daemon sees the end, and counts the lease no more."""
+        """End the connection although its event loop is closed. The daemon sees the end and drops the lease."""
         self._stop_watching()
         if (sock := self.peer.sock) is not None:
             with contextlib.suppress(OSError):
@@ -130,7 +128,7 @@ class Connection:
         return Reply(None, answer.raw)
 
     def _watch(self, missed: int, heard: int) -> None:
-        """Ask for signs of life while calls wait. Counted rather than timed: this loop too may stand still."""
+        """Ask for signs of life while calls wait. They are counted, not timed, because this loop may stall as well."""
         if not self.peer.waits or self.peer.heard != heard:
             missed = 0
         if missed > MAX_MISSED:
@@ -138,15 +136,12 @@ class Connection:
             return
         if self.peer.waits:
             self.peer.tell("ping")
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(
-            PING_S, self._watch, missed + 1 if self.peer.waits else 0, self.peer.heard
-        )
+            missed += 1
+        self._timer = asyncio.get_running_loop().call_later(PING_S, self._watch, missed, self.peer.heard)
 
     def _give_up(self) -> None:
-        """The daemon hangs: end it if it is ours alone."""
-        silence_s = PING_S * MAX_MISSED
-        reason = f"the stack's daemon has not answered for {silence_s:g} s"
+        """The daemon hangs. Kill it if only this process uses it."""
+        reason = f"the stack's daemon has not answered for {PING_S * MAX_MISSED:g} s"
         if self.daemon is not None and not self._shared:
             self.daemon.kill()
             reason += " and was killed"
@@ -160,7 +155,7 @@ class Connection:
             self._timer.cancel()
             self._timer = None
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _on_progress(self, message: dict[str, Any]) -> None:
         line = message["message"]
         for progress in self.progress:
             progress(line)
@@ -169,29 +164,29 @@ class Connection:
 
 
 class OpenRoute:
-    """A route that is not one rollout's: for clients that call the gateway themselves. Close it."""
+    """A route for a client that calls the gateway itself, apart from any rollout. Close it."""
 
     def __init__(
         self, connection: Connection, name: str, described: Mapping[str, str], forget: Callable[[], None]
     ) -> None:
-        self._name = name
         self.key = described["key"]
         self.base_url = described["base_url"]
         self.rollout_id = described["rollout_id"]
-        self._connection = connection
+        self._name = name
+        self._peer = connection.peer
         self._forget = forget
 
     async def calls(self) -> list[ModelCall]:
-        """The calls so far."""
-        found = await self._connection.peer.exchange("route_calls", {"key": self.key})
+        """Return the calls so far."""
+        found = await self._peer.exchange("route_calls", {"name": self._name})
         return unpack_calls(found.value, found.body)
 
     async def close(self) -> None:
-        """Retire the key; idempotent."""
+        """Retire the key. Idempotent."""
         try:
-            await self._connection.peer.call("close_route", key=self.key)
+            await self._peer.call("close_route", name=self._name)
         finally:
-            self._connection.peer.tell("forget_route", name=self._name)  # the call may have been cancelled
+            self._peer.tell("forget_route", name=self._name)  # the call may have been cancelled
             self._forget()
 
     async def __aenter__(self) -> OpenRoute:
@@ -202,7 +197,7 @@ class OpenRoute:
 
 
 class Stack:
-    """A running stack, for the event loop that acquired it. Several may stand for the same one."""
+    """A running stack, for the event loop that acquired it. Several objects may stand for the same stack."""
 
     def __init__(
         self, config: StackConfig, connection: Connection, release: Callable[[], Awaitable[None]]
@@ -219,7 +214,7 @@ class Stack:
 
     @property
     def gateway_url(self) -> str:
-        """Where Gym's servers find their policy model."""
+        """The URL of the policy model for Gym's servers."""
         return self._connection.gateway_url
 
     async def run(
@@ -239,12 +234,12 @@ class Stack:
         The row goes to `agent`, else to the agent that its `agent_ref` names, else to the default of
         `environment`, which may be left out in a stack of one. A callable gets chat-completions requests;
         `register` one for another dialect. `judge_policy` answers in the policy's place where a judge or a user
-        simulator is the policy itself, so that a policy endpoint that records turns sees the agent's alone.
+        simulator is the policy itself, so that a policy endpoint that records turns sees only the agent's.
         Cancelling it cancels the rollout.
 
-        A failed rollout comes back as data, `status="failed"`; one whose time is over comes back within about
-        `GRACE_S` of its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for what the caller
-        got wrong and `StackLostError` if the stack is gone.
+        A failed rollout comes back as data, `status="failed"`. One whose time is over comes back within about
+        `GRACE_S` of its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for mistakes of
+        the caller, and `StackLostError` if the stack is gone.
         """
         body = row_json(row)
         limits = limits or RolloutLimits()
@@ -263,9 +258,8 @@ class Stack:
             error = RolloutTimeoutError(
                 f"Timed out after {limits.timeout_s:g} s; the stack's daemon did not answer in {GRACE_S:g} s more"
             )
-            return failed_rollout(
-                error, id=message["rollout_id"], environment=environment or "", agent=agent or ""
-            )
+            id = message["rollout_id"]
+            return failed_rollout(error, id=id, environment=environment or "", agent=agent or "")
         finally:
             self._forget(own)
 
@@ -277,7 +271,7 @@ class Stack:
         rollout_id: str | None = None,
         record_bodies: bool = True,
     ) -> OpenRoute:
-        """A route to `policy` for a client of one's own: `base_url` takes any dialect and any API key."""
+        """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
         message, own = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies)
         name = secrets.token_hex(8)
         try:
@@ -297,12 +291,12 @@ class Stack:
         return endpoint
 
     async def status(self) -> dict[str, Any]:
-        """Environments with their servers' pids and ports, rollouts in flight, leases."""
+        """Return the environments with their servers' pids and ports, the rollouts in flight, and the leases."""
         status: dict[str, Any] = await self._peer.call("status")
         return status
 
     async def close(self) -> None:
-        """Give the lease back; returns when it, if the last, has stopped everything. Idempotent."""
+        """Give the lease back. If it is the last one, return when everything has stopped. Idempotent."""
         if not self._closed:
             self._closed = True
             await self._release()
@@ -323,15 +317,14 @@ class Stack:
     def _message(
         self, policy: Policy, limits: RolloutLimits, rollout_id: str | None, record_bodies: bool
     ) -> tuple[dict[str, Any], str | None]:
-        """What the daemon is told, and the name of the callable that was registered for it."""
+        """Return the message that opens a route, and the name of the callable that was registered for it."""
         rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
         own = None
         if callable(policy):
-            endpoint = _CALLABLE.model_copy(update={"name": f"{rollout_id}-{secrets.token_hex(4)}"})
-            self._connection.serve(endpoint.name, policy, endpoint)
-            policy, own = endpoint, endpoint.name
+            own = f"{rollout_id}-{secrets.token_hex(4)}"
+            policy = self.register(own, policy)
         message = {
             "policy": endpoint_to_wire(policy),
             "limits": limits.model_dump(),
@@ -341,6 +334,6 @@ class Stack:
         return message, own
 
     def _forget(self, own: str | None) -> None:
-        """Drop a callable that was registered for one rollout or route."""
+        """Drop the callable that was registered for one rollout or route."""
         if own is not None:
             self._connection.callables.pop(own, None)

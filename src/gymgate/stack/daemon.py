@@ -2,9 +2,9 @@
 
     python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY STARTER_PID
 
-A connection that has said hello is a lease. The first one's config is what is started; when the last lease is
-gone, and `linger_s` has passed, everything stops and the process exits. A stack that is one process's own does not
-outlive that process, nor does a daemon whose starter died before anybody came.
+A connection that has said hello is a lease. The config of the first one is what is started. When the last lease is
+gone and `linger_s` has passed, everything stops and the process exits. The stack of one process does not outlive
+that process, nor does a daemon whose starter died before anybody connected.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gymgate.gateway import Route
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
 from gymgate.stack.logs import keep_short
-from gymgate.stack.places import locked, remove_traces
+from gymgate.stack.paths import locked, remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
 from gymgate.stack.session import Session
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Counts leases, starts the stack for the first and stops it after the last."""
+    """Counts leases, starts the stack for the first one and stops it after the last."""
 
     def __init__(self, listener: socket.socket, path: Path, directory: Path, starter: int) -> None:
         self.listener = listener
@@ -48,53 +48,40 @@ class Daemon:
         self.directory = directory
         self.starter = starter
         self.sessions: set[Session] = set()
-        self._stop_asked = asyncio.Event()
         self._doomed = False
-        """Stop whoever holds a lease: the start failed, or a signal came."""
+        """Whether to stop although somebody holds a lease: the start failed, or a signal came."""
         self._orphaned = False
-        """The process that started this one is gone."""
-        self._retiring: asyncio.Task[bool] | None = None
-        """Whether to stop is being decided; its result once it is."""
+        """Whether the process that started this one is gone."""
+        self._deciding: asyncio.Task[bool] | None = None
+        """Decides whether to stop; stays once it has decided so."""
+        self._asked = False
+        """Whether to decide once more, since a decision may be about a state that has changed."""
+        self._stopping = asyncio.Event()
         self._stack: RunningStack | None = None
         self._start: asyncio.Task[RunningStack] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
-        self._decided: asyncio.Future[bool] = self._loop.create_future()
 
     async def serve(self) -> None:
-        """Until the last lease is gone."""
+        """Serve until the last lease is gone."""
         self._loop.add_signal_handler(signal.SIGTERM, self._doom)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = await self._loop.create_unix_server(self._connected, sock=self.listener)
         self._stop_in(HELLO_TIMEOUT_S)
         self._watch_starter()
         logs = asyncio.create_task(keep_short(self.directory))
-        while True:
-            await self._stop_asked.wait()
-            self._stop_asked.clear()
-            self._retiring = asyncio.create_task(asyncio.to_thread(self._retire))
-            stops = await self._retiring
-            self._decided.set_result(stops)
-            if stops:
-                break
-            self._retiring, self._decided = None, self._loop.create_future()
-            if not self.leases:
-                self._stop_in(HELLO_TIMEOUT_S)
+        await self._stopping.wait()
         server.close()
         await self._stop()
         logs.cancel()
 
-    async def decision(self) -> bool:
-        """Whether everything stops, once that is decided."""
-        return await asyncio.shield(self._decided)
-
     async def is_retired(self) -> bool:
-        """Whether this daemon stops; waits while that is being decided."""
-        return self._retiring is not None and await asyncio.shield(self._retiring)
+        """Whether this daemon stops. Waits while that is being decided."""
+        return self._deciding is not None and await asyncio.shield(self._deciding)
 
     async def started(self, config: StackConfig) -> RunningStack:
-        """The stack, started by the first who asks; everyone who waits gets the same failure."""
+        """Return the stack, started by the first caller. A failed start is raised in everyone who waits."""
         self._disarm()
         if self._start is None:
             self._start = asyncio.create_task(self._start_stack(config))
@@ -111,43 +98,52 @@ class Daemon:
     def leases(self) -> int:
         return sum(session.leased for session in self.sessions)
 
-    def lease_gone(self) -> bool:
-        """Stop if that was the last lease; says whether it was and nothing lingers."""
+    async def lease_gone(self) -> bool:
+        """Stop if that was the last lease and nothing lingers. Returns whether everything stops."""
+        return self._lease_gone() and await asyncio.shield(self._decision())
+
+    def session_lost(self, session: Session) -> None:
+        """Drop a session and its lease, if it had one. Without any other, there is nobody left to wait for."""
+        self.sessions.discard(session)
+        if session.leased or (self._start is None and not self.sessions):
+            session.leased = False
+            self._lease_gone()
+
+    def close_later(self, route: Route) -> None:
+        """Close a route in the background."""
+        task = asyncio.ensure_future(route.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def _lease_gone(self) -> bool:
+        """Begin to stop if no lease is left and nothing lingers; returns whether that is so."""
         if self.leases:
             return False
         if (linger_s := self._linger_s) > 0:
             self._stop_in(linger_s)
             return False
-        self._stop_asked.set()
+        self._decision()
         return True
-
-    def session_lost(self, session: Session) -> None:
-        """Its lease, if it had one, is gone; so is the reason to wait if nobody else ever came."""
-        self.sessions.discard(session)
-        if session.leased or (self._start is None and not self.sessions):
-            session.leased = False
-            self.lease_gone()
 
     @property
     def _linger_s(self) -> float:
-        """Nobody but its starter's process can come back to a stack that is a process's own."""
+        """Zero for the stack of one process that is gone, since nobody else can come back to it."""
         if self._stack is None or not self._is_up:
             return 0.0
         config = self._stack.config
         return 0.0 if self._orphaned and config.share == "process" else config.linger_s
 
-    def close_later(self, route: Route) -> None:
-        """Close a route that nobody waits for."""
-        task = asyncio.ensure_future(route.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
-
     def _progress(self, message: str) -> None:
-        """Tell everyone who waits for the stack; callable from any thread."""
-        self._loop.call_soon_threadsafe(self._tell, message)
+        """Send a line to everyone who waits for the stack. Callable from any thread."""
+        self._loop.call_soon_threadsafe(self._send_progress, message)
+
+    def _send_progress(self, message: str) -> None:
+        logger.info("%s", message)
+        for session in self.sessions:
+            session.peer.tell("progress", message=message)
 
     def _watch_starter(self) -> None:
-        """Learn of the end of the process that started this one."""
+        """Notice the end of the process that started this one."""
         try:
             pidfd = os.pidfd_open(self.starter)
         except OSError:
@@ -163,12 +159,7 @@ class Daemon:
             os.close(pidfd)
         self._orphaned = True
         if not self.sessions and self._linger_s == 0:
-            self.lease_gone()
-
-    def _tell(self, message: str) -> None:
-        logger.info("%s", message)
-        for session in self.sessions:
-            session.peer.tell("progress", message=message)
+            self._lease_gone()
 
     def _connected(self) -> Peer:
         session = Session(self)
@@ -184,9 +175,8 @@ class Daemon:
             if isinstance(error, GymgateError | asyncio.CancelledError):
                 raise
             logger.exception("start failed")
-            raise StackStartError(
-                f"the stack could not be started: {type(error).__name__}: {error}"
-            ) from error
+            message = f"the stack could not be started: {type(error).__name__}: {error}"
+            raise StackStartError(message) from error
         return self._stack
 
     @property
@@ -196,19 +186,39 @@ class Daemon:
 
     def _doom(self) -> None:
         self._doomed = True
-        self._stop_asked.set()
+        self._decision()
 
     def _stop_in(self, seconds: float) -> None:
         self._disarm()
-        self._timer = self._loop.call_later(seconds, self._stop_asked.set)
+        self._timer = self._loop.call_later(seconds, self._decision)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
+    def _decision(self) -> asyncio.Task[bool]:
+        """Have it decided whether everything stops; the task returns that."""
+        self._asked = True
+        if self._deciding is None:
+            self._deciding = asyncio.create_task(self._decide())
+        return self._deciding
+
+    async def _decide(self) -> bool:
+        stops = False
+        while self._asked and not stops:
+            self._asked = False
+            stops = await asyncio.to_thread(self._retire)
+        if stops:
+            self._stopping.set()
+        else:
+            self._deciding = None
+            if not self.leases:
+                self._stop_in(HELLO_TIMEOUT_S)
+        return stops
+
     def _retire(self) -> bool:
-        """Take the socket away from those who would connect; false if somebody just has."""
+        """Remove the socket, so that nobody can connect any more; false if somebody just has."""
         with locked(self.path):
             connecting = bool(select.select([self.listener], [], [], 0)[0])
             if not self._doomed and (connecting or self.leases):
@@ -217,7 +227,7 @@ class Daemon:
             return True
 
     async def _stop(self) -> None:
-        """Bounded: rollouts first, then servers, then what is left."""
+        """Stop rollouts first, then servers, then everything that is left. Bounded."""
         if self._start is not None:
             if not self._start.done():
                 self._start.cancel()
@@ -247,14 +257,14 @@ def main(argv: list[str]) -> None:
 
 
 def _without_core_files() -> None:
-    """A crash must not write endpoints' keys to disk. One byte is the limit that also stops a core handler's pipe."""
+    """Keep a crash from writing endpoints' keys to disk. The limit of one byte also stops the pipe of a core handler."""
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     if hard == resource.RLIM_INFINITY or hard > 1:
         resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 async def _serve(listener: socket.socket, path: Path, directory: Path, starter: int) -> None:
-    """Exits here: a thread that waits, for the lock of a runtime under construction perhaps, would be waited for."""
+    """Serve, then exit without waiting for threads: one may wait for the lock of a runtime under construction."""
     await Daemon(listener, path, directory, starter).serve()
     remove_traces(path, directory)
     logging.shutdown()

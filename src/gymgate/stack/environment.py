@@ -1,4 +1,4 @@
-"""One environment of a stack: its servers, started together, watched, and replaced together when one dies."""
+"""One environment of a stack: its servers start together, are watched, and are replaced together when one dies."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from gymgate.errors import (
 )
 from gymgate.files import tail
 from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
-from gymgate.stack import gym_config, servers
-from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool, Started
-from gymgate.stack.forkserver_client import Child, ForkServerClient
+from gymgate.stack import children, gym_config
+from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
+from gymgate.stack.children import Child
 from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import (
-    Host,
-    Plan,
-    configured,
+    EnvironmentContext,
+    EnvironmentPlan,
     judge_warnings,
     link_programs,
     make_plan,
     model_servers,
     require_judges,
-    serve,
+    server_config,
+    start_server,
 )
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
-from gymgate.stack.routing import Strategy
+from gymgate.stack.routing import Strategy, refuse_unroutable
 
 _COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 
@@ -52,7 +52,6 @@ class Generation:
     """Servers that were started together. `error` is set, and `users` cancelled, when one of them dies."""
 
     number: int
-    spawner: ForkServerClient | None = None
     servers: list[Child] = field(default_factory=list)
     users: set[asyncio.Task[Any]] = field(default_factory=set)
     """Rollouts in flight on these servers."""
@@ -60,21 +59,20 @@ class Generation:
 
 
 class Environment:
-    """Started once, then up until stopped, or down for good after too many restarts within a time."""
+    """Started once, then up until it is stopped, or down for good after too many restarts within a time."""
 
-    def __init__(self, spec: EnvironmentConfig, config_path: Path, host: Host) -> None:
+    def __init__(self, spec: EnvironmentConfig, config_path: Path, context: EnvironmentContext) -> None:
         self.spec = spec
         self.name = spec.name
-        self.version = host.version
         self.state: State = "starting"
-        self.restarts = Restarts(host.max_restarts, host.restart_window_s)
+        self.restarts = Restarts(context.config.max_restarts, context.config.restart_window_s)
         self.agent_processes: dict[str, AgentProcessPool] = {}
         """Of the agents whose strategy is `process`."""
         self.judges: frozenset[str] = frozenset()
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         self._config_path = config_path
-        self._host = host
-        self._plan: Plan | None = None
+        self._context = context
+        self._plan: EnvironmentPlan | None = None
         self._ports: dict[str, HeldPort] = {}
         self._generation = Generation(0)
         self._awaited: set[Child] = set()
@@ -82,27 +80,27 @@ class Environment:
         self._changed = asyncio.Event()
         self._failure: GymgateError | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._logs = host.directory / "logs" / gym_config.file_name(spec.name)
+        self._logs = context.directory / "logs" / gym_config.file_name(spec.name)
 
     async def start(self) -> None:
-        """Parse, start every server, return when each listens.
+        """Read the config and start every server. Returns when each listens.
 
         Raises `ConfigError` and `NeedMissingError` for what the config lacks, `StackStartError` for a server
-        that dies or does not listen in time: the environment is down then, and what it had started is gone.
+        that dies or does not listen in time. Then the environment is down, and everything that it started is gone.
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
-            async with asyncio.timeout(self._host.start_timeout_s):
-                self._host.progress(f"{self.name}: reading its config")
-                self._plan = await make_plan(self.spec, self._config_path, self._host, self._logs)
-            require_judges(self._plan, self.name, self._host.models)
+            async with asyncio.timeout(self._timeout_s):
+                self._context.progress(f"{self.name}: reading its config")
+                self._plan = await make_plan(self.spec, self._config_path, self._context, self._logs)
+            require_judges(self._plan, self.name, dict(self._context.config.models))
             self.judges = frozenset(model_servers(self._plan)) - {POLICY}
             for warning in judge_warnings(self._plan):
-                self._host.progress(f"{self.name}: warning: {warning}")
-            await asyncio.to_thread(link_programs, self._plan, self._host)
-            async with asyncio.timeout(self._host.start_timeout_s):
-                self._hold_places(self._plan)
-                await self._launch()
+                self._context.progress(f"{self.name}: warning: {warning}")
+            await asyncio.to_thread(link_programs, self._plan, self._context)
+            async with asyncio.timeout(self._timeout_s):
+                self._hold_ports(self._plan)
+                await self._launch(self._plan)
                 await self._start_agent_processes()
         except BaseException as error:
             self._failure = self._too_slow() if isinstance(error, TimeoutError) else _first(error)
@@ -112,7 +110,7 @@ class Environment:
                 raise
             raise self._failure from None
         self._set("up")
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = asyncio.create_task(self._watch(self._plan))
 
     @property
     def agents(self) -> dict[str, str]:
@@ -120,19 +118,21 @@ class Environment:
         return self._plan.agents if self._plan else {}
 
     @property
-    def strategies(self) -> dict[str, Strategy]:
-        """Agent instance -> how its rollouts' keys reach their model calls."""
-        return self._plan.strategies if self._plan else {}
-
-    @property
     def default_agent(self) -> str | None:
         return self._plan.default_agent if self._plan else None
+
+    def strategy(self, agent: str) -> Strategy:
+        """Return how the keys of an agent's rollouts reach its model calls. Raises `ConfigError` if they cannot."""
+        assert self._plan is not None
+        if (strategy := self._plan.strategies[agent]) == "none":
+            raise refuse_unroutable(agent, self.agents[agent], self._context.runtime.version)
+        return strategy
 
     def port(self, server: str) -> int:
         return self._ports[server].number
 
     async def generation(self) -> Generation:
-        """The servers to use; waits while they are being replaced.
+        """Return the servers to use; waits while they are being replaced.
 
         Raises `ServerDiedError` if the environment is down.
         """
@@ -148,95 +148,99 @@ class Environment:
     def unasked(
         self, agent: str, result: Mapping[str, Any], calls: Iterable[ToServer]
     ) -> EnvironmentServerError | None:
-        """The error of a rollout that has a result although its policy was never asked; with the agent's log.
+        """Return the error of a rollout that has a result although its policy was never asked, with the agent's log.
 
         `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
         """
         assert self._plan is not None
         allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
-        block = next(item for item in self._plan.servers if item.name == agent)
-        if result["status"] == "failed" or allowed or asked_policy(calls, gym_config.policy_servers(block)):
+        instance = next(item for item in self._plan.servers if item.name == agent)
+        if (
+            result["status"] == "failed"
+            or allowed
+            or asked_policy(calls, gym_config.policy_servers(instance))
+        ):
             return None
         logs = self._logs.glob(f"{gym_config.file_name(agent)}*.log")
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
         lines = tail(newest).splitlines() if newest else []
-        said = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log shows no error")
+        reason = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log shows no error")
         hint = "an environment that may score without the policy needs scores_without_policy=True"
-        return EnvironmentServerError(
-            f"agent {agent!r} {NEVER_ASKED}: {said.strip()[:400]} ({hint})", server=agent
-        )
+        message = f"agent {agent!r} {NEVER_ASKED}: {reason.strip()[:400]} ({hint})"
+        return EnvironmentServerError(message, server=agent)
 
     async def stop(self) -> None:
-        """Stop the servers: asked first, killed after `GRACE_S`. Idempotent."""
+        """Stop the servers with SIGINT, and kill them after `GRACE_S`. Idempotent."""
         self._set("stopped")
         if self._watcher is not None:
             self._watcher.cancel()
-        await self._end_everything(grace_s=servers.GRACE_S)
+        await self._end_everything(grace_s=children.GRACE_S)
         for port in self._ports.values():
             port.close()
 
     def describe(self) -> dict[str, Any]:
-        """For `Stack.status`."""
+        """Return the state, for `Stack.status`."""
         generation = self._generation
-        running = {
+        servers = {
             child.name: {"pid": child.pid, "port": self.port(child.name), "alive": child.alive}
             for child in generation.servers
         }
-        for agent, pool in self.agent_processes.items():
-            running |= pool.describe(agent)
+        for pool in self.agent_processes.values():
+            servers |= pool.describe()
         return {
             "state": self.state,
             "generation": generation.number,
             "restarts": self.restarts.total,
             "recent_restarts": self.restarts.recent,
-            "strategies": dict(self.strategies),
+            "strategies": dict(self._plan.strategies) if self._plan else {},
             "rollouts": len(generation.users),
-            "servers": running,
+            "servers": servers,
             "logs": str(self._logs),
         }
 
-    def processes(self) -> Iterator[tuple[Started, int, bool]]:
-        """Each process that serves, its port, and whether a rollout may wait for it."""
+    def servers(self) -> Iterator[tuple[Child, int, bool]]:
+        """Yield each live server, its port, and whether a rollout may wait for it."""
         generation = self._generation
-        if self.state == "up" and generation.spawner is not None:
+        if self.state == "up":
             for child in generation.servers:
-                yield Started(child, generation.spawner), self.port(child.name), bool(generation.users)
+                yield child, self.port(child.name), bool(generation.users)
         for pool in self.agent_processes.values():
-            yield from pool.processes()
+            yield from pool.servers()
 
-    def _hold_places(self, plan: Plan) -> None:
-        """Ports for the servers, and agent processes for the agents that need them."""
+    @property
+    def _timeout_s(self) -> float:
+        return self._context.config.start_timeout_s
+
+    def _hold_ports(self, plan: EnvironmentPlan) -> None:
+        """Reserve ports for the servers, and agent processes for the agents that need them."""
+        context = self._context
         for instance in plan.servers:
             if plan.strategies.get(instance.name) == "process":
-                start = partial(self._launch_agent, instance)
-                host = self._host
-                self.agent_processes[instance.name] = AgentProcessPool(
-                    self.name, host.agent_processes, host.gateway.agent_ports, start
-                )
+                size, start = context.config.agent_processes, partial(self._start_agent, plan, instance)
+                pool = AgentProcessPool(self.name, size, context.gateway.agent_ports, start)
+                self.agent_processes[instance.name] = pool
             else:
                 self._ports[instance.name] = HeldPort()
 
-    async def _launch(self) -> None:
+    async def _launch(self, plan: EnvironmentPlan) -> None:
         """Start the servers of a new generation and wait until each listens."""
-        plan, host = self._plan, self._host
-        assert plan is not None
-        self._logs.mkdir(parents=True, exist_ok=True)  # somebody may have tidied up
+        context = self._context
+        self._logs.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it
         self._awaited.clear()
-        spawner = await host.spawner()
-        config = await configured(plan, host, spawner, self._all_ports(), host.gateway.port_for)
-        generation = self._generation = Generation(self._generation.number + 1, spawner)
+        fork_server = await context.fork_server()
+        config = await server_config(plan, context, fork_server, self._all_ports(), context.gateway.port_for)
+        generation = self._generation = Generation(self._generation.number + 1)
         try:
             for instance in plan.servers:
-                if instance.name not in self.agent_processes:
-                    host.progress(f"{self.name}: starting {instance.name}")
-                    generation.servers.append(
-                        await serve(plan, spawner, self._logs, instance, instance.name, config)
-                    )
+                if (name := instance.name) not in self.agent_processes:
+                    context.progress(f"{self.name}: starting {name}")
+                    child = await start_server(plan, fork_server, self._logs, instance, name, config)
+                    generation.servers.append(child)
             async with asyncio.TaskGroup() as group:
                 for child in generation.servers:
                     group.create_task(self._listens(child, self.port(child.name)))
         except BaseException as error:
-            await asyncio.shield(self._end(generation))
+            await asyncio.shield(children.end(generation.servers))
             if (first := _first(error)) is None:
                 raise
             raise first from None
@@ -244,13 +248,12 @@ class Environment:
     async def _start_agent_processes(self) -> None:
         async with asyncio.TaskGroup() as group:
             for agent, pool in self.agent_processes.items():
-                self._host.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
+                self._context.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
                 group.create_task(pool.start())
 
-    async def _launch_agent(self, instance: Instance, process: AgentProcess) -> Started:
-        """Start an agent's server, whose model calls go to the process's own gateway ports; return when it listens."""
-        plan, host, spawner = self._plan, self._host, await self._host.spawner()
-        assert plan is not None
+    async def _start_agent(self, plan: EnvironmentPlan, instance: Instance, process: AgentProcess) -> Child:
+        """Start the server of an agent process, whose model calls go to its own gateway ports; return when it listens."""
+        context, fork_server = self._context, await self._context.fork_server()
         own = gym_config.policy_urls(instance, plan.urls)
 
         async def port_for(name: str) -> int:
@@ -258,81 +261,77 @@ class Environment:
 
         child: Child | None = None
         try:
-            async with asyncio.timeout(host.start_timeout_s):
+            async with asyncio.timeout(self._timeout_s):
                 ports = self._all_ports() | {instance.name: process.port}
-                config = await configured(plan, host, spawner, ports, port_for)
+                config = await server_config(plan, context, fork_server, ports, port_for)
                 name = f"{instance.name} process {process.number}"
-                child = await serve(plan, spawner, self._logs, instance, name, config)
+                child = await start_server(plan, fork_server, self._logs, instance, name, config)
                 await self._listens(child, process.port)
-                return Started(child, spawner)
+                return child
         except BaseException as error:
-            await asyncio.shield(servers.end(spawner, [child] if child else []))
+            await asyncio.shield(children.end([child] if child else []))
             if isinstance(error, TimeoutError):
-                raise servers.too_slow(self.name, host.start_timeout_s, child) from None
+                raise children.too_slow(self.name, self._timeout_s, child) from None
             raise
 
     def _all_ports(self) -> dict[str, int]:
-        """By server; of an agent with a process per rollout, those who call it find its first process."""
+        """Return the port of each server. Servers that call an agent with a process per rollout find its first process."""
         ports = {agent: pool.all[0].port for agent, pool in self.agent_processes.items()}
         return ports | {name: port.number for name, port in self._ports.items()}
 
     async def _listens(self, child: Child, port: int) -> None:
         self._awaited.add(child)
-        await servers.until_listening(child, port, self.name)
+        await children.until_listening(child, port, self.name)
         self._awaited.discard(child)
 
-    async def _watch(self) -> None:
+    async def _watch(self, plan: EnvironmentPlan) -> None:
         """Replace the servers whenever one of them dies, as often as that is allowed."""
         while self.state == "up" and self._generation.servers:
             generation = self._generation
-            await asyncio.wait(
-                [child.exited for child in generation.servers], return_when=asyncio.FIRST_COMPLETED
-            )
+            exits = [child.exited for child in generation.servers]
+            await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
             dead = next(child for child in generation.servers if not child.alive)
             self._fail_users(generation, dead)
-            await self._end(generation)
-            await self._restart()
+            await children.end(generation.servers)
+            await self._restart(plan)
 
     def _fail_users(self, generation: Generation, dead: Child) -> None:
         self._set("restarting")
-        generation.error = self._failure = servers.died(dead, self.name)
+        generation.error = self._failure = dead.died(self.name)
         for task in generation.users:
             task.cancel()
 
-    async def _restart(self) -> None:
-        """Start the servers anew until they listen; the environment is down if that takes too many restarts."""
+    async def _restart(self, plan: EnvironmentPlan) -> None:
+        """Start the servers again until they listen. The environment is down if that takes too many restarts."""
         restarts = self.restarts
         while (wait_s := restarts.next_wait()) is not None:
             when = f"in {wait_s:g} s" if wait_s else "now"
             count = f"{restarts.recent} of {restarts.limit} within {restarts.window_s:g} s"
-            self._host.progress(
+            self._context.progress(
                 f"warning: {self.name}: {self._failure}; restarting its servers {when} ({count})"
             )
             await asyncio.sleep(wait_s)
             try:
-                async with asyncio.timeout(self._host.start_timeout_s):
-                    await self._launch()
+                async with asyncio.timeout(self._timeout_s):
+                    await self._launch(plan)
             except TimeoutError:
                 self._failure = self._too_slow()
             except GymgateError as error:
                 self._failure = error
-            except Exception as error:  # whatever it is, nobody must wait for servers that nobody starts
+            except (
+                Exception
+            ) as error:  # of whatever kind: rollouts must not wait for servers that nobody starts
                 logger.exception("%s", self.name)
                 self._failure = StackStartError(f"{type(error).__name__}: {error}", environment=self.name)
             else:
                 self._set("up")
                 return
         self._set("down")
-        self._host.progress(f"warning: {self._down()}")
-
-    async def _end(self, generation: Generation, grace_s: float = 0.0) -> None:
-        await servers.end(generation.spawner, generation.servers, grace_s)
+        self._context.progress(f"warning: {self._down()}")
 
     async def _end_everything(self, grace_s: float = 0.0) -> None:
-        await asyncio.gather(
-            self._end(self._generation, grace_s),
-            *(pool.stop(grace_s) for pool in self.agent_processes.values()),
-        )
+        pools = (pool.stop(grace_s) for pool in self.agent_processes.values())
+        await asyncio.gather(children.end(self._generation.servers, grace_s), *pools)
 
     def _set(self, state: State) -> None:
         if self.state != "stopped":
@@ -352,11 +351,11 @@ class Environment:
         )
 
     def _too_slow(self) -> StackStartError:
-        return servers.too_slow(self.name, self._host.start_timeout_s, next(iter(self._awaited), None))
+        return children.too_slow(self.name, self._timeout_s, next(iter(self._awaited), None))
 
 
 def _first(error: BaseException) -> GymgateError | None:
-    """The error of ours in a group of errors, or the error if it is ours."""
+    """Return the first of gymgate's errors in a group, or the error itself if it is one."""
     if isinstance(error, GymgateError):
         return error
     inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()

@@ -1,4 +1,4 @@
-"""The daemon's hold on a fork server: orders, and the processes that came of them."""
+"""The daemon's side of one fork server: orders to it, and the processes that it makes."""
 
 from __future__ import annotations
 
@@ -8,62 +8,36 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from gymgate.errors import StackStartError
 from gymgate.files import tail
 from gymgate.stack import forkserver
+from gymgate.stack.children import Child, disk_full
+from gymgate.stack.paths import ray_directory
 
 KILL_TIMEOUT_S = 1.5
-LITTLE_ROOM = 1 << 16
-"""Bytes free, below which a process may have failed for lack of them."""
+RAY_POLL_S = 0.1
 _LINE_LIMIT = 1 << 20
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(eq=False)
-class Child:
-    """A process that the fork server made: a server, a parser, the driver of Ray."""
-
-    name: str
-    pid: int
-    log: Path
-    exited: asyncio.Future[int | None] = field(repr=False)
-    """Exit status as of `subprocess`; `None` where the fork server died before it could tell."""
-    killed_for: str | None = None
-    """Why it was killed, where it is not stopped in order."""
-    uses_ray: bool = False
-    """It works through the fork server's Ray."""
-
-    @property
-    def alive(self) -> bool:
-        return not self.exited.done()
-
-    def log_tail(self, lines: int = 20) -> str:
-        """The last lines of its log."""
-        return tail(self.log, lines)
-
-
-def no_room(log: Path) -> str:
-    """For an error message, where a log may be empty because its disk is full."""
-    with contextlib.suppress(OSError):
-        if shutil.disk_usage(log.parent).free < LITTLE_ROOM:
-            return f": No space left on device for {str(log.parent)!r}"
-    return ""
-
-
 class ForkServerClient:
     """One fork server, in one NeMo Gym interpreter. Belongs to the event loop that started it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, orders: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        log: Path,
+        orders: asyncio.StreamWriter,
+        ray_directories: list[Path],
+    ) -> None:
         self.process = process
         self.log = log
         self.dead = asyncio.Event()
@@ -74,12 +48,21 @@ class ForkServerClient:
         self._starting: dict[int, tuple[str, Path, asyncio.Future[Child]]] = {}
         self._children: dict[int, Child] = {}
         self._events: asyncio.Task[None] | None = None
+        self._ray: asyncio.Task[str] | None = None
+        self._ray_directories = ray_directories
 
     @classmethod
-    async def start(cls, python: Path, environment: Mapping[str, str], directory: Path) -> Self:
-        """Start a fork server in `directory`; returns when NeMo Gym is imported.
+    async def start(
+        cls,
+        python: Path,
+        environment: Mapping[str, str],
+        directory: Path,
+        ray_directories: list[Path] | None = None,
+    ) -> Self:
+        """Start a fork server in `directory`. Returns when NeMo Gym is imported.
 
-        Raises `StackStartError` with the end of its log if that fails.
+        The directories of a Ray that it starts are added to `ray_directories`. Raises `StackStartError` with the end of
+        the log if NeMo Gym cannot be imported.
         """
         ours, theirs = socket.socketpair()
         log = directory / f"forkserver-{os.urandom(3).hex()}.log"
@@ -96,73 +79,64 @@ class ForkServerClient:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LINE_LIMIT)
-        spawner = cls(process, log, writer)
+        client = cls(process, log, writer, [] if ray_directories is None else ray_directories)
         try:
-            await spawner._await_ready(reader)
+            await client._await_ready(reader)
         except BaseException:
-            await asyncio.shield(spawner.close())
+            await asyncio.shield(client.close())
             raise
-        spawner._events = asyncio.create_task(spawner._read_events(reader))
-        return spawner
+        client._events = asyncio.create_task(client._read_events(reader))
+        return client
 
     async def parse(self, name: str, log: Path, **order: Any) -> dict[str, Any]:
-        """What NeMo Gym's parser makes of a config; see `forkserver.parsing`."""
+        """Return what NeMo Gym's parser makes of a config; see `forkserver.parsing`."""
         out = log.with_suffix(f".{next(self._ids)}.json")
-        child = await self._spawn("parse", name, log, out=str(out), **order)
+        child = await self._fork("parse", name, log, out=str(out), **order)
         try:
             status = await asyncio.shield(child.exited)
             if status != 0:
-                raise StackStartError(
-                    f"the parser of {name!r} exited with status {status}{no_room(log)}",
-                    log_tail=child.log_tail(),
-                )
+                message = f"the parser of {name!r} exited with status {status}{disk_full(log)}"
+                raise StackStartError(message, log_tail=child.log_tail())
             answer: dict[str, Any] = json.loads(out.read_text())
             return answer
         finally:
-            self.kill(child)
+            child.kill()
             out.unlink(missing_ok=True)
 
     async def serve(self, name: str, log: Path, **order: Any) -> Child:
-        """A server; it is not ready yet when this returns."""
-        child = await self._spawn("serve", name, log, **order)
+        """Start a server. It is not ready yet when this returns."""
+        child = await self._fork("serve", name, log, **order)
         child.uses_ray = bool(order["ray"])
         return child
 
-    async def start_ray(self, log: Path, directory: Path) -> tuple[Child, Path]:
-        """A local Ray, with its sockets and files in `directory`; the file that its address will be in."""
-        out = log.with_suffix(".address")
-        out.unlink(missing_ok=True)
-        return await self._spawn("ray", "ray", log, out=str(out), directory=str(directory)), out
+    async def ray_address(self, progress: Callable[[str], None]) -> str:
+        """Return the address of the Ray that this fork server's children share, started by the first who asks."""
+        if self._ray is None or (self._ray.done() and (self._ray.cancelled() or self._ray.exception())):
+            progress("starting Ray")
+            self._ray = asyncio.create_task(self._start_ray())
+        return await asyncio.shield(self._ray)
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> None:
-        """Signal a child: SIGKILL goes to its whole process group."""
+        """Send a child a signal. SIGKILL goes to its whole process group."""
         if child.alive and not self.dead.is_set():
             self._order(op="kill", pid=child.pid, signal=int(number), group=number == signal.SIGKILL)
 
-    def kill_users_of_ray(self) -> None:
-        """Kill the servers that know a Ray which is gone: they would fail one rollout after another."""
-        for child in self._children.values():
-            if child.uses_ray:
-                child.killed_for = child.killed_for or "its Ray died"
-                self.kill(child)
-
     async def ping(self) -> None:
-        """Return when the fork server has answered; one at a time."""
+        """Return when the fork server has answered. One at a time."""
         self._pong = asyncio.get_running_loop().create_future()
         self._order(op="ping")
         await self._pong
 
     def kill_itself(self, reason: str) -> None:
-        """Kill the fork server and thereby everything that it started; `reason` will stand in errors."""
+        """Kill the fork server and thereby everything that it started; `reason` appears in errors."""
         self._killed_for = f"the fork server {reason}"
         self.process.kill()
 
     async def close(self) -> None:
         """End the fork server and everything that it started."""
         self._orders.close()
-        exited = asyncio.to_thread(self.process.wait, KILL_TIMEOUT_S)
         try:
-            await exited
+            await asyncio.to_thread(self.process.wait, KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             await asyncio.to_thread(self.process.wait)
@@ -177,7 +151,7 @@ class ForkServerClient:
         if not line:
             await asyncio.to_thread(self.process.wait)
             text = tail(self.log)
-            last = (text.splitlines()[-1] if text else "no output") + no_room(self.log)
+            last = (text.splitlines()[-1] if text else "no output") + disk_full(self.log)
             raise StackStartError(
                 f"NeMo Gym could not be imported by {self.process.args[0]!s}: {last}",  # type: ignore[index]
                 server="fork server",
@@ -186,7 +160,29 @@ class ForkServerClient:
         if (threads := json.loads(line)["threads"]) != 1:
             logger.warning("fork server runs %d threads; forking it may hang a server", threads)
 
-    async def _spawn(self, op: str, name: str, log: Path, **order: Any) -> Child:
+    async def _start_ray(self) -> str:
+        directory = ray_directory()
+        self._ray_directories.append(directory)
+        log = self.log.with_name(self.log.name.replace("forkserver", "ray"))
+        address = log.with_suffix(".address")
+        address.unlink(missing_ok=True)
+        child = await self._fork("ray", "ray", log, out=str(address), directory=str(directory / "r"))
+        while child.alive:
+            if address.exists():
+                child.exited.add_done_callback(self._ray_died)
+                return address.read_text()
+            await asyncio.sleep(RAY_POLL_S)
+        text = child.log_tail()
+        raise StackStartError(f"Ray did not start: {text.splitlines()[-1:]}", server="ray", log_tail=text)
+
+    def _ray_died(self, _: object) -> None:
+        """Kill the servers that work through the dead Ray: they would fail one rollout after another."""
+        self._ray = None
+        for child in self._children.values():
+            if child.uses_ray:
+                child.kill(reason="its Ray died")
+
+    async def _fork(self, op: str, name: str, log: Path, **order: Any) -> Child:
         number = next(self._ids)
         started: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._starting[number] = (name, log, started)
@@ -194,12 +190,8 @@ class ForkServerClient:
         try:
             return await asyncio.shield(started)
         except asyncio.CancelledError:
-            started.add_done_callback(self._abandon)
+            started.add_done_callback(_abandon)
             raise
-
-    def _abandon(self, started: asyncio.Future[Child]) -> None:
-        if not started.cancelled() and started.exception() is None:
-            self.kill(started.result())
 
     def _order(self, **order: Any) -> None:
         if self.dead.is_set():
@@ -216,7 +208,7 @@ class ForkServerClient:
                         self._pong.set_result(None)
                 elif event["event"] == "started":
                     name, log, started = self._starting.pop(event["id"])
-                    child = Child(name, event["pid"], log, loop.create_future())
+                    child = Child(name, event["pid"], log, loop.create_future(), self)
                     self._children[child.pid] = child
                     started.set_result(child)
                 elif (ended := self._children.pop(event["pid"], None)) is not None:
@@ -227,11 +219,10 @@ class ForkServerClient:
             self._bury()
 
     def _bury(self) -> None:
-        """Nothing will be heard of the fork server's children any more."""
+        """Mark the fork server and its children as dead, and kill what is left of them."""
         if self.dead.is_set():
             return
         self.dead.set()
-        orphans = list(self._children)
         message = self._killed_for or "the fork server died"
         for _, _, started in self._starting.values():
             started.set_exception(StackStartError(message, server="fork server"))
@@ -239,21 +230,23 @@ class ForkServerClient:
         for child in self._children.values():
             child.killed_for = child.killed_for or self._killed_for
             child.exited.set_result(None)
+        orphans = list(self._children)
         self._children.clear()
         self._starting.clear()
         if orphans:
-            kill_leftovers(orphans)
+            _kill_leftovers(orphans)
 
 
-def kill_leftovers(servers: list[int]) -> None:
-    """Kill servers of a dead fork server and their helpers, which the kernel has made our children."""
+def _abandon(started: asyncio.Future[Child]) -> None:
+    if not started.cancelled() and started.exception() is None:
+        started.result().kill()
+
+
+def _kill_leftovers(servers: list[int]) -> None:
+    """Kill the servers of a dead fork server and their helpers, which the kernel has made our children."""
     ours = set(forkserver.descendants(os.getpid()))
     for server in servers:
         for pid in {server, *forkserver.helpers_of(server)} & ours:
             forkserver.send_signal(pid, signal.SIGKILL)
-            reap(pid)
-
-
-def reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError, PermissionError):
-        os.waitpid(pid, os.WNOHANG)
+            with contextlib.suppress(ChildProcessError, PermissionError):
+                os.waitpid(pid, os.WNOHANG)

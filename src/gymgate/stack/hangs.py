@@ -1,7 +1,7 @@
-"""Tells a process that hangs from one that is busy or slow, and has it killed: its death is then handled as any other.
+"""Finds processes that hang and has them killed; their death is then handled like any other.
 
-A process hangs if for all the time that it is given it has answered nothing, and neither it nor what it started has
-used processor time. One that computes does not; one that waits for something and answers nobody meanwhile looks as if.
+A process hangs if, for its whole timeout, it has answered nothing and neither it nor what it started has used processor
+time. A process that computes does not hang. One that waits for something and answers nobody meanwhile looks the same.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from gymgate.stack.agent_processes import Started
+from gymgate.stack.children import Child
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver import descendants, helpers_of
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.ports import LOOPBACK
 
-EVERY_S = 10.0
-"""Between looks, at most: a tenth of what a process is given, if that is less."""
+MAX_INTERVAL_S = 10.0
+"""Between looks; a tenth of the timeout, if that is less."""
 FORK_SERVER_S = 60.0
-"""That a fork server is given, at most: it never waits for anything but orders."""
+"""Longest timeout of a fork server, which never waits for anything but orders."""
 IDLE_SHARE = 0.001
-"""Of a processor: what a process may use and still count as using none."""
+"""Share of a processor that counts as using none."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _REQUEST = b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -39,27 +39,27 @@ class Watched(NamedTuple):
     """A process to look at."""
 
     process: Hashable
-    """What it is known by from one look to the next."""
+    """Identifies it from one look to the next."""
     pid: int
-    given_s: float
+    timeout_s: float
     ask: Callable[[], Awaitable[object]]
-    """Returns once the process has answered, whatever it said; raises if it could not be asked."""
+    """Returns once the process has answered anything; raises if it could not be asked."""
     kill: Callable[[str], object]
-    """Takes the reason, to stand in errors."""
+    """Takes the reason, for errors."""
     needed: bool = True
-    """Whether anybody waits for it; otherwise it is asked nothing, and nothing is held against it."""
+    """Whether anybody waits for it. Otherwise it is not asked, and its time does not run."""
     alone: bool = False
-    """Whether what it started has no part in this."""
+    """Whether to leave out the processor time of what it started."""
 
 
 @dataclass
 class _Question:
-    """The one that a process owes an answer to, and what has been seen since."""
+    """The question that a process has to answer, and what has been seen since."""
 
     asked: asyncio.Task[object]
     silent_s: float = 0.0
     used: int | None = None
-    """Processor time when last looked at, in clock ticks."""
+    """Processor time at the last look, in clock ticks."""
 
     @property
     def is_answered(self) -> bool:
@@ -67,32 +67,31 @@ class _Question:
 
 
 def processes_of(
-    environments: Iterable[Environment], fork_servers: Iterable[ForkServerClient], given_s: float
+    environments: Iterable[Environment], fork_servers: Iterable[ForkServerClient], timeout_s: float
 ) -> Iterator[Watched]:
-    """The processes of a stack, their servers given so many seconds."""
-    for spawner in fork_servers:
-        pid, given = spawner.process.pid, min(given_s, FORK_SERVER_S)
-        yield Watched(spawner, pid, given, spawner.ping, spawner.kill_itself, alone=True)
+    """Yield the processes of a stack; `timeout_s` is that of its servers."""
+    for each in fork_servers:
+        timeout = min(timeout_s, FORK_SERVER_S)
+        yield Watched(each, each.process.pid, timeout, each.ping, each.kill_itself, alone=True)
     for environment in environments:
-        for process, port, needed in environment.processes():
-            ask, kill = partial(ask_http, port), partial(_kill, process)
-            yield Watched(process.child, process.child.pid, given_s, ask, kill, needed)
+        for child, port, needed in environment.servers():
+            ask, kill = partial(ask_http, port), partial(_kill, child)
+            yield Watched(child, child.pid, timeout_s, ask, kill, needed)
 
 
-def _kill(process: Started, reason: str) -> None:
-    process.child.killed_for = reason
-    process.spawner.kill(process.child)
+def _kill(child: Child, reason: str) -> None:
+    child.kill(reason=reason)
 
 
 class HangWatch:
-    """Looks again and again at the processes that `watched` gives, from `run` until that is cancelled.
+    """Looks at the processes that `watched` returns, again and again, from `run` until that is cancelled.
 
-    A process has one question at a time, however long it takes to answer: however busy it is, it is asked no more.
+    A process has at most one open question, so a busy one is not flooded with questions.
     """
 
-    def __init__(self, watched: Callable[[], Iterable[Watched]], given_s: float) -> None:
+    def __init__(self, watched: Callable[[], Iterable[Watched]], timeout_s: float) -> None:
         self._watched = watched
-        self._every_s = min(EVERY_S, given_s / 10)
+        self._every_s = min(MAX_INTERVAL_S, timeout_s / 10)
         self._questions: dict[Hashable, _Question] = {}
 
     async def run(self) -> None:
@@ -111,7 +110,7 @@ class HangWatch:
                 question.asked.cancel()
 
     async def look(self, passed_s: float) -> None:
-        """Ask who has answered; count the seconds that have passed against who is silent and idle, and kill whose time is up."""
+        """Ask the processes that have answered, add the seconds passed to silent and idle ones, and kill at the timeout."""
         watched = {each.process: each for each in self._watched()}
         for process in self._questions.keys() - watched.keys():
             self._questions.pop(process).asked.cancel()
@@ -126,11 +125,11 @@ class HangWatch:
             else:
                 question.silent_s += passed_s
             question.used = ticks
-            if question.silent_s >= each.given_s:
+            if question.silent_s >= each.timeout_s:
                 each.kill(f"hung: no answer and no processor time for {question.silent_s:.3g} s, killed")
 
     def _ask(self, each: Watched) -> bool:
-        """Ask, unless the last question waits for its answer; false if that is so, or it could not be put."""
+        """Ask a process, unless its last question is open; false if that is so, or if it could not be asked last time."""
         question = self._questions.get(each.process)
         if question is None or question.is_answered:
             self._questions[each.process] = _Question(_task(each.ask))
@@ -145,12 +144,12 @@ def _task(ask: Callable[[], Awaitable[object]]) -> asyncio.Task[object]:
         return await ask()
 
     task = asyncio.create_task(asked())
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever looks next sees it
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next look reads it
     return task
 
 
 async def ask_http(port: int) -> None:
-    """Return when the server on a loopback port has answered a request for nothing, with whatever status."""
+    """Return when the server on a loopback port has answered a request, with any status."""
     reader, writer = await asyncio.open_connection(LOOPBACK, port)
     try:
         writer.write(_REQUEST)
@@ -161,9 +160,9 @@ async def ask_http(port: int) -> None:
 
 
 def ticks_of(pid: int, *, alone: bool = False) -> int:
-    """Processor time of a process and, unless alone, of what it started and still runs, in clock ticks; blocking.
+    """Return the processor time of a process and, unless `alone`, of what it started, in clock ticks. Blocks.
 
-    Children that have ended count as their parent's.
+    Time of children that have ended counts as their parent's.
     """
     found = 0
     for each in {pid} if alone else {pid, *descendants(pid), *helpers_of(pid)}:

@@ -18,19 +18,19 @@ from gymgate.config import StackConfig
 from gymgate.stack.wire import stack_to_wire
 
 _CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
-"""Suffixes of the files that decide what an environment does. Data and whatever servers write beside them do not count."""
+"""Suffixes of files that decide what an environment does. Data and files that servers write do not count."""
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-_MOST_DIRECTORIES = 5000
-"""Of one tree."""
+_MAX_DIRECTORIES = 5000
+"""Read in one tree."""
 
 
 def identity_of(config: StackConfig, salt: bytes) -> str:
-    """Return 16 hex digits: equal for two processes exactly if the same stack serves both. Blocks, for milliseconds.
+    """Return 16 hex digits, equal for two processes exactly if one stack can serve both. Blocks for milliseconds.
 
     Beside the config they depend on gymgate's own code, on where relative paths lead, on the code of the user's own
     environments, on the values of `env_vars`, and on the endpoints of judges with their keys: calls that carry no
     rollout key cannot be told apart by lease, so leases with different keys get stacks of their own. `salt` is a
-    secret of this user: without it nothing can be guessed from the digits. Raises `ConfigError` if the variable of a
+    secret of this user, so that nothing can be guessed from the digits. Raises `ConfigError` if the variable of a
     key is not set.
     """
     parts = {
@@ -46,13 +46,13 @@ def identity_of(config: StackConfig, salt: bytes) -> str:
 
 @functools.cache
 def _package() -> tuple[str, Any]:
-    """Where this gymgate is and the state of its files, as of the first use in this process."""
+    """Return the directory of this gymgate and the state of its files, as of the first call in this process."""
     root = Path(gymgate.__file__).resolve().parent
     return str(root), _stamps(root)
 
 
 def _paths(config: StackConfig) -> Iterator[str]:
-    """Where the config's relative paths lead; the working directory itself where servers may resolve one."""
+    """Yield where the config's relative paths lead; also the working directory, if servers may resolve a path in it."""
     named = [*config.component_roots, config.runtime.interpreter, config.runtime.python, config.state_dir]
     yield from (str(_absolute(name)) for name in named if name)
     cwd = _absolute("")
@@ -61,7 +61,7 @@ def _paths(config: StackConfig) -> Iterator[str]:
 
 
 def _trees(config: StackConfig) -> Iterator[Path]:
-    """The directories and files that may hold code of the user's own environments, as the catalog looks for it."""
+    """Yield the directories and files that may hold code of the user's own environments, as the catalog looks for it."""
     roots = [_absolute(root) for root in config.component_roots]
     around = [_absolute("")]
     for spec in config.environments:
@@ -74,21 +74,19 @@ def _trees(config: StackConfig) -> Iterator[Path]:
 
 
 def _servers(root: Path) -> list[Path]:
-    """The directories of servers and environments in a tree that is laid out as NeMo Gym's."""
+    """Return the directories of servers and environments in a tree that is laid out as NeMo Gym's."""
     return [path for kind in (*PACKAGED_KINDS, AGENT_KIND) if (path := root / kind).is_dir()]
 
 
 def _stamps(path: Path) -> list[tuple[str, int, int]]:
-    """Relative path, size and time of change of each file of code below `path`, or of the file itself."""
+    """Return name, size and time of change of each file of code below `path`, or of the file itself."""
     if not path.is_dir():
         return [_stamp(path, path.name)]
     found = []
-    for directory, names, files in itertools.islice(os.walk(path), _MOST_DIRECTORIES):
+    for directory, names, files in itertools.islice(os.walk(path), _MAX_DIRECTORIES):
         names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
-        here = Path(directory)
-        for file in files:
-            if file.endswith(_CODE):
-                found.append(_stamp(here / file, os.path.relpath(here / file, path)))
+        code = [Path(directory, file) for file in files if file.endswith(_CODE)]
+        found += [_stamp(file, os.path.relpath(file, path)) for file in code]
     return sorted(found)
 
 
@@ -101,7 +99,7 @@ def _stamp(path: Path, name: str) -> tuple[str, int, int]:
 
 
 def _absolute(name: str) -> Path:
-    """In the working directory; in none if that was removed."""
+    """Return a path relative to the working directory, also if that was removed."""
     try:
         here = Path.cwd()
     except FileNotFoundError:

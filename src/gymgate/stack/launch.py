@@ -1,4 +1,4 @@
-"""Connecting to a stack's daemon, and starting one where none answers. Blocking, for milliseconds."""
+"""Connect to a stack's daemon, and start one where none answers. Blocks for milliseconds."""
 
 from __future__ import annotations
 
@@ -15,47 +15,52 @@ from gymgate.config import StackConfig
 from gymgate.errors import StackStartError
 from gymgate.files import tail
 from gymgate.runtime import daemon_env
-from gymgate.stack.places import locked, log_directory
+from gymgate.stack.paths import locked
 
 BACKLOG = 512
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a config's stack is found."""
+class DaemonAddress:
+    """Where the daemon of a config is reached, and what it is started with."""
 
     socket_path: Path
     directory: Path
-    """For its logs."""
+    """For logs."""
     env_vars: tuple[str, ...] = ()
     """Variables that its servers may see."""
+
+    @classmethod
+    def of(cls, config: StackConfig, identity: str, sockets: Path) -> DaemonAddress:
+        """Return the address of a config's stack, whose socket is in the directory `sockets`."""
+        path = sockets / f"{identity}.sock"
+        directory = path.with_suffix("")
+        if config.state_dir is not None:
+            state = Path(config.state_dir).expanduser().absolute()
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory = state / identity
+        return cls(path, directory, config.env_vars)
 
     @property
     def log(self) -> Path:
         return self.directory / "daemon.log"
 
     def describe_loss(self) -> str:
-        """Why a connection may have ended, for an error message."""
+        """Return why a connection may have ended, for an error message."""
         lines = [line for line in tail(self.log, 5).splitlines() if line.strip()]
         last = f"; its log ends: {lines[-1]}" if lines else ""
         return f"the stack's daemon is gone{last}"
 
 
-def place_of(config: StackConfig, identity: str, directory: Path) -> Place:
-    """The place of a config's stack, by its identity, in a directory of sockets."""
-    path = directory / f"{identity}.sock"
-    return Place(path, log_directory(config, path), config.env_vars)
-
-
-def connect_or_start(place: Place) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-    """A connection to the daemon, and the process if it had to be started."""
-    with locked(place.socket_path):
-        if (connection := _connect(place.socket_path)) is not None:
+def connect_or_start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+    """Return a connection to the daemon, and the daemon's process if it had to be started."""
+    with locked(address.socket_path):
+        if (connection := _connect(address.socket_path)) is not None:
             return connection, None
-        process = _start(place)
+        process = _start(address)
         try:
-            if (connection := _connect(place.socket_path)) is None:
-                raise StackStartError(place.describe_loss(), log_tail=tail(place.log))
+            if (connection := _connect(address.socket_path)) is None:
+                raise StackStartError(address.describe_loss(), log_tail=tail(address.log))
         except BaseException:
             process.kill()
             process.wait()
@@ -67,31 +72,29 @@ def _connect(path: Path) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
+        return connection
+    except BaseException as error:
         connection.close()
-        return None
-    except BaseException:
-        connection.close()
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return None
         raise
-    return connection
 
 
-def _start(place: Place) -> subprocess.Popen[bytes]:
-    """Start a daemon on a socket that listens already, so that one can connect to it at once. Under the place's lock.
+def _start(address: DaemonAddress) -> subprocess.Popen[bytes]:
+    """Start a daemon on a socket that already listens, so that one can connect to it at once. Needs the lock.
 
-    It keeps our working directory, against which a config's paths are meant.
+    It keeps the working directory of this process, to which paths in a config are relative.
     """
     with contextlib.suppress(FileNotFoundError):
-        place.socket_path.unlink()
-    place.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, place.log.open("ab") as log:
-        listener.bind(str(place.socket_path))
+        address.socket_path.unlink()
+    address.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, address.log.open("ab") as log:
+        listener.bind(str(address.socket_path))
         listener.listen(BACKLOG)
-        places = [str(place.socket_path), str(place.directory)]
-        arguments = [str(listener.fileno()), *places, str(os.getpid())]
+        number, paths = str(listener.fileno()), [str(address.socket_path), str(address.directory)]
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "gymgate.stack.daemon", *arguments],
-            env=_environment(place),
+            [sys.executable, "-P", "-m", "gymgate.stack.daemon", number, *paths, str(os.getpid())],
+            env=_environment(address),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -100,8 +103,8 @@ def _start(place: Place) -> subprocess.Popen[bytes]:
         )
 
 
-def _environment(place: Place) -> dict[str, str]:
-    """One in which the daemon finds the same gymgate; one allocation arena: memory counts there."""
+def _environment(address: DaemonAddress) -> dict[str, str]:
+    """Let the daemon find the same gymgate, and use one allocation arena, which saves memory."""
     package_root = str(Path(gymgate.__file__).parent.parent)
     paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"MALLOC_ARENA_MAX": "1", **daemon_env(place.env_vars), "PYTHONPATH": os.pathsep.join(paths)}
+    return {"MALLOC_ARENA_MAX": "1", **daemon_env(address.env_vars), "PYTHONPATH": os.pathsep.join(paths)}

@@ -1,7 +1,7 @@
 """The leases of this process: one connection per stack and event loop, shared by everyone on that loop.
 
-Nothing is shared between event loops but the list of daemons to reap, and nothing survives a fork: a child finds
-an empty registry, and the connections it inherited replaced by `/dev/null`.
+Event loops share nothing but the list of daemons to wait for, and nothing survives a fork: a child finds an empty
+registry, and `/dev/null` in place of the connections that it inherited.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from gymgate.config import StackConfig
 from gymgate.errors import StackLostError
 from gymgate.stack.client import Connection, Progress, Stack
 from gymgate.stack.identity import identity_of
-from gymgate.stack.launch import Place, connect_or_start, place_of
-from gymgate.stack.places import make_private, process_directory, salt, shared_directory
+from gymgate.stack.launch import DaemonAddress, connect_or_start
+from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
 
 ATTEMPTS = 3
-"""To connect, when the daemon that answered was about to exit."""
+"""Tries to connect, when the daemon that answered was about to exit."""
 REAP_TIMEOUT_S = 5.0
 STAYS_S = 0.3
-"""After which a shared daemon that has not begun to stop will not."""
+"""A shared daemon that has not begun to stop after this time stays."""
 
 
 @asynccontextmanager
 async def acquire(config: StackConfig, *, progress: Progress | None = None) -> AsyncIterator[Stack]:
-    """The config's stack, started if it does not run; the lease is given back at the end of the block.
+    """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
 
-    `progress` gets one line per step while the stack starts. Every acquirer of one config on one event loop
+    `progress` gets one line per step while the stack starts. Everyone who acquires one config on one event loop
     shares a connection. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`, with the end
     of the failing server's log, if the stack cannot be started.
     """
@@ -50,7 +50,7 @@ async def acquire(config: StackConfig, *, progress: Progress | None = None) -> A
 
 
 async def connect(config: StackConfig, *, progress: Progress | None = None) -> Stack:
-    """As `acquire`, for callers that cannot use a block: `await stack.close()` gives the lease back."""
+    """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`."""
     identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
     registry = current_registry()
     lease = registry.lease(config, identity)
@@ -69,7 +69,7 @@ async def connect(config: StackConfig, *, progress: Progress | None = None) -> S
 
 
 class Lease:
-    """A connection and who uses it; connecting, connected or lost."""
+    """A connection and who uses it. It is connecting, connected or lost."""
 
     def __init__(self, config: StackConfig, identity: str, registry: Registry) -> None:
         self.config = config
@@ -81,7 +81,7 @@ class Lease:
 
     @property
     def usable(self) -> bool:
-        """Connecting, or connected to a daemon that is there."""
+        """Whether it is connecting, or connected to a daemon that is there."""
         if not self.ready.done():
             return True
         if self.ready.cancelled() or self.ready.exception() is not None:
@@ -94,15 +94,10 @@ class Lease:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self._registry.close(await self.ready)
 
-    def abandon(self) -> None:
-        """Drop it although its event loop is closed."""
-        if self.ready.done() and self.usable:
-            self.ready.result().drop()
-
     async def _connect(self) -> Connection:
-        place = await asyncio.to_thread(self._registry.place, self.config, self.identity)
+        address = await asyncio.to_thread(self._registry.address, self.config, self.identity)
         for attempt in range(1, ATTEMPTS + 1):
-            connection = await self._registry.open(place)
+            connection = await self._registry.open(address)
             connection.progress = self.progress
             try:
                 await connection.hello(self.config)
@@ -116,7 +111,7 @@ class Lease:
 
 
 class Registry:
-    """Everything that this process holds. Made on first use, and again after a fork."""
+    """All leases and daemons of this process. Made on first use, and again after a fork."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -125,16 +120,17 @@ class Registry:
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._daemons: dict[Path, subprocess.Popen[bytes]] = {}
-        """By socket; those that this process started."""
+        """The daemons that this process started, by socket."""
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._sockets: WeakSet[socket.socket] = WeakSet()
 
     def lease(self, config: StackConfig, identity: str) -> Lease:
-        """This loop's lease on the config's stack; a new one if there is none or it was lost."""
+        """Return this event loop's lease on the config's stack; a new one if there is none or it was lost."""
         with self._lock:
             for loop in [loop for loop in self._leases if loop.is_closed()]:
                 for left in self._leases.pop(loop).values():
-                    left.abandon()
+                    if left.ready.done() and left.usable:
+                        left.ready.result().drop()
             leases = self._leases.setdefault(asyncio.get_running_loop(), {})
         lease = leases.get(identity)
         if lease is None or not lease.usable:
@@ -142,7 +138,7 @@ class Registry:
         return lease
 
     async def release(self, lease: Lease) -> None:
-        """Undo one use. The last one gives the lease back, even if it is cancelled while it waits for that."""
+        """End one use. The last one gives the lease back, even if it is cancelled while it waits for that."""
         lease.users -= 1
         if lease.users > 0:
             return
@@ -156,30 +152,30 @@ class Registry:
             await closing
             raise
 
-    def place(self, config: StackConfig, identity: str) -> Place:
-        """Where a config's stack is; blocking."""
+    def address(self, config: StackConfig, identity: str) -> DaemonAddress:
+        """Return where a config's daemon is reached. Blocks."""
         if config.share == "machine":
-            return place_of(config, identity, shared_directory())
+            return DaemonAddress.of(config, identity, shared_directory())
         with self._lock:
             if self._directory is None:
                 self._directory = process_directory()
-        make_private(self._directory)  # somebody may have tidied up
-        return place_of(config, identity, self._directory)
+        make_private(self._directory)  # a cleaner of temporary files may have removed it
+        return DaemonAddress.of(config, identity, self._directory)
 
-    async def open(self, place: Place) -> Connection:
-        """A connection to the daemon, which is started if none answers."""
-        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, place))
+    async def open(self, address: DaemonAddress) -> Connection:
+        """Connect to the daemon, which is started if none answers."""
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, address))
         try:
             sock, daemon = await asyncio.shield(connecting)
         except asyncio.CancelledError:
             (await connecting)[0].close()
             raise
-        connection = Connection(place, daemon)
+        connection = Connection(address, daemon)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, sock=sock)
         return connection
 
     async def close(self, connection: Connection) -> None:
-        """Give a lease back; returns when its daemon, if this was the last lease, has exited."""
+        """Give a lease back. Returns when its daemon, if this was the last lease, has exited."""
         last = await connection.goodbye()
         if last and connection.daemon is not None:
             await asyncio.to_thread(_reap, connection.daemon)
@@ -188,7 +184,7 @@ class Registry:
         self._replaced = [other for other in self._replaced if other.poll() is None]
 
     def abandon(self) -> None:
-        """In a forked child: let go of what belongs to the parent. Nothing here takes a lock."""
+        """In a forked child: let go of everything that belongs to the parent. Takes no lock."""
         with open(os.devnull, "r+b", buffering=0) as null:  # noqa: PTH123
             for sock in list(self._sockets):
                 if (fd := sock.fileno()) >= 0:
@@ -197,41 +193,41 @@ class Registry:
             process.returncode = 0  # not the child's to wait for
 
     def at_exit(self) -> None:
-        """The backstop: drop every connection, wait until the daemons are gone that nobody else uses."""
+        """At interpreter exit: drop every connection, and wait for the daemons that nobody else uses."""
         if self.pid != os.getpid():
             return
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-        shared = [(path, daemon) for path, daemon in self._daemons.items() if path.parent != self._directory]
-        own = [daemon for path, daemon in self._daemons.items() if path.parent == self._directory]
+        shared = {path: daemon for path, daemon in self._daemons.items() if path.parent != self._directory}
+        own = [daemon for path, daemon in self._daemons.items() if path not in shared]
         for process in own:
             if process.poll() is None:
-                process.terminate()  # it may linger, for nobody
+                process.terminate()  # it may linger, and nobody can come back to it
         deadline = time.monotonic() + REAP_TIMEOUT_S
         for process in [*own, *self._replaced]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        for path, process in shared:
-            _leave(path, process)
+        for path, process in shared.items():
+            _wait_if_it_stops(path, process)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _connect(self, place: Place) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-        """A connection, and the daemon at the other end if this process started it."""
-        sock, process = connect_or_start(place)
+    def _connect(self, address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+        """Return a connection, and the daemon at the other end if this process started it."""
+        sock, process = connect_or_start(address)
         self._sockets.add(sock)
         sock.setblocking(False)
         with self._lock:
             if process is not None:
-                if (previous := self._daemons.pop(place.socket_path, None)) is not None:
+                if (previous := self._daemons.pop(address.socket_path, None)) is not None:
                     self._replaced.append(previous)
-                self._daemons[place.socket_path] = process
-            return sock, self._daemons.get(place.socket_path)
+                self._daemons[address.socket_path] = process
+            return sock, self._daemons.get(address.socket_path)
 
 
-def _leave(path: Path, process: subprocess.Popen[bytes]) -> None:
-    """Wait for a shared daemon if it stops, which takes its socket away at once; others may use it."""
+def _wait_if_it_stops(path: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait for a shared daemon if it stops, which removes its socket at once. Other processes may use it."""
     started = time.monotonic()
     while process.poll() is None:
         waited_s = time.monotonic() - started
@@ -242,7 +238,7 @@ def _leave(path: Path, process: subprocess.Popen[bytes]) -> None:
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a daemon that said it would stop; one that does not is killed, and its fork server sees to the rest."""
+    """Wait for a daemon that said it would stop. One that does not is killed; its fork server then ends the rest."""
     try:
         process.wait(REAP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -254,7 +250,7 @@ _registry: Registry | None = None
 
 
 def current_registry() -> Registry:
-    """This process's registry."""
+    """Return this process's registry."""
     global _registry
     if _registry is None or _registry.pid != os.getpid():
         _registry = Registry()

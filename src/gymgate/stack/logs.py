@@ -1,4 +1,4 @@
-"""Logs of a stack are kept short while it runs: a long training must not fill the disk, or memory, that they lie on."""
+"""Keeps the logs of a running stack short, so that a long training does not fill their disk, or memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 MAX_LOG = 8 << 20
-"""Bytes of one file, from which its beginning is dropped."""
+"""Bytes of one file. A longer one loses its beginning."""
 KEPT = 2 << 20
 """Bytes at its end that stay."""
 CHECK_S = 10.0
@@ -28,7 +28,7 @@ async def keep_short(directory: Path) -> None:
 
 
 def cut_logs(directory: Path) -> None:
-    """Leave the end of each log that is too long. Its writers append, and so go on behind that."""
+    """Leave the end of each log that is too long. Its writers append, and so continue behind that."""
     for path in (*directory.glob("*.log"), *directory.glob("logs/*/*.log")):
         with contextlib.suppress(FileNotFoundError):
             if (size := path.stat().st_size) > MAX_LOG:

@@ -1,30 +1,33 @@
-"""What an environment consists of, as its resolved config says, and what its servers are started with."""
+"""What an environment consists of, according to its resolved config, and how its servers are started."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gymgate.catalog import ServerInstance
 from gymgate.catalog.agentcode import read_agent
 from gymgate.catalog.needs import judge_references, refuse_unanswered, walk
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.runtime import npm
+from gymgate.runtime import Runtime, npm
+from gymgate.runtime.cache import gym_cache
 from gymgate.stack import forkserver, gym_config
-from gymgate.stack.forkserver_client import Child, ForkServerClient
+from gymgate.stack.children import Child
+from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
 
 
 @dataclass(frozen=True)
-class Plan:
+class EnvironmentPlan:
     """What an environment consists of."""
 
     config: dict[str, Any]
@@ -33,108 +36,96 @@ class Plan:
     ray: frozenset[str]
     """Instances that need Ray."""
     urls: tuple[str, ...]
-    """Keys of models that servers call by themselves; the gateway stands in for each by that name."""
+    """Config keys with the URL of a model that servers call by themselves. The gateway answers for each under that name."""
     agents: dict[str, str]
     """Agent instance -> implementation."""
     strategies: dict[str, Strategy]
-    """Agent instance -> how its rollouts' keys reach their model calls."""
+    """Agent instance -> how the keys of its rollouts reach its model calls."""
     default_agent: str | None
     handing: Handing
     """What this release's base classes do with a rollout's key."""
 
 
 @dataclass(frozen=True)
-class Host:
-    """What an environment gets from its stack."""
+class EnvironmentContext:
+    """What an environment shares with its stack."""
 
-    spawner: Callable[[], Awaitable[ForkServerClient]]
-    """The fork server, a new one if the last has died."""
-    ray_address: Callable[[ForkServerClient], Awaitable[str]]
+    config: StackConfig
+    runtime: Runtime
+    """The environment's own, whose requirements may differ from its siblings'."""
+    fork_servers: ForkServerPool
     gateway: Gateway
-    version: str
-    site: Path
-    component_roots: tuple[str, ...]
     directory: Path
     """For logs."""
-    cache_dir: Path
-    programs: Path
-    """A directory on the servers' PATH."""
-    start_timeout_s: float
-    max_restarts: int
-    restart_window_s: float
-    agent_processes: int
     progress: Callable[[str], None]
-    models: Mapping[str, JudgeEndpoint] = field(default_factory=dict)
-    """Endpoints of the model servers other than the policy's, by instance name; `"*"`: all."""
+
+    async def fork_server(self) -> ForkServerClient:
+        """Return the fork server of this runtime; a new one if the last has died."""
+        return await self.fork_servers.client(self.runtime.python)
 
 
-async def make_plan(spec: EnvironmentConfig, config_path: Path, host: Host, logs: Path) -> Plan:
+async def make_plan(
+    spec: EnvironmentConfig, config_path: Path, context: EnvironmentContext, logs: Path
+) -> EnvironmentPlan:
     """Read an environment's config. Raises `ConfigError` and `NeedMissingError` for what it lacks."""
-    spawner = await host.spawner()
-    answer = await spawner.parse(
+    fork_server = await context.fork_server()
+    answer = await fork_server.parse(
         spec.name,
         logs / "config.log",
-        directory=str(_working_directory(host.directory)),
+        directory=str(_working_directory(context.directory)),
         config_paths=[str(config_path)],
-        initial=gym_config.initial_config(host.directory / "results", host.cache_dir),
+        initial=gym_config.initial_config(context.directory / "results", gym_cache()),
         overrides=[list(pair) for pair in spec.overrides],
         handing=gym_config.handing_order(),
     )
     config = gym_config.checked_config(answer, spec.name)
-    wanted = gym_config.servers_to_start(config, spec.agent)
-    agents = [item for item in wanted if item.kind == AGENTS]
+    servers = gym_config.servers_to_start(config, spec.agent)
+    agents = {item.name: item.type for item in servers if item.kind == AGENTS}
     if not agents:
         raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
     urls = tuple(answer.get("urls", ()))
-    roots = gym_config.component_roots(config_path, host.component_roots, host.site)
+    roots = gym_config.component_roots(config_path, context.config.component_roots, context.runtime.site)
     handing = Handing(**{**answer["handing"], "switches": tuple(answer["handing"]["switches"])})
-    directories, ray, strategies = await asyncio.to_thread(_read_code, wanted, roots, urls, handing, config)
+    directories, ray, strategies = await asyncio.to_thread(_read_code, servers, roots, urls, handing, config)
     default = gym_config.default_agent(config, spec.agent)
-    types = {item.name: item.type for item in agents}
     if default is not None and strategies.get(default) == "none":
-        raise refuse_unroutable(default, types[default], host.version)
-    return Plan(
-        config,
-        wanted,
-        directories,
-        ray,
-        urls,
-        agents=types,
-        strategies=strategies,
-        default_agent=default,
-        handing=handing,
+        raise refuse_unroutable(default, agents[default], context.runtime.version)
+    return EnvironmentPlan(
+        config, servers, directories, ray, urls, agents, strategies, default_agent=default, handing=handing
     )
 
 
 def _read_code(
-    wanted: list[Instance],
+    servers: list[Instance],
     roots: list[Path],
     urls: Collection[str],
     handing: Handing,
     config: Mapping[str, Any],
 ) -> tuple[dict[str, Path], frozenset[str], dict[str, Strategy]]:
-    """Each server's directory, those that need Ray, and how each agent is routed. Blocking: it reads their source."""
-    directories = {item.name: gym_config.directory_of(item, roots) for item in wanted}
-    ray = {item.name for item in wanted if gym_config.uses_ray(directories[item.name], item.entrypoint)}
+    """Return each server's directory, those that need Ray, and each agent's strategy. Blocks while it reads their source."""
+    directories = {item.name: gym_config.directory_of(item, roots) for item in servers}
+    ray = {item.name for item in servers if gym_config.uses_ray(directories[item.name], item.entrypoint)}
     strategies = {
         item.name: gym_config.strategy_of(
             item, urls, handing, read_agent(roots, directories[item.name], item.entrypoint), config
         )
-        for item in wanted
+        for item in servers
         if item.kind == AGENTS
     }
     return directories, frozenset(ray), strategies
 
 
-def require_judges(plan: Plan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
-    """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and `models` leaves out:
-    many servers make a reward of 0 of a judge's failure."""
+def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
+    """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and `models` leaves out.
+
+    Many servers turn a judge's failure into a reward of 0.
+    """
     refuse_unanswered(environment, judges_of(plan), models)
     refuse_unanswered(environment, dict(_url_judges(plan)), with_address(models), keyless=True)
 
 
 def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint]:
-    """Those that can serve calls without a rollout's key, and those that are to serve none."""
+    """Return the endpoints that can serve calls without a rollout's key, and those that must serve none."""
     return {
         name: endpoint
         for name, endpoint in models.items()
@@ -142,71 +133,75 @@ def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint
     }
 
 
-def judges_of(plan: Plan) -> dict[str, str]:
-    """Model servers that the environment's servers name beside the policy's, each with where."""
+def judges_of(plan: EnvironmentPlan) -> dict[str, str]:
+    """Return the model servers beside the policy's that the environment's servers name, each with where it is named."""
     servers = [ServerInstance(item.name, item.kind, item.type, item.entrypoint) for item in plan.servers]
     return judge_references(plan.config, servers)
 
 
-def judge_warnings(plan: Plan) -> Iterator[str]:
-    """A line for each judge whose address is set in the config itself: its calls do not come to the gateway."""
+def judge_warnings(plan: EnvironmentPlan) -> Iterator[str]:
+    """Yield a line for each judge whose URL is set in the config itself: its calls do not go through the gateway."""
     for item in plan.servers:
         for path, value in walk(item.block):
             leaf = path.rpartition(".")[2]
             is_url = leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
             if is_url and not forkserver.interpolated(value) & {*plan.urls}:
                 yield (
-                    f"{path} of {item.name} is {value}: gymgate does not see these calls, and a failed one counts as one "
-                    "only where the environment says so"
+                    f"{path} of {item.name} is {value}: gymgate does not see these calls, and a failed one counts as "
+                    "failed only if the environment says so"
                 )
 
 
-def _url_judges(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Judges that servers call by a URL, each with where it is given to them."""
+def _url_judges(plan: EnvironmentPlan) -> Iterator[tuple[str, str]]:
+    """Yield the judges that servers call by a URL, each with the setting that holds it."""
     for item in plan.servers:
-        own = (
-            gym_config.policy_urls(item, plan.urls) if plan.strategies.get(item.name) == "process" else set()
-        )
+        own_process = plan.strategies.get(item.name) == "process"
+        own = gym_config.policy_urls(item, plan.urls) if own_process else set()
         for path, value in walk(item.block):
             for key in forkserver.interpolated(value) if isinstance(value, str) else ():
                 if key in plan.urls and key not in own and "judge" in f"{path} {key}":
                     yield key, f"{path} of {item.name}"
 
 
-def model_servers(plan: Plan) -> list[str]:
-    """Every model server that the gateway stands in for."""
+def model_servers(plan: EnvironmentPlan) -> list[str]:
+    """Return every model server that the gateway answers for."""
     own_judge = [POLICY_AS_JUDGE] if gym_config.is_own_judge(plan.config) else []
     return [*gym_config.model_servers(plan.config), *plan.urls, *own_judge]
 
 
-def link_programs(plan: Plan, host: Host) -> None:
-    """Put the commands that agents run where their servers find them; blocking, some 15 s where npm installs one."""
+def link_programs(plan: EnvironmentPlan, context: EnvironmentContext) -> None:
+    """Put the commands that agents run on their PATH. Blocks, for about 15 s where npm installs one."""
     for instance in plan.servers:
         if instance.name in plan.agents:
-            command = npm.ensure_program(instance.type, instance.block, host.progress)
+            command = npm.ensure_program(instance.type, instance.block, context.progress)
             if command is not None:
                 with contextlib.suppress(FileExistsError):
-                    (host.programs / command.name).symlink_to(command)
+                    (context.fork_servers.agents_commands() / command.name).symlink_to(command)
 
 
-async def configured(
-    plan: Plan,
-    host: Host,
-    spawner: ForkServerClient,
+async def server_config(
+    plan: EnvironmentPlan,
+    context: EnvironmentContext,
+    fork_server: ForkServerClient,
     ports: Mapping[str, int],
     port_for: Callable[[str], Awaitable[int]],
 ) -> dict[str, Any]:
-    """The config for servers at these ports, whose model servers are at the gateway's ports that `port_for` gives."""
+    """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives."""
     models = {name: await port_for(name) for name in model_servers(plan)}
-    ray = await host.ray_address(spawner) if plan.ray else None
+    ray = await fork_server.ray_address(context.progress) if plan.ray else None
     return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.handing.switches)
 
 
-async def serve(
-    plan: Plan, spawner: ForkServerClient, logs: Path, instance: Instance, name: str, config: dict[str, Any]
+async def start_server(
+    plan: EnvironmentPlan,
+    fork_server: ForkServerClient,
+    logs: Path,
+    instance: Instance,
+    name: str,
+    config: dict[str, Any],
 ) -> Child:
-    """Start a server under a name, which its log has too; it does not listen yet."""
-    return await spawner.serve(
+    """Start a server under a name, which its log has too. It does not listen yet."""
+    return await fork_server.serve(
         name,
         logs / f"{gym_config.file_name(name)}.log",
         directory=str(plan.directories[instance.name]),
@@ -218,7 +213,7 @@ async def serve(
 
 
 def _working_directory(fallback: Path) -> Path:
-    """The daemon's, which was that of the SDK process; it may have been removed."""
+    """Return the daemon's working directory, which was the SDK process's; it may have been removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

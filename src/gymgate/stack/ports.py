@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -33,21 +31,15 @@ class HeldPort:
         self._socket.close()
 
 
-def listening_inodes(ports: Iterable[int]) -> dict[int, str]:
-    """Inode of the socket that listens on each port; ports on which none does are left out."""
-    wanted = {f"{port:04X}": port for port in ports}
-    found = {}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == _LISTEN and (port := wanted.get(fields[1].rpartition(":")[2])) is not None:
-            found[port] = fields[9]
-    return found
-
-
-def owns_socket(pid: int, inode: str) -> bool:
-    """Whether a process has that socket open."""
-    target = re.compile(rf"socket:\[{inode}\]")
+def listens(pid: int, port: int) -> bool:
+    """Whether this very process listens on a port, and not another one in its place."""
+    listening = {
+        f"socket:[{fields[9]}]"
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]
+        if (fields := line.split())[3] == _LISTEN and fields[1].endswith(f":{port:04X}")
+    }
     try:
-        return any(target.fullmatch(str(entry.readlink())) for entry in Path(f"/proc/{pid}/fd").iterdir())
+        files = Path(f"/proc/{pid}/fd").iterdir()
+        return bool(listening) and any(str(entry.readlink()) in listening for entry in files)
     except OSError:
         return False

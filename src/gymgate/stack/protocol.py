@@ -1,12 +1,12 @@
 """Both ends of the connection between an SDK process and its stack's daemon.
 
-A frame is two 4-byte little-endian lengths, a JSON object of the first length and, of the second, bytes that go with it:
+A frame is two 4-byte little-endian lengths, a JSON object of the first length, and bytes of the second length:
 
     {"id": 1, "call": "run", "with": {...}}     answered by {"id": 1, "ok": ...} or {"id": 1, "error": {...}}
-    {"cancel": 1}                               the caller gave up on its call 1
-    {"tell": "progress", "with": {...}}         needs no answer
+    {"cancel": 1}                               the caller gave up its call 1
+    {"tell": "progress", "with": {...}}         has no answer
 
-Rows, model calls and results cross as those bytes. The connection does not parse them, so none of them can break it.
+Rows, model calls and results cross as the bytes. The connection does not parse them, so none of them can break it.
 Either end may call the other, any number of calls at once.
 """
 
@@ -23,21 +23,21 @@ from typing import Any, NamedTuple, cast
 from gymgate import codec
 from gymgate.errors import DataError, GymgateError, StackLostError, described, from_wire
 
-PROTOCOL = 3
-"""Both ends must have the same; it changes with the frames' meaning."""
+PROTOCOL = 4
+"""Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
-_LONGEST = (1 << 32) - 1
+_MAX_LENGTH = (1 << 32) - 1
 
 
 class Reply(NamedTuple):
-    """An answer, and bytes that go with it."""
+    """An answer as JSON, and bytes that go with it."""
 
     value: Any
     body: bytes = b""
 
 
 Handler = Callable[[dict[str, Any], bytes], Awaitable[Any]]
-"""Takes a call's parameters and bytes; returns a JSON value, or a `Reply` with bytes."""
+"""Takes the parameters and bytes of a call; returns a JSON value, or a `Reply` with bytes."""
 Listener = Callable[[dict[str, Any]], None]
 
 logger = logging.getLogger(__name__)
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 class Peer(asyncio.Protocol):
     """One end of a connection. Belongs to the event loop that made it.
 
-    `handlers` answer the other end's calls, each in a task of its own that is cancelled when the other end
-    cancels the call or goes away. `listeners` get what it tells.
+    `handlers` answer the other end's calls. Each call runs in its own task, which is cancelled when the other end cancels
+    the call or goes away. `listeners` get messages that have no answer.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Peer(asyncio.Protocol):
         self.heard = 0
         """How often anything came from the other end."""
         self.tasks: dict[int, asyncio.Task[None]] = {}
-        """The other end's calls under way."""
+        """The other end's calls that have no answer yet."""
         self.describe_loss = describe_loss
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -74,11 +74,11 @@ class Peer(asyncio.Protocol):
         self._writable.set()
 
     async def call(self, method: str, /, **parameters: Any) -> Any:
-        """The other end's answer; see `exchange`."""
+        """Call the other end and return the JSON value that it answers; see `exchange`."""
         return (await self.exchange(method, parameters)).value
 
     async def exchange(self, method: str, parameters: Mapping[str, Any], body: bytes = b"") -> Reply:
-        """Call the other end. Cancelling it cancels the work there.
+        """Call the other end. Cancelling the call cancels the work there.
 
         Raises the error that the other end raised, `StackLostError` if it goes away, and `DataError` for
         parameters that JSON cannot hold.
@@ -101,7 +101,7 @@ class Peer(asyncio.Protocol):
             del self._pending[number]
 
     def tell(self, what: str, **parameters: Any) -> None:
-        """Say something that needs no answer; nothing happens if nobody is there."""
+        """Send a message that has no answer. It is dropped if the connection is closed."""
         self._send(_frame({"tell": what, "with": parameters}))
 
     @property
@@ -121,7 +121,7 @@ class Peer(asyncio.Protocol):
 
     @property
     def peer_pid(self) -> int | None:
-        """Process that made the connection, as the kernel knows it; `None` if it cannot tell."""
+        """The process that made the connection, by the kernel's record; `None` if that is unknown or this process."""
         if (sock := self.sock) is None:
             return None
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
@@ -145,7 +145,7 @@ class Peer(asyncio.Protocol):
         self._on_lost()
 
     def pause_writing(self) -> None:
-        """See `asyncio.BaseProtocol`: the other end does not keep up, so calls and answers wait here."""
+        """The other end does not read fast enough, so calls and answers wait here. See `asyncio.BaseProtocol`."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
@@ -159,14 +159,13 @@ class Peer(asyncio.Protocol):
         buffer += data
         start = 0
         while len(buffer) - start >= _LENGTHS.size:
-            length, more = _LENGTHS.unpack_from(buffer, start)
+            head, more = _LENGTHS.unpack_from(buffer, start)
             at = start + _LENGTHS.size
-            end = at + length + more
+            end = at + head + more
             if len(buffer) < end:
                 break
-            frame, body = codec.loads(bytes(buffer[at : at + length])), bytes(buffer[at + length : end])
             start = end
-            self._handle(frame, body)
+            self._handle(codec.loads(bytes(buffer[at : at + head])), bytes(buffer[at + head : end]))
         if start:
             del buffer[:start]
 
@@ -193,7 +192,7 @@ class Peer(asyncio.Protocol):
                 answer.set_result(Reply(frame["ok"], body))
 
     async def _answer(self, number: int, method: str, parameters: dict[str, Any], body: bytes) -> None:
-        """Answer a call, whatever comes of it: the other end waits. Only a call that it gave up on has no answer."""
+        """Answer a call, with an error if need be: the other end waits. Only a call that it cancelled gets no answer."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -216,13 +215,13 @@ class Peer(asyncio.Protocol):
 
 
 def _frame(value: dict[str, Any], body: bytes = b"") -> tuple[bytes, ...]:
-    """The pieces of a frame. Raises `DataError` for what cannot be sent."""
+    """Return the pieces of a frame. Raises `DataError` for a value that cannot be sent."""
     try:
         head = codec.dumps(value)
     except ValueError as error:
         raise DataError(f"cannot be sent as JSON: {error}") from None
-    if max(len(head), len(body)) > _LONGEST:
-        raise DataError(f"cannot be sent: {max(len(head), len(body))} bytes, the limit is {_LONGEST}")
+    if (length := max(len(head), len(body))) > _MAX_LENGTH:
+        raise DataError(f"cannot be sent: {length} bytes, the limit is {_MAX_LENGTH}")
     return (_LENGTHS.pack(len(head), len(body)), head, body)
 
 

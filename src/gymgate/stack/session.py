@@ -1,20 +1,22 @@
-"""One connection of an SDK process to the daemon: its lease, and what it asks for."""
+"""One connection of an SDK process to the daemon: its lease, and its calls."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
-from gymgate.errors import StackLostError
+from gymgate import codec
+from gymgate.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
+from gymgate.errors import PolicyError, StackLostError
 from gymgate.gateway import Route
-from gymgate.stack.handover import pack_calls
+from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.stack import routing
 from gymgate.stack.protocol import PROTOCOL, Handler, Peer, Reply
-from gymgate.stack.remote import RemoteBackend
-from gymgate.stack.request import Judge, Request
-from gymgate.stack.wire import endpoint_from_wire
+from gymgate.stack.rollout import RolloutRun
+from gymgate.stack.wire import endpoint_from_wire, pack_rollout
 
 if TYPE_CHECKING:
     from gymgate.stack.daemon import Daemon
@@ -27,13 +29,11 @@ class Session:
         self.daemon = daemon
         self.leased = False
         self.left = False
-        """It said bye."""
-        self._models: tuple[tuple[str, Judge], ...] = ()
-        """The judges' endpoints that this connection said hello with, credentials included: nobody else's rollouts use them."""
-        self._routes: dict[str, tuple[str, Route]] = {}
-        """By key, with what the SDK process calls it, which may give it up before it knows the key."""
-        self._keys: dict[str, str] = {}
-        """By that name."""
+        """Whether it said bye."""
+        self._judges: dict[str, Any] = {}
+        """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them."""
+        self._routes: dict[str, Route] = {}
+        """By the name that the SDK process gave it, which may give it up before it knows the key."""
         handlers: dict[str, Handler] = {
             "hello": self.hello,
             "bye": self.bye,
@@ -52,9 +52,9 @@ class Session:
         self._pidfd: int | None = None
 
     async def hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Take a lease; answers when the stack is up, or with why it is not.
+        """Take a lease. Answers when the stack is up, or with the error that it failed with.
 
-        Who comes while the stack stops is not welcomed, and so tries again with another daemon.
+        A connection that comes while the stack stops is dropped, so that its process tries again with another daemon.
         """
         if await self.daemon.is_retired():
             self.peer.abort()
@@ -68,40 +68,56 @@ class Session:
         self.leased = True
         self._watch_process()
         config = StackConfig.model_validate(message["config"])
-        self._models = config.models
+        self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
         running = await self.daemon.started(config)
         return {**running.describe(), "pid": os.getpid()}
 
     async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Give the lease back; says whether everything stops now, which nobody prevents any more."""
+        """Give the lease back. Answers whether everything stops now, which nobody can prevent any more."""
         self.leased, self.left = False, True
-        return {"last": self.daemon.lease_gone() and await self.daemon.decision()}
+        return {"last": await self.daemon.lease_gone()}
 
     async def run(self, message: dict[str, Any], row: bytes) -> Reply:
-        return await self.daemon.running.run(self._request(message, row))
+        """Run a row and return the record. Its deadline counts from here.
+
+        Raises `ConfigError` and `DataError` for mistakes of the caller; any other failure is in the record.
+        """
+        started = time.monotonic()
+        stack = self.daemon.running
+        environment, agent = stack.choose(message["environment"], message["agent"])
+        strategy = environment.strategy(agent)
+        route = self._open(message, metadata_routing=strategy in routing.BY_METADATA)
+        try:
+            body = routing.routed_row(
+                row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
+            )
+            run = RolloutRun(environment, agent, body, route, message["limits"]["timeout_s"], started)
+            await run.run(stack)
+        finally:
+            await route.close()
+        return run.packed()
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": self.daemon.leases}
 
     async def open_route(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """A route that lives until it is closed or the connection is."""
-        route = self.daemon.running.open(self._request(message), metadata_routing=True)
-        self._routes[route.key] = message["name"], route
-        self._keys[message["name"]] = route.key
+        """Open a route that lives until it is closed or the connection is."""
+        route = self._open(message, metadata_routing=True)
+        self._routes[message["name"]] = route
         return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
 
     async def route_calls(self, message: dict[str, Any], _: bytes) -> Reply:
-        if (found := self._routes.get(message["key"])) is None:
-            raise StackLostError("this connection has no open route of that key")
-        return pack_calls({}, found[1])
+        if (route := self._routes.get(message["name"])) is None:
+            raise StackLostError("this connection has no open route of that name")
+        return pack_rollout({}, route)
 
     async def close_route(self, message: dict[str, Any], _: bytes) -> None:
-        if (route := self._take(message["key"])) is not None:
+        if (route := self._routes.pop(message["name"], None)) is not None:
             await route.close()
 
     def forget_route(self, message: dict[str, Any]) -> None:
-        """Close a route that the caller gave up on, whether it ever heard of it or not."""
-        if (route := self._take(self._keys.get(message["name"], ""))) is not None:
+        """Close a route that the caller gave up, whether it ever knew the key or not."""
+        if (route := self._routes.pop(message["name"], None)) is not None:
             self.daemon.close_later(route)
 
     def on_lost(self) -> None:
@@ -109,36 +125,25 @@ class Session:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        for _, route in self._routes.values():
+        for route in self._routes.values():
             self.daemon.close_later(route)
         self.daemon.session_lost(self)
 
-    def _take(self, key: str) -> Route | None:
-        """The route of a key, which is this connection's no more."""
-        name, route = self._routes.pop(key, ("", None))
-        self._keys.pop(name, None)
-        return route
-
-    def _request(self, message: Mapping[str, Any], row: bytes = b"") -> Request:
-        policy = self._judge(endpoint_from_wire(message["policy"]))
-        assert not isinstance(policy, str)
-        named = message.get("judge_policy")
-        judge_policy = None if named is None else self._judge(endpoint_from_wire(named))
-        assert not isinstance(judge_policy, str)
-        return Request(
-            row=row,
-            policy=policy,
-            judges={name: self._judge(endpoint) for name, endpoint in self._models},
-            judge_policy=judge_policy,
+    def _open(self, message: Mapping[str, Any], *, metadata_routing: bool) -> Route:
+        judging = message.get("judge_policy")
+        return self.daemon.running.gateway.open(
+            self._reachable(endpoint_from_wire(message["policy"])),
             rollout_id=message["rollout_id"],
-            environment=message.get("environment"),
-            agent=message.get("agent"),
+            judges=self._judges,
+            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
             limits=RolloutLimits.model_construct(**message["limits"]),
             record_bodies=message["record_bodies"],
+            metadata_routing=metadata_routing,
         )
 
-    def _judge(self, endpoint: Judge) -> Judge:
-        return RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
+    def _reachable(self, endpoint: JudgeEndpoint) -> Any:
+        """Return an endpoint as the gateway takes it: a callable is called over this connection."""
+        return _RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
 
     def _watch_process(self) -> None:
         """End the session with the process that made it, even if a child of it inherited the connection."""
@@ -147,6 +152,32 @@ class Session:
             return
         try:
             self._pidfd = os.pidfd_open(pid)
-        except OSError:  # gone already, or in a namespace where it has no number: the connection will tell
+        except OSError:  # gone already, or in a namespace where it has no number: the connection will end
             return
         asyncio.get_running_loop().add_reader(self._pidfd, self.peer.abort)
+
+
+class _RemoteBackend:
+    """Sends each call to a Python callable in the SDK process, over its connection. See `Backend`."""
+
+    dialect: Dialect
+
+    def __init__(self, peer: Peer, endpoint: CallableEndpoint) -> None:
+        self.dialect = endpoint.dialect
+        self._peer = peer
+        self._name = endpoint.name
+
+    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+        """See `Backend.call`."""
+        request = raw if raw is not None else codec.dumps(body)
+        try:
+            answer = await self._peer.exchange("policy", {"name": self._name}, request)
+        except StackLostError as error:
+            raise PolicyError(f"the process that serves {self._name!r} is gone") from error
+        try:
+            return BackendAnswer(*codec.parse(answer.body))
+        except ValueError as error:
+            raise PolicyError(f"callable {self._name!r} returned a dict that is {error}") from error
+
+    async def close(self) -> None:
+        """Nothing to release."""

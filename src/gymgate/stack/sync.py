@@ -1,17 +1,17 @@
-"""Stacks for plain threads: every call runs on one private event loop, which lives while it is used."""
+"""Stacks for plain threads: every call runs on one private event loop, which lives while somebody uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import os
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, Self, TypeVar
+from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
-from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
-from gymgate.rollout import ModelCall, Rollout
+from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
 from gymgate.stack.client import (
     NOT_PICKLED,
     AgentInfo,
@@ -24,38 +24,44 @@ from gymgate.stack.client import (
 from gymgate.stack.leases import connect
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class LoopThread:
-    """An event loop in a daemon thread, from the first user to the last."""
+    """An event loop in a daemon thread, from the first user to the last.
+
+    Not anyio's blocking portal: that one cancels a task again at each await until the task has ended, and a cancelled
+    caller here still waits for the end of what it gives back.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
         self.lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     def enter(self) -> None:
+        """Start the loop, unless it runs."""
         with self.lock:
             self.users += 1
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), daemon=True)
-                self._thread.name = "gymgate-stack"
-                self._thread.start()
+            if self._running is None:
+                loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=_run, args=(loop,), daemon=True, name="gymgate-stack")
+                self._running = loop, thread
+                thread.start()
 
     def leave(self) -> None:
+        """Stop the loop, if nobody else uses it."""
         with self.lock:
             self.users -= 1
-            if self.users or self._loop is None or self._thread is None:
+            if self.users or self._running is None:
                 return
-            loop, thread, self._loop, self._thread = self._loop, self._thread, None, None
+            (loop, thread), self._running = self._running, None
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result; interrupting the wait (Ctrl-C) cancels the work and waits for it to end."""
+        """Return the result. Interrupting the wait (Ctrl-C) cancels the work and waits for it to end."""
         future = self.submit(work)
         try:
             return future.result()
@@ -66,14 +72,14 @@ class LoopThread:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start the work; cancelling the future cancels it."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Start the work. Cancelling the future cancels it."""
+        assert self._running is not None
+        return asyncio.run_coroutine_threadsafe(work, self._running[0])
 
-    @staticmethod
-    def _run(loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.get_loop().run_forever()
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.get_loop().run_forever()
 
 
 _loop_thread: LoopThread | None = None
@@ -86,11 +92,24 @@ def _current_loop_thread() -> LoopThread:
     return _loop_thread
 
 
+def _blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that runs the asynchronous one of the same name on the private loop."""
+
+    @functools.wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._loop.call(getattr(self._async, method.__name__)(*args, **kwargs))
+        return result
+
+    return call
+
+
 class SyncStack:
-    """A `Stack` whose methods block; any number of threads may use it at once."""
+    """A `Stack` whose methods block. Any number of threads may use it at once; a plain callable gets a thread of its own."""
 
     def __init__(self, stack: Stack, loop: LoopThread) -> None:
-        self._stack = stack
+        self._async = stack
         self._loop = loop
 
     def __reduce__(self) -> NoReturn:
@@ -98,43 +117,22 @@ class SyncStack:
 
     @property
     def config(self) -> StackConfig:
-        """As of `Stack`."""
-        return self._stack.config
+        """See `Stack`."""
+        return self._async.config
 
     @property
     def agents(self) -> dict[str, AgentInfo]:
-        """As of `Stack`."""
-        return self._stack.agents
+        """See `Stack.agents`."""
+        return self._async.agents
 
     @property
     def gateway_url(self) -> str:
-        """As of `Stack`."""
-        return self._stack.gateway_url
+        """See `Stack.gateway_url`."""
+        return self._async.gateway_url
 
-    def run(
-        self,
-        row: Mapping[str, Any],
-        *,
-        policy: Policy,
-        environment: str | None = None,
-        agent: str | None = None,
-        limits: RolloutLimits | None = None,
-        rollout_id: str | None = None,
-        record_bodies: bool = True,
-        judge_policy: Endpoint | None = None,
-    ) -> Rollout:
-        """As `Stack.run`. A plain callable runs in a thread of its own."""
-        work = self._stack.run(
-            row,
-            policy=policy,
-            environment=environment,
-            agent=agent,
-            limits=limits,
-            rollout_id=rollout_id,
-            record_bodies=record_bodies,
-            judge_policy=judge_policy,
-        )
-        return self._loop.call(work)
+    run = _blocking(Stack.run)
+    status = _blocking(Stack.status)
+    close = _blocking(Stack.close)
 
     def open_route(
         self,
@@ -144,29 +142,21 @@ class SyncStack:
         rollout_id: str | None = None,
         record_bodies: bool = True,
     ) -> SyncOpenRoute:
-        """As `Stack.open_route`; close the route, or use it in a `with` block."""
-        work = self._stack.open_route(
+        """See `Stack.open_route`. Close the route, or use it in a `with` block."""
+        opening = self._async.open_route(
             policy, limits=limits, rollout_id=rollout_id, record_bodies=record_bodies
         )
-        return SyncOpenRoute(self._loop.call(work), self._loop)
+        return SyncOpenRoute(self._loop.call(opening), self._loop)
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
     ) -> CallableEndpoint:
-        """As `Stack.register`."""
+        """See `Stack.register`."""
 
         async def register() -> CallableEndpoint:  # the connection belongs to its loop
-            return self._stack.register(name, policy, dialect=dialect)
+            return self._async.register(name, policy, dialect=dialect)
 
         return self._loop.call(register())
-
-    def status(self) -> dict[str, Any]:
-        """As `Stack.status`."""
-        return self._loop.call(self._stack.status())
-
-    def close(self) -> None:
-        """As `Stack.close`; the end of the `acquire_sync` block does it too."""
-        self._loop.call(self._stack.close())
 
 
 class SyncOpenRoute:
@@ -176,16 +166,11 @@ class SyncOpenRoute:
         self.key = route.key
         self.base_url = route.base_url
         self.rollout_id = route.rollout_id
-        self._route = route
+        self._async = route
         self._loop = loop
 
-    def calls(self) -> list[ModelCall]:
-        """As `OpenRoute.calls`."""
-        return self._loop.call(self._route.calls())
-
-    def close(self) -> None:
-        """As `OpenRoute.close`."""
-        self._loop.call(self._route.close())
+    calls = _blocking(OpenRoute.calls)
+    close = _blocking(OpenRoute.close)
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +181,7 @@ class SyncOpenRoute:
 
 @contextmanager
 def acquire_sync(config: StackConfig, *, progress: Progress | None = None) -> Iterator[SyncStack]:
-    """As `acquire`, for code without an event loop. Threads that acquire one config share a connection.
+    """Acquire a stack for code without an event loop; see `acquire`. Threads that acquire one config share a connection.
 
     `progress` is called from another thread.
     """

@@ -1,4 +1,4 @@
-"""Processes of this machine as the kernel shows them: who descends from whom, whose helper is whose. Standard library only."""
+"""Processes of this machine, as the kernel shows them: descendants, and helpers of a server. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 SERVER_TAG = "GYMGATE_SERVER"
-"""Variable that a server's helpers inherit, with the server's pid."""
+"""Variable with a server's pid, which its helpers inherit."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,15 +25,13 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """pid -> (parent, session)."""
+    """Return pid -> (parent, session)."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
+            with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            found[int(entry.name)] = (int(fields[1]), int(fields[3]))
+                found[int(entry.name)] = (int(fields[1]), int(fields[3]))
     return found
 
 
@@ -48,13 +46,12 @@ def descendants(root: int) -> list[int]:
 
 
 def helpers_of(server: int) -> list[int]:
-    """Processes that a dead server started: of its session, or carrying its mark."""
-    own = descendants(os.getpid())
-    sessions = processes()
-    return [pid for pid in own if sessions.get(pid, (0, 0))[1] == server or marked(pid, server)]
+    """Return the processes that a dead server started: of its session, or tagged with its pid."""
+    sessions = {pid: session for pid, (_, session) in processes().items()}
+    return [pid for pid in descendants(os.getpid()) if sessions.get(pid) == server or is_tagged(pid, server)]
 
 
-def marked(pid: int, server: int) -> bool:
+def is_tagged(pid: int, server: int) -> bool:
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Imports NeMo Gym once and forks a child per server. Runs in NeMo Gym's own interpreter, imports nothing of ours.
+"""Imports NeMo Gym once and forks a child per server. Runs in NeMo Gym's own interpreter and imports nothing of gymgate.
 
     <runtime python> forkserver/__main__.py CONTROL_FD
 
@@ -8,7 +8,7 @@ Orders come in and events go out on the control socket, one JSON object a line:
      "initial": {...}, "overrides": [[dotted key, value], ...], "handing": {...}}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false}
-    {"op": "ray",   "id": 3, "log": path, "out": path}
+    {"op": "ray",   "id": 3, "log": path, "out": path, "directory": path}
     {"op": "kill",  "pid": 123, "signal": 2, "group": false}
     {"op": "ping"}
     <- {"event": "ready", "threads": 1}  {"event": "started", "id": 1, "pid": 123}  {"event": "pong"}
@@ -48,8 +48,8 @@ from .serving import ray_head, serve
 
 
 def parse(order: dict[str, Any]) -> None:
-    """Resolve an environment's config with NeMo Gym's own parser, see how this release hands keys on, write both to `out`."""
-    os.chdir(order["directory"])  # which the config's relative paths are tried against
+    """Write to `out` the config as NeMo Gym's own parser resolves it, and how this release forwards keys."""
+    os.chdir(order["directory"])  # the config's relative paths start there
     answer = parsed(order) | {"handing": handing_on(order["handing"])}
     Path(order["out"]).write_text(json.dumps(answer))
 
@@ -58,20 +58,19 @@ CHILDREN = {"parse": parse, "serve": serve, "ray": ray_head}
 
 
 class ForkServer:
-    """The loop: single-threaded, so that a fork copies a consistent process."""
+    """The loop. Single-threaded, so that a fork copies a consistent process."""
 
     def __init__(self, control: socket.socket) -> None:
         self.control = control
         self.received = b""
-        self.children: dict[int, int] = {}
-        """pid -> id of the order it was started by."""
+        self.children: set[int] = set()
         self.wakeup, self.waker = socket.socketpair()
         for end in (self.wakeup, self.waker):
             end.setblocking(False)
 
     def run(self) -> None:
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the daemon's to handle
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the daemon handles Ctrl-C
         signal.set_wakeup_fd(self.waker.fileno(), warn_on_full_buffer=False)
         self.emit(event="ready", threads=len(list(Path("/proc/self/task").iterdir())))
         while True:
@@ -96,21 +95,19 @@ class ForkServer:
     def handle(self, order: dict[str, Any]) -> None:
         if order["op"] == "ping":
             self.emit(event="pong")
-            return
-        if order["op"] == "kill":
+        elif order["op"] == "kill":
             if order["pid"] in self.children:
                 send_signal(order["pid"], order["signal"])  # it may not lead its group yet
                 if order["group"]:
                     send_signal(order["pid"], order["signal"], group=True)
-            return
-        pid = self.fork(order)
-        self.children[pid] = order["id"]
-        self.emit(event="started", id=order["id"], pid=pid)
+        else:
+            pid = self.fork(order)
+            self.children.add(pid)
+            self.emit(event="started", id=order["id"], pid=pid)
 
     def fork(self, order: dict[str, Any]) -> int:
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_all()
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -128,7 +125,7 @@ class ForkServer:
         return pid
 
     def enter_child(self, order: dict[str, Any], parent: int) -> None:
-        """Own session, log and signals; die with the fork server."""
+        """Give the child its own session, log and signals. It dies with the fork server."""
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -147,31 +144,25 @@ class ForkServer:
 
     def reap(self) -> None:
         """Report the children that ended, and kill what they left behind."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self.children.pop(pid, None) is None:
-                continue  # a helper that lost its server, and ended
-            for helper in helpers_of(pid):
-                send_signal(helper, signal.SIGKILL)
-            self.emit(event="exited", pid=pid, status=os.waitstatus_to_exitcode(status))
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended
+                if pid in self.children:  # otherwise a helper that lost its server
+                    self.children.remove(pid)
+                    for helper in helpers_of(pid):
+                        send_signal(helper, signal.SIGKILL)
+                    self.emit(event="exited", pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def kill_all(self) -> None:
         """Kill every descendant, until none is left or a second has passed."""
         deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline:
-            for pid in descendants(os.getpid()):
-                send_signal(pid, signal.SIGKILL)
-            try:
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < deadline:
+                for pid in descendants(os.getpid()):
+                    send_signal(pid, signal.SIGKILL)
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
-            except ChildProcessError:
-                return
-            time.sleep(0.01)
+                time.sleep(0.01)
 
 
 def flush_all() -> None:
@@ -186,7 +177,7 @@ def main() -> None:
     control.set_inheritable(False)
     sys.argv = sys.argv[:1]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders says it
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
     preload()
     prctl(PR_SET_PDEATHSIG, 0)
     server = ForkServer(control)

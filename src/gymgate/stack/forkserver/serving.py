@@ -13,7 +13,7 @@ from typing import Any
 from .processes import descendants
 
 RAY_PROCESSES = ("gcs_server", "raylet")
-"""Without which a Ray does nothing any more, though its drivers wait for it."""
+"""Without these a Ray does nothing any more, though its drivers keep waiting for it."""
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 
 
@@ -43,17 +43,13 @@ def serve(order: dict[str, Any]) -> None:
 
 
 def keep_out_keys(stream: Any) -> None:
-    """Leave rollouts' keys, which Gym's messages show, out of what is written to a log."""
+    """Keep rollouts' keys, which Gym's messages show, out of what is written to a log."""
     write = stream.write
-
-    def write_without(text: str) -> Any:
-        return write(ROLLOUT_KEY.sub("<key>", text))
-
-    stream.write = write_without
+    stream.write = lambda text: write(ROLLOUT_KEY.sub("<key>", text))
 
 
 def ray_head(order: dict[str, Any]) -> None:
-    """Be the driver of a local Ray until killed, or until one of its processes dies; its address goes to `out`."""
+    """Be the driver of a local Ray until killed, or until one of its processes dies; write its address to `out`."""
     ray: Any = importlib.import_module("ray")
     ray.init(include_dashboard=False, log_to_driver=False, _temp_dir=order["directory"])
     ready = Path(order["out"])

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.stack.places import make_private, process_directory, remove_traces
+from gymgate.stack.paths import make_private, process_directory, remove_traces
 
 
 @pytest.fixture

@@ -1,0 +1,193 @@
+"""One rollout in the daemon: wait for its servers, post its row to its agent, and decide what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from gymgate.config import POLICY
+from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
+from gymgate.gateway import Route
+from gymgate.rollout import result as results
+from gymgate.stack.agent_processes import AgentProcess
+from gymgate.stack.environment import Environment, Generation
+from gymgate.stack.ports import LOOPBACK
+from gymgate.stack.protocol import Reply
+from gymgate.stack.wire import pack_rollout
+
+if TYPE_CHECKING:
+    from gymgate.stack.running import RunningStack
+
+_JSON = {"Content-Type": "application/json"}
+# Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
+_KEEPALIVE_S = 2.0
+# Within this time a server's death is noticed, and ends its rollouts with the better reason.
+_DEATH_SHOWS_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def new_session() -> aiohttp.ClientSession:
+    """Return a session for posting rows. It keeps no cookies, since a session cookie is one rollout's, and has no timeout."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
+@dataclass
+class RolloutRun:
+    """A rollout under way. `fields` and `result` are set when `run` returns."""
+
+    environment: Environment
+    agent: str
+    body: bytes
+    """The row with its routing, as JSON."""
+    route: Route
+    timeout_s: float
+    started: float = field(default_factory=time.monotonic)
+    waits_for: str = "its turn"
+    """Stands in the error if the time runs out."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the `Rollout`: its status with its reward, its limit or its error."""
+    result: bytes | None = None
+    """The agent's answer as JSON, if it counts."""
+
+    async def run(self, stack: RunningStack) -> None:
+        """Run it within its time. A failure of whatever kind becomes this rollout's error."""
+        own_process = self.agent in self.environment.agent_processes
+        try:
+            async with asyncio.timeout(self.timeout_s) as deadline:
+                await (self._in_process(stack) if own_process else self._on_servers(stack))
+        except GymgateError as error:
+            self._fail(error)
+        except Exception as error:
+            if deadline.expired() and isinstance(error, TimeoutError):
+                waited = f"Timed out after {self.timeout_s:g} s waiting for {self.waits_for}"
+                self._fail(RolloutTimeoutError(f"{waited} (environment {self.environment.name!r})"))
+            else:
+                logger.exception("rollout %s failed", self.route.rollout_id)
+                self._fail(StackLostError(f"the stack's daemon could not run it: {described(error)}"))
+
+    async def post(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Post the row to the agent at `url`, and set what came of it.
+
+        Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7). Late model calls of the agent are
+        refused once the route is closed.
+        """
+        self.waits_for = f"agent {self.agent!r}"
+        try:
+            async with session.post(url, data=self.body, headers=_JSON, allow_redirects=False) as response:
+                status, body = response.status, await response.read()
+        except aiohttp.ClientError as error:
+            await asyncio.sleep(_DEATH_SHOWS_S)
+            message = f"agent {self.agent!r} broke the connection: {type(error).__name__}: {error}"
+            self._fail(StackLostError(message))
+            return
+        if self.route.judges.failure is not None:
+            self._fail(self.route.judges.failure)
+        elif status == 200:
+            self._read(body)
+        elif self.route.truncated is not None:  # the agent could not go on without the call that was refused
+            self.fields = {"status": "truncated", "limit": self.route.truncated}
+        elif self.route.failure is not None:
+            self._fail(self.route.failure)
+        else:
+            await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
+            clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
+            self._fail(self.route.failure or results.refused(status, clean, self.agent))
+
+    def packed(self) -> Reply:
+        """Return the record, for the SDK process."""
+        error = self.environment.unasked(self.agent, self.fields, self.route.log)
+        if error is not None:
+            self._fail(error)
+        return pack_rollout(self.described(), self.route, self.result)
+
+    def described(self) -> dict[str, Any]:
+        """Return the record's fields beside its bodies, as JSON values."""
+        calls = self.route.log
+        return {
+            "id": self.route.rollout_id,
+            "environment": self.environment.name,
+            "agent": self.agent,
+            **self.fields,
+            "timing": {
+                "total_s": time.monotonic() - self.started,
+                "model_s": sum(call.duration_s for call in calls if call.model_server == POLICY),
+                "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
+            },
+        }
+
+    def _fail(self, error: GymgateError) -> None:
+        self.fields, self.result = results.failed(error), None
+
+    async def _in_process(self, stack: RunningStack) -> None:
+        """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
+        if self.environment.state == "down":
+            await self.environment.generation()  # raises the reason
+        self.waits_for = f"a free process of agent {self.agent!r}; raise --agent-processes (agent_processes) or the timeout"
+        async with self.environment.agent_processes[self.agent].lease(self.route) as process:
+            await self._while_alive(process, self._on_servers(stack, process.port))
+
+    async def _on_servers(self, stack: RunningStack, port: int | None = None) -> None:
+        """Run it on the environment's servers, unless one dies; `port` is the agent's, if it has a process of its own."""
+        self.waits_for = "other rollouts to end, because few files may be open; raise `ulimit -n`"
+        async with stack.file_limit:
+            self.waits_for = "the environment's servers"
+            generation = await self.environment.generation()
+            with stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges):
+                url = f"http://{LOOPBACK}:{port or self.environment.port(self.agent)}/run"
+                await self._while_alive(generation, self.post(stack.session, url))
+
+    async def _while_alive(self, servers: Generation | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""
+        task = asyncio.current_task()
+        assert task is not None
+        servers.users.add(task)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if servers.error is None or task.uncancel() > 0:
+                raise
+            self._fail(servers.error)
+        finally:
+            servers.users.discard(task)
+
+    def _read(self, body: bytes) -> None:
+        """Set what an agent's answer with status 200 comes to."""
+        read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
+        if read is None:
+            text = results.condensed(body)
+            self._fail(StackLostError(f"agent {self.agent!r} answered with no JSON object: {text}"))
+        elif (failure := self._decisive_failure(read[0])) is not None:
+            self._fail(failure)
+        else:
+            agent_type, limit = self.environment.agents[self.agent], self.route.truncated
+            self.fields = results.settled(
+                read[0], self.body, agent=self.agent, agent_type=agent_type, limit=limit
+            )
+            self.result = None if "error" in self.fields else read[1]
+
+    def _decisive_failure(self, result: Mapping[str, Any]) -> PolicyError | None:
+        """Return the failure of an endpoint that got a score all the same.
+
+        Some agents end the conversation at a failed call and are scored for what they had, and Gym gives a masked 0
+        where a judge fails. Neither score says anything about the policy.
+        """
+        if results.judge_failed(result):
+            reason = (
+                result.get("failure_reason") or result.get("_ng_failure_judge_error") or "it gives no reason"
+            )
+            return PolicyError(f"the environment says that its judge failed: {reason}", retryable=True)
+        if self.route.failure is None or self.route.truncated is not None:
+            return None
+        last = next((call for call in reversed(self.route.log) if call.model_server == POLICY), None)
+        return self.route.failure if last is not None and last.error is not None else None
