@@ -76,7 +76,7 @@ def test_settings_endpoints_and_limits_reach_the_job(asked: list[Job], tmp_path:
     (tmp_path / "more.yaml").write_text("a: {b: 2}")
     settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
     limits = ("--start-timeout", "1", "--row-timeout", "2", "--timeout", "3", "--memory", "4")
-    check("calendar", *settings, "--model", "judge=http://h/v1", "--model", "sim=policy", *limits)
+    check("calendar", *settings, "--judge", "judge=http://h/v1", "--judge", "sim=policy", *limits)
     (job,) = asked
     assert (job.environment, dict(job.overrides), job.env_vars) == (
         "resources_servers/calendar",
@@ -154,7 +154,7 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
         return "No, it is Paris."
 
     with scripted_chat(judge) as url:
-        arguments = ["--set", "own.resources_servers.own.fault=judge", "--model", f"a_judge=m@{url}"]
+        arguments = ["--set", "own.resources_servers.own.fault=judge", "--judge", f"a_judge=m@{url}"]
         command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "--json", str(results)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -53,10 +53,10 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("words", "option"),
     [
-        ("run simpleqa", "--model genrm_model=URL"),
-        ("run mcqa simpleqa --model other=policy -b http://127.0.0.1:1/v1 -m m", "--model genrm_model=URL"),
-        ("run simpleqa --set simpleqa.resources_servers.simpleqa.value=x", "--model genrm_model=URL"),
-        ("collect simpleqa -o {tmp}/out", "--model genrm_model=URL"),
+        ("run simpleqa", "--judge genrm_model=URL"),
+        ("run mcqa simpleqa --judge other=policy -b http://127.0.0.1:1/v1 -m m", "--judge genrm_model=URL"),
+        ("run simpleqa --set simpleqa.resources_servers.simpleqa.value=x", "--judge genrm_model=URL"),
+        ("collect simpleqa -o {tmp}/out", "--judge genrm_model=URL"),
         ("eval run --env simpleqa", "--env.taskset.models.genrm_model=URL"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
 
 
 def test_without_its_judge_a_rollout_that_calls_it_fails() -> None:
-    done = run("simpleqa", "-n", "1", "--model", "genrm_model=none", "--json")
+    done = run("simpleqa", "-n", "1", "--judge", "genrm_model=none", "--json")
     assert done.returncode == 1, done.stderr
     summary = json.loads(done.stdout)
     assert summary["environments"]["simpleqa"]["mean_reward"] is None

@@ -145,10 +145,10 @@ async def test_a_stack_without_a_needed_judge_does_not_start(path: str) -> None:
 
     error = await refused()
     assert error.need == "judge judge_model"
-    assert "'judge_model' (judge of resources server judged): give --model judge_model=URL" in str(error)
+    assert "'judge_model' (judge of resources server judged): give --judge judge_model=URL" in str(error)
     error = await refused(**{"*": "policy"})  # which is not there for calls without a rollout's key
     assert error.need == "judge judge_base_url"
-    assert "--model judge_base_url=URL" in str(error)
+    assert "--judge judge_base_url=URL" in str(error)
     assert not any("starting" in line for line in said)
     async with acquire(stack_config(path, models={"*": "none"})) as stack:
         unasked, asked = await run_all(stack, [("none", "no judge"), ("post", "a judge")])

@@ -119,7 +119,7 @@ async def test_a_judge_given_as_none_is_answered_by_nobody(
         assert await ask(http, gateway, None) == 404
         assert await ask(http, gateway, None, name="user") == 200
         assert message(route).startswith(
-            "model server 'judge' has no endpoint; give it one with --model judge=URL"
+            "model server 'judge' has no endpoint; give it one with --judge judge=URL"
         )
         assert [call.model_server for call in route.calls] == ["user"]
 

@@ -330,7 +330,7 @@ async def test_judges_are_their_own_endpoints_recorded_apart(
         status, body = await ask("stranger")
         assert status == 404
         assert all(
-            text in body["error"]["message"] for text in ("'stranger'", 'models={"stranger"', "--model")
+            text in body["error"]["message"] for text in ("'stranger'", 'models={"stranger"', "--judge")
         )
         assert route.judges.failure is not None
 

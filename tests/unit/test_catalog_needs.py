@@ -168,7 +168,7 @@ def test_a_judge_without_an_endpoint_is_refused(named: tuple[str, ...], missing:
     error = str(caught.value)
     assert (caught.value.environment, caught.value.need) == ("env", f"judge {', '.join(missing)}")
     assert [name for name in JUDGES if f"{name!r} ({JUDGES[name]})" in error] == missing
-    assert " ".join(f"--model {name}=URL" for name in missing) in error
+    assert " ".join(f"--judge {name}=URL" for name in missing) in error
     assert "'policy' is the policy itself, 'none' starts without one" in error
     assert f"models={{'{missing[0]}': ...}}" in error
     assert "\n" not in error

@@ -30,11 +30,11 @@ def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("http://a/v1,b:8000", "'b:8000' is no URL"),
-        ("http://a/v1,", "'' is no URL"),
+        ("http://a/v1,b:8000", "'b:8000' is not a URL"),
+        ("http://a/v1,", "'' is not a URL"),
         ("http://a/v1,http://a/v1/", "is there twice"),
         ("slurm:8000", "not in a Slurm job"),
-        ("slurm", "'slurm' is no URL"),
+        ("slurm", "'slurm' is not a URL"),
     ],
 )
 def test_wrong_endpoint_lists(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_model_without_an_endpoint_is_refused() -> None:
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     settings = {"client.base_url": "nourl", "model": "m"}
     with (
-        pytest.raises(ConfigError, match="-b 'nourl' is no URL"),
+        pytest.raises(ConfigError, match="-b 'nourl' is not a URL"),
         eval_command._policy(["mcqa"], settings, RuntimeConfig()),
     ):
         pass

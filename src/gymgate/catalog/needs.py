@@ -44,7 +44,7 @@ def refuse_unanswered(
     named: Collection[str],
     *,
     keyless: bool = False,
-    option: str = "--model {}=URL",
+    option: str = "--judge {}=URL",
     hint: str = "",
 ) -> None:
     """Raise `NeedMissingError` for judges (with where each is named) that are not among the names given, `"*"` for all.

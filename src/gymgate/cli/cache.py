@@ -48,7 +48,7 @@ def command(context: click.Context, as_json: bool) -> None:
     if not found:
         click.echo(f"nothing in {cache_dir()}")
         return
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
 
     print_table(("what", "name", "holds", "size", "frees", "last used"), _rows(found), fixed=2)
     total = measure(*(part.path for part in found))

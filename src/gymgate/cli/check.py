@@ -50,7 +50,7 @@ KINDS = ("resources_servers", "environments", "benchmarks", "responses_api_agent
     help="Write a Markdown page of all results in --json.",
 )
 @click.option(
-    "--model",
+    "--judge",
     "judges",
     multiple=True,
     metavar="NAME=URL",

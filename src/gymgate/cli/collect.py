@@ -17,15 +17,22 @@ from gymgate.cli.options import (
     EndpointOptions,
     EnvironmentOptions,
     Seconds,
+    concurrency_option,
+    data_option,
     endpoint_options,
     environment_options,
+    gym_option,
+    json_option,
+    repeats_option,
+    replay_file_option,
+    rows_option,
 )
 from gymgate.collection.plan import WHOLE, Plan, parse_seeds, parse_shard
 from gymgate.collection.retries import parse_budgets
 from gymgate.collection.run import Collection
 from gymgate.collection.runner import Pace
 from gymgate.collection.tally import Tally
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, ReplayEndpoint
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig
 from gymgate.errors import ConfigError
 
 FAILED = 1
@@ -49,43 +56,14 @@ UNFINISHED = 75
     metavar="ENV",
     help="Environment of FILE's rows. [the home of the agents they name]",
 )
-@click.option(
-    "--data", help="Rows of ENV: packaged file by name, JSONL path, or hf:owner/name[:split]. [example]"
-)
-@click.option("-n", "--rows", type=click.IntRange(1), help="Rows to take, of each source. [all]")
-@click.option(
-    "-r", "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per row and seed."
-)
+@data_option
+@rows_option
+@repeats_option
 @click.option("--seeds", metavar="N|LIST", help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.")
 @click.option("--shard", metavar="I/N", help="Only part I of N, to OUTPUT/shard-I-of-N.")
-@click.option(
-    "-c", "--concurrency", type=click.IntRange(1), default=64, show_default=True, help="Rollouts at once."
-)
-@click.option(
-    "-b",
-    "--base-url",
-    "urls",
-    metavar="URL[,URL...]",
-    help="Policy endpoint, up to /v1; several are replicas; slurm:PORT: every node of this job. "
-    "[replay of recorded rollouts]",
-)
+@concurrency_option
 @endpoint_options
-@click.option(
-    "--sampling",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Field set in every policy call, such as temperature=0.7.",
-)
-@click.option(
-    "--call-timeout",
-    type=Seconds(0, min_open=True),
-    default=3600.0,
-    show_default=True,
-    help="Seconds per policy call.",
-)
-@click.option(
-    "--replay-file", "files", multiple=True, metavar="FILE", help="Answer from these recorded rollouts."
-)
+@replay_file_option
 @environment_options
 @click.option(
     "--retries",
@@ -122,11 +100,9 @@ UNFINISHED = 75
     help="Seconds between syncs to disk; 0: after each rollout.",
 )
 @click.option("--bodies", is_flag=True, help="Keep each model call's request and response.")
-@click.option(
-    "--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release, or VERSION@INTERPRETER."
-)
+@gym_option
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.")
-@click.option("--json", "as_json", is_flag=True, help="Closing counts as JSON on stdout.")
+@json_option
 def command(as_json: bool, budget: float | None, **options: Any) -> None:
     """Collect rollouts of ENV's rows, or of FILE's, into a directory.
 
@@ -154,10 +130,7 @@ def _prepare(
     seeds: str | None,
     shard: str | None,
     concurrency: int,
-    urls: str | None,
     endpoint: EndpointOptions,
-    sampling: tuple[str, ...],
-    call_timeout: float,
     files: tuple[str, ...],
     served: EnvironmentOptions,
     retries: tuple[str, ...],
@@ -166,7 +139,7 @@ def _prepare(
     stall_warning: float,
     sync_every: float,
     bodies: bool,
-    gym: str,
+    gym: RuntimeConfig,
     ray: str | None,
     say: Callable[[str], None],
 ) -> Collection:
@@ -175,23 +148,14 @@ def _prepare(
     wanted_seeds = parse_seeds(seeds) if seeds else None
     pace = Pace(concurrency, parse_budgets(retries), sync_every, stall_warning, stop_after_failures)
     collect_plan.checked_output(output)
-    _refuse_idle_options(urls, endpoint, sampling, files)
+    _refuse_idle_options(endpoint, files)
     policy: HTTPEndpoint | ReplayEndpoint | None = None
-    if urls:
-        policy = collect_plan.policy_endpoint(
-            urls,
-            endpoint.model,
-            endpoint.dialect,
-            endpoint.api_key_var,
-            sampling,
-            call_timeout,
-            wait_s=endpoint.wait_for_policy,
-            say=say,
-        )
+    if endpoint.urls:
+        policy = collect_plan.policy_endpoint(endpoint, say=say)
     environments, source = collect_plan.split_arguments(arguments, named, data)
     if not environments:
         environments = collect_plan.environments_of_rows(source, gym, say)
-    stack = run_plan.stack_config(environments, served, collect_plan.runtime_config(gym))
+    stack = run_plan.stack_config(environments, served, gym)
     catalog = collect_plan.open_catalog(gym, say)
     found = [catalog.find(environment.name) for environment in stack.environments]
     run_plan.require_judges(stack, found, replayed=policy is None)
@@ -219,22 +183,20 @@ def _prepare(
     )
 
 
-def _refuse_idle_options(
-    urls: str | None, endpoint: EndpointOptions, sampling: tuple[str, ...], files: tuple[str, ...]
-) -> None:
+def _refuse_idle_options(endpoint: EndpointOptions, files: tuple[str, ...]) -> None:
     """Options that belong to an endpoint, without one; and the other way round."""
     given = {
         "-m": endpoint.model,
-        "--sampling": sampling,
+        "--sampling": endpoint.sampling,
         "--api-key-var": endpoint.api_key_var,
         "--wait-for-policy": endpoint.wait_for_policy,
     }
-    if not urls and (idle := [name for name, value in given.items() if value not in (None, ())]):
+    if not endpoint.urls and (idle := [name for name, value in given.items() if value not in (None, ())]):
         raise ConfigError(
             f"{' and '.join(idle)}: there is no endpoint for it; name one: -b http://host:8000/v1"
         )
-    if urls and files:
-        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {urls}")
+    if endpoint.urls and files:
+        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
 
 
 def _execute(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
 from gymgate.catalog import Catalog
 from gymgate.cli import run_plan
-from gymgate.config import DEFAULT_NEMO_GYM, HTTPEndpoint, RuntimeConfig
+from gymgate.cli.options import EndpointOptions
+from gymgate.config import HTTPEndpoint, RuntimeConfig
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
@@ -41,7 +41,7 @@ def split_arguments(
     return environments, files[0] if files else (data or "example")
 
 
-def environments_of_rows(data: str, gym: str, progress: Say) -> list[str]:
+def environments_of_rows(data: str, gym: RuntimeConfig, progress: Say) -> list[str]:
     """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
     catalog = open_catalog(gym, progress)
     rows = open_rows(data, environment=None)
@@ -74,46 +74,28 @@ def _home_of(agent: str, catalog: Catalog) -> str | None:
     return None
 
 
-def open_catalog(gym: str, progress: Say) -> Catalog:
+def open_catalog(gym: RuntimeConfig, progress: Say) -> Catalog:
     """Of a release, which is installed on first use."""
     from gymgate.runtime import ensure_runtime
 
-    runtime = ensure_runtime(runtime_config(gym), progress=progress)
+    runtime = ensure_runtime(gym, progress=progress)
     return Catalog(runtime.site, runtime.version)
 
 
-def runtime_config(gym: str) -> RuntimeConfig:
-    """A release's number, or the path of an interpreter that has one (`VERSION@PATH`)."""
-    if os.sep not in gym:
-        return RuntimeConfig(version=gym)
-    version, _, path = gym.rpartition("@")
-    return RuntimeConfig(version=version or DEFAULT_NEMO_GYM, interpreter=path)
-
-
-def policy_endpoint(
-    urls: str,
-    model: str | None,
-    dialect: Literal["chat", "responses"],
-    key_variable: str | None,
-    sampling: Iterable[str],
-    timeout_s: float,
-    *,
-    wait_s: float | None = None,
-    say: Say = lambda message: None,
-) -> HTTPEndpoint:
-    """The endpoint behind `URL[,URL...]`; `ConfigError` names the entry that is wrong."""
-    addresses = endpoint_list(urls)
-    fields = sampling_fields(sampling)
+def policy_endpoint(given: EndpointOptions, *, say: Say = lambda message: None) -> HTTPEndpoint:
+    """Return the endpoint behind `-b URL[,URL...]`; raises `ConfigError` naming the entry that is wrong."""
+    assert given.urls is not None
+    addresses = endpoint_list(given.urls)
     return run_plan.http_endpoint(
         addresses[0],
-        model,
-        dialect,
-        key_variable,
-        wait_s=wait_s,
+        given.model,
+        given.dialect,
+        given.api_key_var,
+        wait_s=given.wait_for_policy,
         say=say,
         replicas=tuple(addresses[1:]),
-        sampling=fields,
-        timeout_s=timeout_s,
+        sampling=sampling_fields(given.sampling),
+        timeout_s=given.call_timeout,
     )
 
 
@@ -126,7 +108,9 @@ def endpoint_list(text: str) -> list[str]:
     addresses = [address for part in text.split(",") for address in _addresses(part.strip().rstrip("/"))]
     for address in addresses:
         if not address.startswith(("http://", "https://")):
-            raise ConfigError(f"-b {text!r}: {address!r} is no URL; write http://host:8000/v1[,http://...]")
+            raise ConfigError(
+                f"-b {text!r}: {address!r} is not a URL; write http://host:8000/v1[,http://...]"
+            )
         if addresses.count(address) > 1:
             raise ConfigError(f"-b {text!r}: {address!r} is there twice")
     return addresses

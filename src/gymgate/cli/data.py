@@ -167,7 +167,7 @@ def _file_name(environment: str) -> str:
 
 
 def _print(manifest: Manifest, target: Path) -> None:
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
 
     rows = []
     for name, note in manifest.files.items():
@@ -193,7 +193,7 @@ def blend(files: tuple[str, ...], output: Path, cap: int | None, seed: int, as_j
     Each next row comes from FILE with a probability in proportion to WEIGHT (1 if not given); the order within a
     file is kept. A file that is exhausted, or has given CAP rows, drops out and the others share its weight.
     """
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
     from gymgate.preparation import blend_files, parse_part
 
     parts = [parse_part(text) for text in files]

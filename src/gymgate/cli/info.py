@@ -80,7 +80,7 @@ def _head(environment: Environment) -> None:
 
 
 def _configs(environment: Environment, shown: EnvConfig) -> None:
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
 
     click.echo()
     print_table(
@@ -98,7 +98,7 @@ def _configs(environment: Environment, shown: EnvConfig) -> None:
 
 
 def _data(environment: Environment, config: EnvConfig) -> None:
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
 
     click.echo()
     if environment.data:

@@ -70,7 +70,7 @@ def command(
     if not shown:
         click.echo(f"none of {len(environments)} environments of nemo-gym {gym} fits", err=True)
         return
-    from gymgate.cli.tables import print_table
+    from gymgate.cli.output import print_table
 
     header = ("environment", "kind", "domain", "agents", "data", "needs")
     print_table(header, (_row(item, names) for item in shown))

@@ -1,8 +1,9 @@
-"""Options that more than one command takes, declared once."""
+"""Options that several commands take. Each is declared here once, so that it means the same everywhere."""
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -11,25 +12,163 @@ from typing import Any, Literal
 
 import click
 
-from gymgate.config import DEFAULT_MAX_CALLS, RolloutLimits, StackConfig
+from gymgate.config import DEFAULT_MAX_CALLS, DEFAULT_NEMO_GYM, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError
 
 Command = Callable[..., Any]
 
+DEFAULT_CONCURRENCY = 64
+KINDS = {
+    "resources_servers": "resources",
+    "environments": "environment",
+    "benchmarks": "benchmark",
+    "responses_api_agents": "agent",
+}
+"""Directory of a nemo-gym release -> value of `--kind`."""
+
+
+class Seconds(click.FloatRange):
+    """Seconds on the command line: a finite number within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+class Gym(click.ParamType):
+    """A nemo-gym release on the command line, as `RuntimeConfig`: `0.7.0`, `/path/to/python` or `0.7.0@/path/to/python`."""
+
+    name = "gym"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RuntimeConfig:
+        if isinstance(value, RuntimeConfig):
+            return value
+        if os.sep not in value:
+            return RuntimeConfig(version=value)
+        version, _, path = value.rpartition("@")
+        return RuntimeConfig(version=version or DEFAULT_NEMO_GYM, interpreter=path)
+
+
+gym_option = click.option(
+    "--gym",
+    type=Gym(),
+    default=DEFAULT_NEMO_GYM,
+    show_default=True,
+    metavar="VERSION[@PYTHON]",
+    help="nemo-gym release, or the interpreter of one that you installed yourself.",
+)
+"""`--gym`; the command gets a `RuntimeConfig` as `gym`."""
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+kind_option = click.option(
+    "--kind",
+    type=click.Choice([*KINDS.values()]),
+    help="Only environments of this kind, by the release's directory.",
+)
+data_option = click.option(
+    "--data", metavar="ROWS", help="Packaged file by name, JSONL path, or hf:owner/name[:split]. [example]"
+)
+rows_option = click.option(
+    "-n", "--rows", type=click.IntRange(1), metavar="N", help="Rows to run of each environment or file. [all]"
+)
+repeats_option = click.option(
+    "-r",
+    "--repeats",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Rollouts per row.",
+)
+concurrency_option = click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    default=DEFAULT_CONCURRENCY,
+    show_default=True,
+    metavar="N",
+    help="Rollouts that run at the same time.",
+)
+base_url_option = click.option(
+    "-b",
+    "--base-url",
+    "urls",
+    metavar="URL[,URL...]",
+    help="Policy endpoint, up to /v1; several are replicas; slurm:PORT is every node of this Slurm job. "
+    "[recorded rollouts are replayed]",
+)
+model_option = click.option(
+    "-m", "--model", metavar="NAME", help="Model name of the policy. [the only one its endpoint serves]"
+)
+api_key_var_option = click.option(
+    "--api-key-var",
+    metavar="NAME",
+    help="Environment variable with the endpoint's key. [OPENAI_API_KEY, if set]",
+)
+sampling_option = click.option(
+    "--sampling",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Field set in every policy call, such as temperature=0.7. Repeatable.",
+)
+replay_file_option = click.option(
+    "--replay-file",
+    "files",
+    multiple=True,
+    metavar="FILE",
+    help="JSONL file of recorded rollouts to replay. Repeatable. [those that come with ENV]",
+)
+judge_option = click.option(
+    "--judge",
+    "judges",
+    multiple=True,
+    metavar="NAME=URL",
+    help="Endpoint of a judge or user simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL, "
+    "NAME=policy, or NAME=none to start without one (a rollout that calls it fails). Repeatable.",
+)
+set_option = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override in the environment's config by dotted key, or @FILE with overrides in YAML; ENV:KEY=VALUE where "
+    "there are several environments. Repeatable.",
+)
+env_var_option = click.option(
+    "--env-var",
+    "env_vars",
+    multiple=True,
+    metavar="NAME",
+    help="Environment variable that the environment may see. Repeatable.",
+)
+config_option = click.option(
+    "--config", metavar="NAME", help="Which of the environment's configs. [its default one]"
+)
+agent_option = click.option(
+    "--agent",
+    metavar="NAME",
+    help="Agent instance for rows without agent_ref. [the config's only or first one]",
+)
+
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """What `endpoint_options` read, which a command gets as `endpoint`."""
+    """Values of `endpoint_options`, which a command gets as `endpoint`."""
 
+    urls: str | None
+    """As given: comma-separated, unchecked; `None`: recorded rollouts are replayed."""
     model: str | None
     dialect: Literal["chat", "responses"]
     api_key_var: str | None
+    sampling: tuple[str, ...]
+    call_timeout: float
     wait_for_policy: float | None
 
 
 @dataclass(frozen=True)
 class EnvironmentOptions:
-    """What `environment_options` read, which a command gets as `served`."""
+    """Values of `environment_options`, which a command gets as `served`."""
 
     judges: tuple[str, ...]
     settings: tuple[str, ...]
@@ -46,80 +185,52 @@ class EnvironmentOptions:
         return RolloutLimits(timeout_s=self.timeout, max_calls=self.max_calls)
 
 
-def checked_url(text: str) -> str:
-    """An endpoint's address; `ConfigError` for what is none."""
-    if not re.match(r"https?://[^/]", text):
-        raise ConfigError(f"-b {text!r} is no URL; write http://host:8000/v1")
-    return text
-
-
-class Seconds(click.FloatRange):
-    """Seconds on the command line: a finite number within a range."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
-
-
 def endpoint_options(command: Command) -> Command:
-    """`-m`, `--dialect`, `--api-key-var`, `--wait-for-policy`: what is at the policy's endpoint, and when."""
+    """Add the options of the policy's endpoint; the command gets `endpoint: EndpointOptions`."""
     options = (
-        click.option("-m", "--policy-model", "model", help="Model name. [the endpoint's only one]"),
+        base_url_option,
+        model_option,
         click.option(
             "--dialect",
             type=click.Choice(["chat", "responses"]),
             default="chat",
             show_default=True,
-            help="What the endpoint speaks.",
+            help="API that the endpoint speaks.",
         ),
+        api_key_var_option,
+        sampling_option,
         click.option(
-            "--api-key-var", metavar="NAME", help="Variable with the endpoint's key. [OPENAI_API_KEY, if set]"
+            "--call-timeout",
+            type=Seconds(0, min_open=True),
+            default=3600.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Seconds per policy call.",
         ),
         click.option(
             "--wait-for-policy",
             type=Seconds(0),
             metavar="SECONDS",
-            help="For the endpoint to answer, before anything is started.",
+            help="Wait up to SECONDS for the endpoint before starting.",
         ),
     )
     return _all(options, _gathered("endpoint", EndpointOptions, command))
 
 
 def environment_options(command: Command) -> Command:
-    """Judges, overrides, config and agent of the environments, and the bounds of a rollout."""
+    """Add the options of the environments and of each rollout; the command gets `served: EnvironmentOptions`."""
     options = (
-        click.option(
-            "--model",
-            "judges",
-            multiple=True,
-            metavar="NAME=URL",
-            help="Endpoint of a judge or simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL, "
-            "NAME=policy, or NAME=none to start without one (a rollout that calls it fails).",
-        ),
-        click.option(
-            "--set",
-            "settings",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="Override in the environment's config, dotted, or @FILE: a YAML file of them; ENV:KEY=VALUE with "
-            "several.",
-        ),
-        click.option(
-            "--env-var",
-            "env_vars",
-            multiple=True,
-            metavar="NAME",
-            help="Variable that the environment may see.",
-        ),
-        click.option("--config", help="Which of the environment's configs."),
-        click.option("--agent", metavar="NAME", help="Agent instance for rows without agent_ref."),
+        judge_option,
+        set_option,
+        env_var_option,
+        config_option,
+        agent_option,
         click.option(
             "--timeout",
             type=Seconds(0, min_open=True),
             default=3600.0,
             show_default=True,
+            metavar="SECONDS",
             help="Seconds per rollout.",
         ),
         click.option(
@@ -127,6 +238,7 @@ def environment_options(command: Command) -> Command:
             type=click.IntRange(1),
             default=StackConfig.model_fields["agent_processes"].default,
             show_default=True,
+            metavar="N",
             help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
         ),
         click.option(
@@ -135,21 +247,29 @@ def environment_options(command: Command) -> Command:
             default=StackConfig.model_fields["hang_timeout_s"].default,
             show_default=True,
             metavar="SECONDS",
-            help="Restart servers that for so long neither answer nor compute; 0: never.",
+            help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
         ),
         click.option(
             "--max-calls",
             type=click.IntRange(1),
             default=DEFAULT_MAX_CALLS,
             show_default=True,
-            help="Policy calls per rollout; further ones are refused.",
+            metavar="N",
+            help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
         ),
     )
     return _all(options, _gathered("served", EnvironmentOptions, command))
 
 
+def checked_url(text: str) -> str:
+    """Return an endpoint's address; raises `ConfigError` if it is not an http(s) URL."""
+    if not re.match(r"https?://[^/]", text):
+        raise ConfigError(f"-b {text!r} is not a URL; write http://host:8000/v1")
+    return text
+
+
 def _gathered(name: str, cls: type[Any], command: Command) -> Command:
-    """The command, which gets the fields of `cls` as one argument."""
+    """Return the command with the options that are fields of `cls` passed as one argument."""
 
     @wraps(command)
     def gathered(**given: Any) -> Any:
@@ -160,7 +280,7 @@ def _gathered(name: str, cls: type[Any], command: Command) -> Command:
 
 
 def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
-    """In the order in which `--help` shows them."""
+    """Add options in the order in which `--help` shows them."""
     for option in reversed(options):
         command = option(command)
     return command

@@ -13,12 +13,24 @@ import click
 import orjson
 
 from gymgate.cli import run_plan as plan
+from gymgate.cli.collect_plan import policy_endpoint
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.options import EndpointOptions, EnvironmentOptions, endpoint_options, environment_options
+from gymgate.cli.options import (
+    EndpointOptions,
+    EnvironmentOptions,
+    concurrency_option,
+    data_option,
+    endpoint_options,
+    environment_options,
+    gym_option,
+    json_option,
+    repeats_option,
+    replay_file_option,
+    rows_option,
+)
 from gymgate.cli.run_plan import Job
 from gymgate.cli.run_report import Progress, Report, progress
 from gymgate.config import (
-    DEFAULT_NEMO_GYM,
     HTTPEndpoint,
     ReplayEndpoint,
     RolloutLimits,
@@ -61,38 +73,22 @@ class Run:
 
 @click.command("run")
 @click.argument("environments", nargs=-1, required=True, metavar="ENV...")
-@click.option(
-    "--data",
-    default="example",
-    show_default=True,
-    help="Packaged file by name, JSONL path, or hf:owner/name[:split].",
-)
-@click.option("-n", "--rows", type=click.IntRange(1), help="Rows to run, of each environment. [all]")
-@click.option(
-    "-r", "--repeats", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per row."
-)
-@click.option(
-    "-c", "--concurrency", type=click.IntRange(1), default=32, show_default=True, help="Rollouts at once."
-)
-@click.option("-b", "--base-url", help="Policy endpoint, up to /v1. [replay of recorded rollouts]")
+@data_option
+@rows_option
+@repeats_option
+@concurrency_option
 @endpoint_options
 @click.option("--replay", is_flag=True, help="Answer from recorded rollouts; the default without -b.")
-@click.option(
-    "--replay-file",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="Recorded rollouts to replay. [those that come with ENV]",
-)
+@replay_file_option
 @environment_options
-@click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
+@gym_option
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Append each result to this JSONL file as it lands.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Summary as JSON on stdout.")
+@json_option
 def command(as_json: bool, **options: Any) -> None:
     """Run rows of NeMo Gym environments with a policy, score them, and print a short table.
 
@@ -118,20 +114,19 @@ def command(as_json: bool, **options: Any) -> None:
 
 def _prepare(
     environments: tuple[str, ...],
-    data: str,
+    data: str | None,
     rows: int | None,
     repeats: int,
     concurrency: int,
-    base_url: str | None,
     endpoint: EndpointOptions,
     replay: bool,
     files: tuple[str, ...],
     served: EnvironmentOptions,
-    gym: str,
+    gym: RuntimeConfig,
     output: Path | None,
 ) -> Run:
     """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
-    replay, wait_s = replay or bool(files), endpoint.wait_for_policy
+    replay, wait_s, base_url = replay or bool(files), endpoint.wait_for_policy, endpoint.urls
     if replay and base_url:
         raise ConfigError(f"--replay needs no endpoint, and -b names one: {base_url}")
     if endpoint.model and not base_url:
@@ -140,13 +135,11 @@ def _prepare(
         raise ConfigError("--wait-for-policy needs an endpoint: -b http://host:8000/v1")
     policy: HTTPEndpoint | ReplayEndpoint | None = None
     if base_url:
-        policy = plan.http_endpoint(
-            base_url, endpoint.model, endpoint.dialect, endpoint.api_key_var, wait_s=wait_s, say=_say
-        )
-    stack = plan.stack_config(environments, served, RuntimeConfig(version=gym))
+        policy = policy_endpoint(endpoint, say=_say)
+    stack = plan.stack_config(environments, served, gym)
     found = _environments(stack)
     plan.require_judges(stack, found, replayed=policy is None)
-    sources = plan.sources(data, found, rows)
+    sources = plan.sources(data or "example", found, rows)
     if policy is None:
         policy = plan.replay(found, files)
         if all(source.environment for source in sources) and not files:

@@ -202,13 +202,13 @@ def judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"--model {text!r}: write {_JUDGE_FORMS}")
+            raise ConfigError(f"--judge {text!r}: write {_JUDGE_FORMS}")
         if value in ("policy", "none"):
             found[name] = "policy" if value == "policy" else "none"
             continue
         model, _, url = value.rpartition("@")
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--model {text!r}: {url!r} is no URL; write {_JUDGE_FORMS}")
+            raise ConfigError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
         found[name] = HTTPEndpoint(base_url=url, model=model or None)
     return found
 

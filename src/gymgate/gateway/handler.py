@@ -41,7 +41,7 @@ _HOW_TO_SEND_A_KEY = (
 )
 _NO_ENDPOINT_OF_ITS_OWN = (
     "this call to model server {0!r} carries no rollout key, so only an endpoint of its own can answer it, and it has "
-    'none: give the stack one with models={{"{0}": ...}} or --model {0}=URL'
+    'none: give the stack one with models={{"{0}": ...}} or --judge {0}=URL'
 )
 _NO_TOKENIZER = (
     "there is no tokenizer behind this endpoint: gymgate passes model calls on and cannot count or list tokens; "

@@ -182,7 +182,7 @@ class Route:
 
     def _nowhere(self, model_server: str) -> Refusal:
         message = (
-            f"model server {model_server!r} has no endpoint; give it one with --model {model_server}=URL, "
+            f"model server {model_server!r} has no endpoint; give it one with --judge {model_server}=URL, "
             f'or in Python with models={{"{model_server}": ...}}'
         )
         error = PolicyError(message, status_code=404, retryable=False)
