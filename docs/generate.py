@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 import gymgate.config
 import gymgate.errors
-from gymgate.cli import COMMANDS, cli
+from gymgate.cli import cli
 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -38,7 +38,7 @@ def errors_tree() -> str:
 def commands() -> str:
     context = click.Context(cli)
     lines = []
-    for name in COMMANDS:
+    for name in cli.list_commands(context):
         command = cli.get_command(context, name)
         assert command is not None
         lines.append(f"| `gymgate {name}` | {command.get_short_help_str(200)} |")

@@ -3,139 +3,23 @@
     async with gymgate.acquire(gymgate.StackConfig(environments=("mcqa",))) as stack:
         rollout = await stack.run(row, policy=gymgate.HTTPEndpoint(base_url="http://host:8000/v1"))
 
-Everything public is reachable from here and is imported when first used.
+Everything public is reachable from here and is imported when first used. `__init__.pyi` lists the names.
 """
 
-from __future__ import annotations
-
+import ast
 import importlib
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from gymgate.api import list_environments, open_rows, replay_endpoint
-    from gymgate.collection import CollectedRollout, Pace, collect
-    from gymgate.config import (
-        CallableEndpoint,
-        Endpoint,
-        EnvironmentConfig,
-        HTTPEndpoint,
-        ReplayEndpoint,
-        RolloutLimits,
-        RuntimeConfig,
-        StackConfig,
-    )
-    from gymgate.dataset import Row
-    from gymgate.errors import (
-        ConfigError,
-        DataError,
-        EnvironmentServerError,
-        GymgateError,
-        MissingExtraError,
-        NeedMissingError,
-        PolicyError,
-        RolloutTimeoutError,
-        ServerDiedError,
-        SetupError,
-        StackLostError,
-        StackStartError,
-        UnknownConversationError,
-    )
-    from gymgate.rollout import ModelCall, Outcome, Rollout, RolloutError, Segment, Timing, Usage, outcome_of
-    from gymgate.runtime import Runtime, ensure_runtime
-    from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
-
-_HOME = {
-    "gymgate.api": ["list_environments", "open_rows", "replay_endpoint"],
-    "gymgate.collection": ["CollectedRollout", "Pace", "collect"],
-    "gymgate.config": [
-        "CallableEndpoint",
-        "Endpoint",
-        "EnvironmentConfig",
-        "HTTPEndpoint",
-        "ReplayEndpoint",
-        "RolloutLimits",
-        "RuntimeConfig",
-        "StackConfig",
-    ],
-    "gymgate.dataset": ["Row"],
-    "gymgate.errors": [
-        "ConfigError",
-        "DataError",
-        "EnvironmentServerError",
-        "GymgateError",
-        "MissingExtraError",
-        "NeedMissingError",
-        "PolicyError",
-        "RolloutTimeoutError",
-        "ServerDiedError",
-        "SetupError",
-        "StackLostError",
-        "StackStartError",
-        "UnknownConversationError",
-    ],
-    "gymgate.rollout": [
-        "ModelCall",
-        "Outcome",
-        "Rollout",
-        "RolloutError",
-        "Segment",
-        "Timing",
-        "Usage",
-        "outcome_of",
-    ],
-    "gymgate.runtime": ["Runtime", "ensure_runtime"],
-    "gymgate.stack": ["Stack", "SyncStack", "acquire", "acquire_sync", "connect"],
+_MODULE_OF = {
+    alias.name: node.module
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-__all__ = [
-    "CallableEndpoint",
-    "CollectedRollout",
-    "ConfigError",
-    "DataError",
-    "Endpoint",
-    "EnvironmentConfig",
-    "EnvironmentServerError",
-    "GymgateError",
-    "HTTPEndpoint",
-    "MissingExtraError",
-    "ModelCall",
-    "NeedMissingError",
-    "Outcome",
-    "Pace",
-    "PolicyError",
-    "ReplayEndpoint",
-    "Rollout",
-    "RolloutError",
-    "RolloutLimits",
-    "RolloutTimeoutError",
-    "Row",
-    "Runtime",
-    "RuntimeConfig",
-    "Segment",
-    "ServerDiedError",
-    "SetupError",
-    "Stack",
-    "StackConfig",
-    "StackLostError",
-    "StackStartError",
-    "SyncStack",
-    "Timing",
-    "UnknownConversationError",
-    "Usage",
-    "__version__",
-    "acquire",
-    "acquire_sync",
-    "collect",
-    "connect",
-    "ensure_runtime",
-    "list_environments",
-    "open_rows",
-    "outcome_of",
-    "replay_endpoint",
-]
+__all__ = [*_MODULE_OF, "__version__"]  # noqa: PLE0604 - all of them are text
 
 
 def __getattr__(name: str) -> Any:

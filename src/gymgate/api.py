@@ -1,8 +1,9 @@
-"""Shortcuts over the rooms below, for scripts: an environment by its name is enough."""
+"""Shortcuts for scripts: the catalog, rows and recorded rollouts of an environment, by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from gymgate.catalog import Catalog, Environment
 from gymgate.config import ReplayEndpoint, RuntimeConfig
@@ -11,24 +12,30 @@ from gymgate.dataset import open_rows as open_row_source
 from gymgate.errors import ConfigError
 from gymgate.runtime import ensure_runtime
 
-Progress = Callable[[str], None]
 
+def load_catalog(
+    runtime: RuntimeConfig | None = None,
+    *,
+    roots: Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> Catalog:
+    """Return the catalog of a nemo-gym release, which is installed on first use.
 
-def load_catalog(runtime: RuntimeConfig | None = None, *, progress: Progress | None = None) -> Catalog:
-    """The catalog of a nemo-gym release; installs the release on first use."""
+    `roots` are directories with servers of your own; `progress` gets a line per step of the installation.
+    """
     installed = ensure_runtime(runtime or RuntimeConfig(), progress=progress)
-    return Catalog(installed.site, installed.version)
+    return Catalog(installed.site, installed.version, [Path(root) for root in roots])
 
 
 def list_environments(runtime: RuntimeConfig | None = None) -> list[Environment]:
-    """Every environment of a nemo-gym release."""
+    """Return every environment of a nemo-gym release."""
     return load_catalog(runtime).environments()
 
 
 def open_rows(
     environment: str, source: str = "example", *, runtime: RuntimeConfig | None = None
 ) -> Iterable[Row]:
-    """Rows of an environment's packaged data, of a JSONL file by path, or of `hf:owner/name[:split]`.
+    """Return rows of an environment's packaged data by name, of a JSONL file by path, or of `hf:owner/name[:split]`.
 
     Raises `ConfigError` for an unknown name and `DataError`, with file and line, for a malformed row.
     """
@@ -36,7 +43,7 @@ def open_rows(
 
 
 def replay_endpoint(environment: str, *, runtime: RuntimeConfig | None = None) -> ReplayEndpoint:
-    """A policy that answers from the rollouts recorded for an environment; needs no model and no key.
+    """Return a policy that replays the rollouts recorded for an environment; it needs no model and no key.
 
     Raises `ConfigError` if the environment ships none.
     """

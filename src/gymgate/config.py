@@ -1,6 +1,6 @@
-"""What a caller says: endpoints, environments, the runtime, one stack. Descriptions only; nothing here does I/O.
+"""Descriptions of endpoints, environments, the runtime, stacks and rollout limits. Nothing here does I/O.
 
-Every model is frozen and hashable, so that one config means one stack.
+Every model is frozen and hashable, so that equal configs name the same stack.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gymgate.errors import ConfigError
 
 Dialect = Literal["responses", "chat", "messages"]
-"""The API a model call is spoken in: OpenAI Responses, OpenAI chat-completions, Anthropic messages."""
+"""The API of a model call: OpenAI Responses, OpenAI chat-completions or Anthropic messages."""
 
 DEFAULT_NEMO_GYM = "0.7.0"
 SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0", "0.5.1", "0.5.0", "0.4.0", "0.3.1", "0.3.0")
-"""Releases that gymgate is tested with, newest first; any other is tried with a warning."""
+"""Releases that gymgate is tested with, newest first; any other runs with a warning."""
 
 POLICY = "policy_model"
 """Name of the policy's model server in every NeMo Gym config. Any other model server is a judge or a user simulator."""
@@ -34,7 +34,7 @@ class Config(BaseModel):
 
 
 class _FrozenDict(dict[str, Any]):
-    """A mapping within a config, which nothing changes."""
+    """A mapping within a config; nothing changes it, so it can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
@@ -47,21 +47,23 @@ def _pairs(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """The JSON value with hashable containers; `ValueError` for one that JSON cannot carry."""
+    """Return a JSON value with hashable containers; raises `ValueError` for a value that JSON cannot carry."""
     if isinstance(value, Mapping):
         if wrong := [key for key in value if not isinstance(key, str)]:
-            raise ValueError(f"the key {wrong[0]!r} is {type(wrong[0]).__name__}; keys must be strings")
+            raise ValueError(
+                f"the key {wrong[0]!r} is of type {type(wrong[0]).__name__}; keys must be strings"
+            )
         return _FrozenDict({key: _frozen(item) for key, item in value.items()})
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
         return tuple(_frozen(item) for item in value)
     if isinstance(value, date):  # YAML reads 2026-01-31 as one
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{value} is not a finite number, and JSON has no other")
+        raise ValueError(f"{value} is not a finite number, and JSON has only finite ones")
     if value is None or isinstance(value, str | bool | int | float):
         return value
     raise ValueError(
-        f"a {type(value).__name__} is not JSON; give strings, numbers, booleans, lists or mappings"
+        f"a value of type {type(value).__name__} is not JSON; give strings, numbers, booleans, lists or mappings"
     )
 
 
@@ -76,7 +78,7 @@ def _setting(pair: tuple[str, Any]) -> tuple[str, Any]:
 Settings = Annotated[
     tuple[Annotated[tuple[str, Any], AfterValidator(_setting)], ...], BeforeValidator(_pairs)
 ]
-"""Names and JSON values, also given as a mapping; hashable however deep the values are."""
+"""Names with JSON values, which may be given as a mapping; hashable at any depth."""
 
 
 class HTTPEndpoint(Config):
@@ -84,39 +86,41 @@ class HTTPEndpoint(Config):
 
     type: Literal["http"] = "http"
     base_url: str
-    """Up to and including `/v1`."""
+    """Address up to and including `/v1`."""
     replicas: tuple[str, ...] = ()
-    """Further base URLs that serve the same model: a rollout stays with one while it is healthy."""
+    """Further base URLs that serve the same model. A rollout stays with one replica while it is healthy."""
     dialect: Literal["responses", "chat"] = "chat"
-    """The API it speaks; calls in another dialect are translated."""
+    """The API that it speaks; calls in another dialect are translated."""
     model: str | None = None
-    """Model name sent upstream; `None` keeps the name the caller used."""
+    """Model name sent to the endpoint; `None` keeps the caller's."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds the key; read where the call to gymgate is made."""
+    """Name of the environment variable with the key; read in the process that calls gymgate."""
     api_key: SecretStr | None = Field(default=None, repr=False)
-    """The key itself, for keys made at run time (a rollout's own secret). Prefer `api_key_env`."""
+    """The key itself, for keys that exist only at run time (a rollout's own secret). Prefer `api_key_env`."""
     headers: tuple[tuple[str, str], ...] = ()
     """Extra request headers."""
     sampling: Settings = ()
-    """Body fields set on every call (temperature, top_p, max tokens, ...), over what the caller asked for."""
+    """Body fields set in every call (temperature, top_p, max tokens, ...); they override the caller's."""
     timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds that one call may take, retries apart; long generations are normal."""
+    """Timeout of one call in seconds, for each try. Long generations are normal."""
     max_retries: int = Field(default=2, ge=0)
-    """Times that a call is sent again after a refused connection, 408, 409, 429 or a 5xx."""
+    """Retries of a call after a refused connection or status 408, 409, 429 or 5xx."""
 
     @model_validator(mode="after")
     def _replicas_differ(self) -> Self:
         if len({*self.base_urls}) != len(self.base_urls):
-            raise ValueError(f"base_url and replicas name an address twice: {', '.join(self.base_urls)}")
+            raise ValueError(
+                f"base_url and replicas contain the same address twice: {', '.join(self.base_urls)}"
+            )
         return self
 
     @property
     def base_urls(self) -> tuple[str, ...]:
-        """Of every replica, the first one's first."""
+        """The base URLs of all replicas, `base_url` first."""
         return tuple(url.rstrip("/") for url in (self.base_url, *self.replicas))
 
     def resolved(self) -> Self:
-        """With `api_key` read from `api_key_env`; `ConfigError` if that variable is not set."""
+        """Return a copy with `api_key` read from `api_key_env`; raises `ConfigError` if that variable is not set."""
         if self.api_key is not None or self.api_key_env is None:
             return self
         value = os.environ.get(self.api_key_env)
@@ -128,13 +132,13 @@ class HTTPEndpoint(Config):
 
 
 class ReplayEndpoint(Config):
-    """Answers from recorded rollouts, matched by the conversation so far; no model, no key."""
+    """Answers from recorded rollouts, matched by the conversation so far. Needs no model and no key."""
 
     type: Literal["replay"] = "replay"
     rollouts: tuple[str, ...]
     """JSONL files of recorded rollouts (`responses_create_params` and `response` in each line)."""
     index: int | None = None
-    """Answer only from this line (0-based) of the files taken together; `None`: from any line that matches."""
+    """Answer only from this line (0-based, counted over all files); `None`: from any line that matches."""
 
 
 class CallableEndpoint(Config):
@@ -142,11 +146,11 @@ class CallableEndpoint(Config):
 
     type: Literal["callable"] = "callable"
     name: str
-    """Under which the callable is registered on its connection."""
+    """Name under which the callable is registered on its connection."""
     dialect: Literal["responses", "chat"] = "chat"
-    """Of the request dict it receives and the response dict it returns."""
+    """API of the request dict that it gets and of the response dict that it returns."""
     timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds that one call may take."""
+    """Timeout of one call in seconds."""
 
 
 Endpoint = Annotated[HTTPEndpoint | ReplayEndpoint | CallableEndpoint, Field(discriminator="type")]
@@ -162,25 +166,25 @@ class RuntimeConfig(Config):
     version: str = DEFAULT_NEMO_GYM
     """nemo-gym release."""
     python: str | None = None
-    """Interpreter to build the virtual environment with; `None`: found on this machine."""
+    """Interpreter to build the virtual environment with; `None`: one is found on this machine."""
     interpreter: str | None = None
-    """An interpreter that already has nemo-gym (a container's, a checkout's), used as it is."""
+    """An interpreter that already has nemo-gym (in a container or a checkout), used as it is."""
 
 
 class EnvironmentConfig(Config):
     """One environment of a stack."""
 
     name: str
-    """A packaged environment (`mcqa`, `resources_servers/mcqa`), or a path to a user's own config."""
+    """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of your own config."""
     config: str | None = None
-    """Which of its configs (file stem); `None`: the catalog's default."""
+    """Which of its configs (file stem); `None`: its default one."""
     agent: str | None = None
-    """Agent instance that rows without `agent_ref` go to; `None`: the config's only or first agent."""
+    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     overrides: Settings = ()
-    """Dotted keys passed to Gym's config parser (`("server.resources_servers.x.key", value)`)."""
+    """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
     scores_without_policy: bool = False
-    """Whether a rollout may be scored although its policy was never asked. Otherwise such a rollout fails: its agent broke
-    down first. Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
+    """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
+    Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
 
 
 def _environment(value: Any) -> Any:
@@ -196,38 +200,39 @@ class StackConfig(Config):
     """Names or `EnvironmentConfig`s."""
     runtime: RuntimeConfig = RuntimeConfig()
     models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
-    """Endpoint of each further model server a config names (judges, user simulators), by instance name; `"*"` is the
-    default for all. `"policy"` sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without
-    an endpoint, and a rollout that calls it fails. An environment whose judge is not named here is refused."""
+    """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
+    sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
+    calls it fails. An environment whose judge has no entry here is refused."""
     env_vars: tuple[str, ...] = ()
-    """Names of environment variables that Gym's servers may see beside the allow-listed ones."""
+    """Names of environment variables that NeMo Gym's servers may see, beside those that all may see."""
     component_roots: tuple[str, ...] = ()
-    """Directories searched for a user's own servers, beside the installed nemo-gym."""
+    """Directories searched for servers of your own, beside the installed nemo-gym."""
     agent_processes: int = Field(default=4, ge=1)
     """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
     start_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds until every server must listen (making a runtime is not counted)."""
+    """Seconds until every server must listen (installing the runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)
-    """Seconds that the stack stays up after its last lease is gone."""
+    """Seconds that the stack stays up after its last lease has ended."""
     max_restarts: int = Field(default=3, ge=0)
-    """Times that the servers of an environment are restarted within `restart_window_s` after one of them died. At one death
-    more the environment is down for good. The first restart comes at once, the next ones after 0.5 s, 1 s, 2 s, up to 30 s."""
+    """Restarts of an environment's servers within `restart_window_s` after one of them died. After one more death the
+    environment stays down. The first restart is immediate, later ones wait 0.5 s, 1 s, 2 s, up to 30 s."""
     restart_window_s: float = Field(default=600.0, gt=0)
     """Seconds for which a restart counts towards `max_restarts`."""
     hang_timeout_s: float | None = Field(default=900.0, gt=0)
-    """Seconds after which a server that rollouts wait for, and that has answered nothing and used no processor time, is
-    killed and restarted; `None`: never. Raise it for servers that answer nobody while they wait longer for something."""
+    """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never. Raise it
+    for servers that wait longer for something without answering anything else."""
     share: Literal["process", "machine"] = "process"
-    """Who may share the stack: this process, or every process of this user on this machine whose config, working directory
-    of relative paths, values of `env_vars`, judges' keys and gymgate are the same."""
+    """Who may share the stack: this process, or all processes of this user on this machine. They share it if config, gymgate,
+    the values of `env_vars`, judges' keys and the directory that relative paths start from are equal."""
     state_dir: str | None = None
-    """Directory for logs, each of at most 8 MiB; `None`: under the user's runtime or cache directory, until the stack stops."""
+    """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or cache directory, deleted when the stack
+    stops."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
         names = [environment.name for environment in self.environments]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"environments names {', '.join(twice)} more than once")
+            raise ValueError(f"environments contains {', '.join(twice)} more than once")
         return self
 
 
@@ -238,14 +243,14 @@ class RolloutLimits(Config):
     """Bounds on one rollout."""
 
     timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds from the call of `run` to its answer: waiting for a free agent process, model calls and verification included."""
+    """Seconds from the call of `run` to its answer, including the wait for a free agent process, model calls and verification."""
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
-    """Policy calls after which further ones are refused and the rollout counts as truncated (`Rollout.limit` says so). The
-    default is above the limit of every packaged agent; it ends agents that loop. `None`: no bound."""
+    """Policy calls per rollout. Further calls are refused and the rollout counts as truncated (`Rollout.limit` is
+    `"max_calls"`). The default exceeds every packaged agent's own limit and ends agents that loop. `None`: no bound."""
 
 
 def cache_dir() -> Path:
-    """`$GYMGATE_CACHE`, else `$XDG_CACHE_HOME/gymgate`, else `~/.cache/gymgate`."""
+    """Return `$GYMGATE_CACHE`, else `$XDG_CACHE_HOME/gymgate`, else `~/.cache/gymgate`."""
     if path := os.environ.get("GYMGATE_CACHE"):
         return Path(path).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "gymgate"

@@ -1,22 +1,22 @@
-"""Every error gymgate raises, and how each one crosses a process boundary.
+"""Every error that gymgate raises, and how each one crosses a process boundary.
 
     GymgateError
-      ConfigError(ValueError)              the caller named something that does not exist or does not fit
-      DataError(ValueError)                a row or a file of rows is malformed
-      NeedMissingError(RuntimeError)       an environment needs something this machine does not have
-      SetupError(RuntimeError)             the NeMo Gym runtime could not be made
-      StackStartError(RuntimeError)        a server of the stack did not come up
+      ConfigError(ValueError)              a name does not exist, or a value or combination of options is wrong
+      DataError(ValueError)                a row or a file of rows is malformed, or a file cannot be written
+      NeedMissingError(RuntimeError)       an environment needs something that this machine does not have
+      SetupError(RuntimeError)             the NeMo Gym runtime could not be installed
+      StackStartError(RuntimeError)        a server of the stack did not start
       StackLostError(ConnectionError)      the stack's daemon is gone
-      ServerDiedError(RuntimeError)        a server died while a rollout needed it       [infrastructure]
-      EnvironmentServerError(RuntimeError) an agent or resources server answered with an error [environment]
-      PolicyError(RuntimeError)            a policy or judge endpoint failed             [policy]
-        UnknownConversationError           the replay policy has no answer for this conversation
-      TokenDataError(ValueError)           token ids, masks or logprobs do not fit together
-      RolloutTimeoutError(TimeoutError)    a rollout outlived its deadline               [timeout]
+      ServerDiedError(RuntimeError)        a server died while a rollout needed it                [infrastructure]
+      EnvironmentServerError(RuntimeError) an agent or resources server answered with an error    [environment]
+      PolicyError(RuntimeError)            a policy's or judge's endpoint failed                  [policy]
+        UnknownConversationError           the recorded rollouts have no answer for this conversation
+      TokenDataError(ValueError)           token ids, masks or logprobs are invalid or contradict one another
+      RolloutTimeoutError(TimeoutError)    a rollout exceeded its deadline                        [timeout]
       MissingExtraError(ImportError)       an optional dependency is not installed
 
-A failed rollout is data: it carries `RolloutError` (see `gymgate.rollout`), whose `kind` is the word in
-brackets. The classes here are what is raised, at the boundary that failed, with attributes a caller can use.
+A failed rollout is data, not an exception: it carries a `RolloutError` (see `gymgate.rollout`), whose `kind` is the word
+in brackets. The classes here are raised at the boundary that failed, with attributes for programs to read.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 ErrorKind = Literal["infrastructure", "environment", "policy", "data", "timeout"]
-"""Whose fault a failed rollout is; retries and metrics go by it."""
+"""What caused a failed rollout; decides about retries and is counted in metrics."""
 
 
 class GymgateError(Exception):
-    """Root of the tree; `str()` is one line that says what failed, the value seen and what to do."""
+    """Root of the tree. `str()` is one line: what failed, the value seen, and what to do."""
 
     fields: ClassVar[tuple[str, ...]] = ()
     """Attributes that cross a process boundary beside the message."""
@@ -45,17 +45,17 @@ class GymgateError(Exception):
         return (from_wire, (self.to_wire(),))
 
     def to_wire(self) -> dict[str, Any]:
-        """As a JSON-serialisable dict that `from_wire` reads back."""
+        """Return the error as a JSON-serialisable dict, which `from_wire` reads back."""
         values = {name: getattr(self, name) for name in self.fields}
         return {"error": type(self).__name__, "message": self.message, **values}
 
 
 class ConfigError(GymgateError, ValueError):
-    """The caller named something that does not exist or does not fit; the message lists the choices."""
+    """A name does not exist, or a value or combination of options is wrong; the message lists the choices."""
 
 
 class DataError(GymgateError, ValueError):
-    """A row, or a file of rows, is malformed."""
+    """A row or a file of rows is malformed, or a file cannot be written."""
 
     fields = ("path", "line")
     path: str | None
@@ -63,7 +63,7 @@ class DataError(GymgateError, ValueError):
 
 
 class NeedMissingError(GymgateError, RuntimeError):
-    """An environment needs something this machine does not have (docker, a key, a download, ...)."""
+    """An environment needs something that this machine does not have (docker, a key, a download, ...)."""
 
     fields = ("environment", "need")
     environment: str | None
@@ -71,11 +71,11 @@ class NeedMissingError(GymgateError, RuntimeError):
 
 
 class SetupError(GymgateError, RuntimeError):
-    """The NeMo Gym runtime could not be made (no interpreter, no network, disk full, ...)."""
+    """The NeMo Gym runtime could not be installed (no interpreter, no network, disk full, ...)."""
 
 
 class StackStartError(GymgateError, RuntimeError):
-    """A server of the stack did not come up in time, or died first."""
+    """A server of the stack did not start in time, or died while starting."""
 
     fields = ("environment", "server", "log_tail")
     environment: str | None
@@ -84,7 +84,7 @@ class StackStartError(GymgateError, RuntimeError):
 
 
 class StackLostError(GymgateError, ConnectionError):
-    """The stack's daemon is gone, or was closed while work was under way."""
+    """The stack's daemon is gone, or the stack was closed while a call was waiting."""
 
 
 class ServerDiedError(GymgateError, RuntimeError):
@@ -105,9 +105,10 @@ class EnvironmentServerError(GymgateError, RuntimeError):
 
 
 class PolicyError(GymgateError, RuntimeError):
-    """A policy or judge endpoint failed; `status_code` is the HTTP status it gave, if it gave one.
+    """A policy's or judge's endpoint failed.
 
-    `retry_after_s` is how long it asked to be left alone (`Retry-After`).
+    `status_code` is the HTTP status it answered with, `None` without an answer; `retry_after_s` are the seconds that it
+    asked to wait (`Retry-After`).
     """
 
     fields = ("endpoint", "status_code", "retryable", "retry_after_s")
@@ -118,15 +119,15 @@ class PolicyError(GymgateError, RuntimeError):
 
 
 class UnknownConversationError(PolicyError):
-    """The replay policy has no recorded answer for this conversation."""
+    """The recorded rollouts have no answer for this conversation."""
 
 
 class TokenDataError(GymgateError, ValueError):
-    """Token ids, masks or logprobs do not fit together, or are not numbers."""
+    """Token ids, masks or logprobs are not numbers, or differ in length or content where they must agree."""
 
 
 class RolloutTimeoutError(GymgateError, TimeoutError):
-    """A rollout outlived its deadline."""
+    """A rollout exceeded its deadline."""
 
 
 class MissingExtraError(GymgateError, ImportError):
@@ -134,14 +135,14 @@ class MissingExtraError(GymgateError, ImportError):
 
 
 def from_wire(value: dict[str, Any]) -> GymgateError:
-    """The error that `GymgateError.to_wire` described; an unknown name becomes a `GymgateError`."""
+    """Return the error that `GymgateError.to_wire` described; an unknown name becomes a `GymgateError`."""
     names = {cls.__name__: cls for cls in _tree(GymgateError)}
     cls = names.get(str(value.get("error")), GymgateError)
     return cls(str(value.get("message", "")), **{name: value.get(name) for name in cls.fields})
 
 
 def described(error: BaseException) -> str:
-    """`Type: message` of any exception, even of one that fails to give its message."""
+    """Return `Type: message` of any exception, or its type alone where `str()` of it fails."""
     try:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     except Exception:

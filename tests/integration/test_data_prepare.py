@@ -20,10 +20,10 @@ from gymgate.api import load_catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError, NeedMissingError
-from gymgate.integrations.verifiers import load_environment
 from gymgate.preparation import Manifest, PrepareConfig, prepare
 from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
+from nemo_gym_env import load_environment
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]

@@ -15,8 +15,8 @@ from renderers.configs import Qwen3RendererConfig
 from verifiers_support import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer
 
 from gymgate.errors import ConfigError, DataError
-from gymgate.integrations.verifiers import load_environment
-from gymgate.integrations.verifiers.task import UNSCORED
+from gymgate.integrations.verifiers.taskset import UNSCORED
+from nemo_gym_env import load_environment
 
 pytestmark = [pytest.mark.gym, pytest.mark.asyncio(loop_scope="module")]
 

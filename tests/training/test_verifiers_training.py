@@ -25,8 +25,8 @@ from renderers.configs import Qwen3RendererConfig
 from token_server_support import token_server
 from verifiers.v1.serve import EnvClient, env_config_data, serve_env
 
-from gymgate.integrations.verifiers import load_environment
 from gymgate.stack import Stack, acquire
+from nemo_gym_env import load_environment
 
 pytestmark = pytest.mark.gym
 

@@ -3,56 +3,109 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gymgate.cli import eval as eval_command
-from gymgate.cli.eval_args import environment_names, read_settings, resume_args, split_taskset
-from gymgate.cli.eval_report import print_report, read_tallies
+from gymgate.cli.eval_args import (
+    is_replayed,
+    read_settings,
+    resume_args,
+    verifiers_args,
+    with_taskset,
+)
+from gymgate.cli.eval_report import RunWatcher, print_report, read_tallies
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
+from gymgate.integrations.verifiers.knobs import Knobs, knobs_of
 
-NOTHING = {
-    "environments": (),
-    "data": None,
-    "gym": None,
-    "tasks": None,
-    "rollouts": None,
-    "concurrency": None,
-    "base_url": None,
-    "model": None,
-    "api_key_var": None,
-    "push": False,
-    "resume": None,
-}
+
+def arguments(args: list[str], **given: Any) -> list[str]:
+    """The verifiers command line for options on our command line; the others have their defaults."""
+    default = {context.name: context.get_default(EVAL) for context in eval_command.run.params}
+    return verifiers_args(args, default | given, [*given])
+
+
+EVAL = eval_command.run.make_context("run", [])
 
 
 @pytest.mark.parametrize(
-    ("args", "taskset", "rest"),
+    ("args", "taskset"),
     [
-        ([], "nemo-gym-env", []),
-        (["gsm8k", "-v"], "gsm8k", ["-v"]),
-        (["--env.agent.max-turns", "3"], "nemo-gym-env", ["--env.agent.max-turns", "3"]),
-        (["@", "run.toml"], None, ["@", "run.toml"]),
-        (["--env.taskset.id", "gsm8k"], None, ["--env.taskset.id", "gsm8k"]),
+        ([], "nemo-gym-env"),
+        (["gsm8k", "-v"], None),
+        (["--env.agent.max-turns", "3"], "nemo-gym-env"),
+        (["@", "run.toml"], None),
+        (["--env.taskset.id", "gsm8k"], None),
     ],
 )
-def test_taskset_is_ours_unless_something_names_one(
-    args: list[str], taskset: str | None, rest: list[str]
-) -> None:
-    assert split_taskset(args, "nemo-gym-env") == (taskset, rest)
+def test_taskset_is_ours_unless_something_names_one(args: list[str], taskset: str | None) -> None:
+    assert with_taskset(args) == ([taskset, *args] if taskset else args)
 
 
 def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
-    options = NOTHING | {"environments": ("mcqa", "calendar"), "rollouts": 4, "base_url": "http://h/v1"}
-    taskset, argv = eval_command._arguments(["--env.agent.max-turns", "3"], options)
-    assert taskset == "nemo-gym-env"
+    argv = arguments(
+        ["--env.agent.max-turns", "3"],
+        environments=("mcqa", "calendar"),
+        repeats=4,
+        urls="http://h/v1",
+        concurrency=9,
+    )
     assert argv == [
-        *("--env.agent.max-turns", "3", "--env.taskset.env", "mcqa,calendar", "-r", "4"),
-        *("--client.base-url", "http://h/v1", "--no-push"),
+        *("nemo-gym-env", "--env.agent.max-turns", "3", "-r", "4", "-c", "9"),
+        *("--env.taskset.env", "mcqa,calendar", "--client.base-url", "http://h/v1", "--no-push"),
     ]
-    assert "--no-push" not in eval_command._arguments([], NOTHING | {"push": True})[1]
+    assert "--no-push" not in arguments([], push=True)
+
+
+def test_the_concurrency_is_ours_unless_something_names_one(tmp_path: Path) -> None:
+    assert arguments(["gsm8k"])[:3] == ["gsm8k", "-c", "64"]
+    file = tmp_path / "run.toml"
+    file.write_text("max_concurrent = 3\n")
+    assert "-c" not in arguments(["@", str(file)])
+    assert "-c" not in arguments(["--max-concurrent", "3"])
+
+
+def test_shared_options_reach_the_knobs_and_the_sampling() -> None:
+    argv = arguments(
+        [],
+        judges=("my-judge=http://j/v1", "*=policy", "sim=m@http://s/v1"),
+        settings=("a.b=3",),
+        sampling=("temperature=0.5", "stop=[x]"),
+        env_vars=("HOME",),
+        gym=RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python"),
+        hang_timeout=0.0,
+        timeout=7.0,
+    )
+    settings = read_settings(argv)
+    knobs = knobs_of(settings)
+    stack = knobs.stack_config()
+    models = {
+        name: item if isinstance(item, str) else (item.base_url, item.model) for name, item in stack.models
+    }  # type: ignore[union-attr]
+    assert models == {"*": "policy", "my-judge": ("http://j/v1", None), "sim": ("http://s/v1", "m")}
+    assert stack.environments[0].overrides == (("a.b", 3),)
+    assert stack.env_vars == ("HOME",)
+    assert stack.runtime == RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python")
+    assert (stack.hang_timeout_s, knobs.timeout_s) == (None, 7.0)
+    assert (settings["sampling.temperature"], settings["sampling.stop"]) == ("0.5", '["x"]')
+
+
+@pytest.mark.parametrize(
+    ("args", "given", "message"),
+    [
+        (["gsm8k"], {"data": "x"}, "--env.taskset.data is a setting of nemo-gym-env, which taskset 'gsm8k'"),
+        ([], {"urls": "http://a/v1,http://b/v1"}, "verifiers calls one endpoint"),
+        ([], {"resume": "outputs/x", "data": "x"}, "--resume takes every setting from the saved run"),
+        ([], {"judges": ("x=nourl",)}, "--judge 'x=nourl'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(args: list[str], given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        arguments(args, **given)
 
 
 def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
@@ -68,8 +121,8 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         "env.taskset.max_calls": "3",
         "rich": True,
     }
-    assert environment_names(settings, "x") == ["mcqa", "calendar"]
-    assert environment_names({"env.taskset.env": "a, b"}, "x") == ["a", "b"]
+    assert knobs_of(settings).environment_names() == ("mcqa", "calendar")
+    assert knobs_of({"env.taskset.env": "a, b"}).environment_names() == ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +131,7 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         ("missing.toml", None, "cannot be read"),
         ("bad.toml", "= 3", "bad.toml"),
         ("bad.json", "{", "bad.json"),
-        ("list.yaml", "- 1", "no settings"),
+        ("list.yaml", "- 1", "has no settings"),
         ("run.ini", "x", "neither TOML"),
     ],
 )
@@ -93,7 +146,7 @@ def test_a_config_file_that_cannot_be_read_is_one_line(
 
 
 def test_resume_names_the_saved_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no saved run"):
+    with pytest.raises(ConfigError, match="not the directory of a saved run"):
         resume_args(str(tmp_path))
     saved = tmp_path / "configs" / "resolved" / "eval.json"
     saved.parent.mkdir(parents=True)
@@ -104,7 +157,7 @@ def test_resume_names_the_saved_config(tmp_path: Path) -> None:
 def test_a_model_without_an_endpoint_is_refused() -> None:
     with (
         pytest.raises(ConfigError, match="needs an endpoint"),
-        eval_command._policy(["mcqa"], {"model": "m"}, RuntimeConfig()),
+        eval_command._policy(Knobs(env="mcqa"), {"model": "m"}),
     ):
         pass
 
@@ -113,16 +166,33 @@ def test_an_endpoint_that_is_no_url_is_refused() -> None:
     settings = {"client.base_url": "nourl", "model": "m"}
     with (
         pytest.raises(ConfigError, match="-b 'nourl' is not a URL"),
-        eval_command._policy(["mcqa"], settings, RuntimeConfig()),
+        eval_command._policy(Knobs(env="mcqa"), settings),
     ):
         pass
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
     settings = {"client.base_url": "http://127.0.0.1:1/v1"}
-    policy = eval_command._policy(["mcqa"], settings, RuntimeConfig())
+    policy = eval_command._policy(Knobs(env="mcqa"), settings)
     with pytest.raises(ConfigError, match="cannot be reached"), policy:
         pass
+
+
+def test_a_resumed_replay_is_known_by_its_key_variable() -> None:
+    assert is_replayed({})
+    assert is_replayed({"client.base_url": "http://h/v1", "client.api_key_var": "GYMGATE_REPLAY_KEY"})
+    assert not is_replayed({"client.base_url": "http://h/v1"})
+
+
+def test_the_runners_log_says_where_the_run_is_and_a_notice_is_dropped() -> None:
+    def record(message: str, *args: object) -> logging.LogRecord:
+        return logging.LogRecord("runner", logging.INFO, "", 0, message, args, None)
+
+    watcher = RunWatcher()
+    assert watcher.filter(record("running %dx%d rollouts on %s", 2, 3, "m"))
+    assert watcher.filter(record("results: %s", Path("outputs/x")))
+    assert not watcher.filter(record("vf-eval will be deprecated - move on"))
+    assert (watcher.run, watcher.wanted) == (Path("outputs/x"), 6)
 
 
 def _episode(environment: str, start: float, **trace: object) -> str:
@@ -160,3 +230,9 @@ def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr()
     assert out.out.splitlines()[2].split() == ["mcqa", "7", "6", "1", "1", "2", "1", "0.500", "0.9"]
     assert "1 x ProviderError: upstream 500: no" in out.err
+    assert "resume" not in out.err
+    print_report(tallies, tmp_path, replayed=True, complete=False)
+    out = capsys.readouterr()
+    assert "policy: recorded answers, replayed" in out.out
+    assert f"gymgate eval run --resume {tmp_path}" in out.err
+    assert "-b http://host:8000/v1 -m MODEL" in out.err

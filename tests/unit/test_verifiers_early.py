@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,9 +12,10 @@ import pytest
 
 from gymgate.cli.eval_args import read_settings
 from gymgate.config import StackConfig
-from gymgate.errors import StackStartError
-from gymgate.integrations.verifiers import early
-from gymgate.integrations.verifiers.config import NeMoGymConfig
+from gymgate.errors import ConfigError, StackStartError
+from gymgate.integrations.verifiers import stacks
+from gymgate.integrations.verifiers.knobs import knobs_of
+from gymgate.integrations.verifiers.taskset import NeMoGymConfig
 
 WAIT_S = 30.0
 
@@ -52,16 +54,17 @@ WAIT_S = 30.0
 def test_the_settings_give_the_stack_that_the_taskset_will_ask_for(
     argv: list[str], knobs: dict[str, Any]
 ) -> None:
-    assert early.knobs_of(read_settings(argv)).stack_config() == NeMoGymConfig(**knobs).stack_config()
+    assert knobs_of(read_settings(argv)).stack_config() == NeMoGymConfig(**knobs).stack_config()
 
 
-class Stacks:
-    """Stands in for `acquire`: what is held, and what was given back."""
+class FakeStacks:
+    """Replaces `acquire` and `connect`: which leases are held, and which were given back."""
 
     def __init__(self) -> None:
         self.held: list[StackConfig] = []
         self.taken, self.given_back = threading.Event(), threading.Event()
         self.fails = False
+        self.held_at_connect: list[StackConfig] = []
 
     @asynccontextmanager
     async def acquire(self, config: StackConfig, *, progress: Any) -> AsyncIterator[None]:
@@ -75,51 +78,69 @@ class Stacks:
             self.held.remove(config)
             self.given_back.set()
 
+    async def connect(self, config: StackConfig, *, progress: Any) -> None:
+        """The eval's own lease."""
+        if config != CONFIG:  # another stack than the early one, which is released first
+            assert await asyncio.to_thread(self.given_back.wait, WAIT_S)
+        self.held_at_connect = [*self.held]
+
 
 @pytest.fixture
-def stacks(monkeypatch: pytest.MonkeyPatch) -> Stacks:
-    stacks = Stacks()
-    monkeypatch.setattr(early, "acquire", stacks.acquire)
-    return stacks
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeStacks:
+    fake = FakeStacks()
+    monkeypatch.setattr(stacks, "acquire", fake.acquire)
+    monkeypatch.setattr(stacks, "connect", fake.connect)
+    return fake
 
 
-SETTINGS = {"env.taskset.env": "mcqa"}
 CONFIG = NeMoGymConfig(env="mcqa").stack_config()
 
 
-def test_it_is_held_until_the_eval_has_its_own_lease(stacks: Stacks) -> None:
-    with early.starting(SETTINGS, print):
-        assert stacks.taken.wait(WAIT_S)
-        early.acquiring(CONFIG)
-        assert stacks.held == [CONFIG]
-        early.acquired()
-        assert stacks.given_back.wait(WAIT_S)
-    assert stacks.held == []
+async def test_it_is_held_until_the_eval_has_its_own_lease(fake: FakeStacks) -> None:
+    with stacks.starting_early(CONFIG, print):
+        assert fake.taken.wait(WAIT_S)
+        await stacks._connect(CONFIG)
+        assert fake.held_at_connect == [CONFIG]
+        assert fake.given_back.wait(WAIT_S)
+    assert fake.held == []
 
 
-def test_another_stack_than_the_eval_asks_for_ends_at_once(stacks: Stacks) -> None:
-    with early.starting(SETTINGS, print):
-        assert stacks.taken.wait(WAIT_S)
-        early.acquiring(NeMoGymConfig(env="calendar").stack_config())
-        assert stacks.given_back.wait(WAIT_S)
+async def test_another_stack_than_the_eval_asks_for_ends_at_once(fake: FakeStacks) -> None:
+    with stacks.starting_early(CONFIG, print):
+        assert fake.taken.wait(WAIT_S)
+        await stacks._connect(NeMoGymConfig(env="calendar").stack_config())
+        assert fake.held_at_connect == []
 
 
-def test_it_ends_with_an_eval_that_never_asks(stacks: Stacks) -> None:
-    with early.starting(SETTINGS, print):
-        assert stacks.taken.wait(WAIT_S)
-    assert stacks.held == []
-    early.acquiring(CONFIG)
-    early.acquired()
+async def test_it_ends_with_an_eval_that_never_asks(fake: FakeStacks) -> None:
+    with stacks.starting_early(CONFIG, print):
+        assert fake.taken.wait(WAIT_S)
+    assert fake.held == []
+    await stacks._connect(CONFIG)
 
 
-def test_a_start_that_fails_is_left_to_the_eval_to_tell(stacks: Stacks) -> None:
-    stacks.fails = True
-    with early.starting(SETTINGS, print):
-        assert stacks.given_back.wait(WAIT_S)
-        early.acquired()
+async def test_a_start_that_fails_is_left_to_the_eval_to_tell(fake: FakeStacks) -> None:
+    fake.fails = True
+    with stacks.starting_early(CONFIG, print):
+        assert fake.given_back.wait(WAIT_S)
+        await stacks._connect(CONFIG)
 
 
-def test_settings_that_verifiers_will_refuse_start_nothing(stacks: Stacks) -> None:
-    with early.starting({"env.taskset.agent_processes": "many"}, print):
-        assert stacks.held == []
-    assert not stacks.taken.is_set()
+def test_a_wrong_setting_is_one_line_that_names_it() -> None:
+    with pytest.raises(ConfigError, match=r"^--env\.taskset\.agent_processes: Input should be a valid integer"):
+        knobs_of({"env.taskset.agent_processes": "many"})
+
+
+def test_lists_and_mappings_may_be_json() -> None:
+    knobs = knobs_of(
+        {
+            "env.taskset.models": '{"my-judge": "policy"}',
+            "env.taskset.env_vars": "A,B",
+            "env.taskset.component_roots": '["x"]',
+        }
+    )
+    assert (knobs.models, knobs.env_vars, knobs.component_roots) == (
+        {"my-judge": "policy"},
+        ["A", "B"],
+        ["x"],
+    )

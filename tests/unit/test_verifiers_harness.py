@@ -11,9 +11,9 @@ import verifiers.v1 as vf
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
-from gymgate.integrations.verifiers import NeMoGymData, NeMoGymHarness, leases
-from gymgate.integrations.verifiers.harness import NeMoGymHarnessConfig, RolloutFailed
-from gymgate.integrations.verifiers.task import GymRun
+from gymgate.integrations.verifiers import stacks
+from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig, RolloutFailed
+from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymData
 from gymgate.rollout import ModelCall, Rollout, RolloutError
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}}
@@ -66,8 +66,8 @@ Made = Callable[..., Launch]
 def launch(monkeypatch: pytest.MonkeyPatch) -> Made:
     def made(answer: Rollout | Exception, **limits: Any) -> Launch:
         found = Launch(answer, **limits)
-        monkeypatch.setattr(leases, "stack_for", found.stack_for)
-        monkeypatch.setattr(leases, "forget", found.forget)
+        monkeypatch.setattr(stacks, "stack_for", found.stack_for)
+        monkeypatch.setattr(stacks, "forget", found.forget)
         return found
 
     return made

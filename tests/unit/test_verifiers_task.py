@@ -10,10 +10,15 @@ from pydantic import ValidationError
 from verifiers.v1.utils.loaders import environment_class, harness_class, taskset_class
 
 from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.integrations.verifiers import NeMoGymConfig, NeMoGymData, NeMoGymEnv, NeMoGymHarness
-from gymgate.integrations.verifiers.harness import failure_of
-from gymgate.integrations.verifiers.task import GymRun, NeMoGymTask, record, with_system_prompt
-from gymgate.integrations.verifiers.taskset import NeMoGymTaskset
+from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, failure_of, with_system_prompt
+from gymgate.integrations.verifiers.taskset import (
+    GymRun,
+    NeMoGymConfig,
+    NeMoGymData,
+    NeMoGymTask,
+    NeMoGymTaskset,
+    record,
+)
 from gymgate.rollout import ModelCall, Rollout, RolloutError, Usage
 
 ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}, "answer": None, "tags": ["a"]}
@@ -47,7 +52,7 @@ def test_the_default_agent_runs_locally() -> None:
 
 
 def test_a_run_saved_with_an_earlier_name_is_read() -> None:
-    assert NeMoGymConfig(**{"agent_slots": 7}).stack_config().agent_processes == 7
+    assert NeMoGymConfig(**{"agent_processes": 7}).stack_config().agent_processes == 7
 
 
 def test_knobs_describe_one_stack() -> None:

@@ -5,6 +5,11 @@ verifiers finds the plugin by this module's name and reads `__all__`: one taskse
 
 from __future__ import annotations
 
-from gymgate.integrations.verifiers import NeMoGymEnv, NeMoGymHarness, NeMoGymTaskset, load_environment
+from gymgate.integrations.verifiers.knobs import require_verifiers
+
+require_verifiers()
+
+from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, load_environment  # noqa: E402
+from gymgate.integrations.verifiers.taskset import NeMoGymTaskset  # noqa: E402
 
 __all__ = ["NeMoGymEnv", "NeMoGymHarness", "NeMoGymTaskset", "load_environment"]

@@ -1,4 +1,4 @@
-"""The `gymgate` command. Each subcommand lives in a module of its own, imported when it is called."""
+"""The `gymgate` command. Each of its commands is a module of this package, imported when it is called."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import click
 from gymgate.errors import GymgateError
 
 COMMANDS = {
-    "list": "list",
-    "info": "info",
-    "setup": "setup",
-    "cache": "cache",
-    "doctor": "doctor",
-    "check": "check",
-    "data": "data",
-    "run": "run",
-    "collect": "collect",
-    "aggregate": "aggregate",
-    "report": "report",
-    "slurm": "slurm",
-    "serve-policy": "serve_policy",
-    "serve": "serve",
-    "eval": "eval",
+    "Environments": ("list", "info", "check", "data"),
+    "Rollouts": ("eval", "run", "collect", "slurm"),
+    "Results": ("aggregate", "report"),
+    "Policies": ("serve", "serve-policy"),
+    "This machine": ("setup", "doctor", "cache"),
 }
-"""Subcommand -> module under `gymgate.cli` whose `command` it is."""
+"""Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a subcommand's module when it is needed."""
+    """A group that imports a command's module when the command is needed, and lists commands by task."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [name for names in COMMANDS.values() for name in names]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module = importlib.import_module(f"gymgate.cli.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"gymgate.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in self.list_commands(ctx))
+        for task, names in COMMANDS.items():
+            formatter.write(f"\n{task}:\n")
+            for name in names:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                text = command.get_short_help_str(formatter.width - width - 4)
+                formatter.write(f"  {name:<{width}}  {text}\n")
 
 
 @click.group(
@@ -54,9 +54,9 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Console entry point: one line on stderr and exit code 1 for any `GymgateError`, 130 for Ctrl-C."""
+    """Run a command line; ends with one line on stderr and exit code 1 for a `GymgateError`, 130 for Ctrl-C."""
     try:
-        # Outside of its standalone mode click returns the code of an `Exit` where a command's result is due.
+        # With `standalone_mode=False` click returns the code of an `Exit` in place of a result.
         result = cli.main(args=argv, standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> Any:
 
 
 def _invalid_config(error: ValueError) -> str | None:
-    """One line on a config that an option's value does not fit; `None` for any other error."""
+    """Return one line on an option's value that a config refuses; `None` for any other error."""
     from pydantic import ValidationError
 
     from gymgate.config import Config

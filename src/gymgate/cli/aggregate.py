@@ -130,7 +130,7 @@ def command(
 
 
 def _export_traces(runs: tuple[Path, ...], output: Path) -> int:
-    from gymgate.integrations.verifiers.requirement import require_verifiers
+    from gymgate.integrations.verifiers.knobs import require_verifiers
 
     require_verifiers()
     from gymgate.integrations.verifiers.traces import export_traces

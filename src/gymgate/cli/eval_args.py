@@ -1,20 +1,39 @@
-"""The verifiers command line that `gymgate eval run` stands for. Reads settings; imports nothing heavy."""
+"""The verifiers command line that `gymgate eval run` stands for, and the settings in one. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from gymgate.cli.collect_plan import endpoint_list, sampling_fields
+from gymgate.cli.run_plan import environment_configs, judges
 from gymgate.errors import ConfigError
+from gymgate.integrations.verifiers.knobs import DEFAULT_ENVIRONMENT, PLUGIN_ID
 
 REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
-"""API key variable of a run against the replay policy; nobody sets it, and a saved run is known by it."""
-
+"""API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""
+FLAGS = {
+    "data": "--env.taskset.data",
+    "config": "--env.taskset.config",
+    "agent": "--env.taskset.agent",
+    "timeout": "--env.taskset.timeout-s",
+    "agent_processes": "--env.taskset.agent-processes",
+    "max_calls": "--env.taskset.max-calls",
+    "rows": "-n",
+    "repeats": "-r",
+    "concurrency": "-c",
+    "output": "--output-dir",
+    "api_key_var": "--client.api-key-var",
+    "model": "--model",
+}
+"""Option of `gymgate eval run` -> the verifiers flag that takes the same value."""
+WHOLE = ("env.taskset.models", "env.taskset.overrides")
+"""Settings that are mappings, whose keys are names as they stand."""
 LOADERS: Mapping[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads,
     ".json": json.loads,
@@ -23,28 +42,91 @@ LOADERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def split_taskset(args: Sequence[str], default: str) -> tuple[str | None, list[str]]:
-    """The leading taskset id, if any, and the rest; `default` where neither it nor a config file names one."""
-    rest = list(args)
-    if rest and not rest[0].startswith(("-", "@")):
-        return rest[0], rest[1:]
-    named = any(arg.startswith("@") or _key(arg) == "env.taskset.id" for arg in rest)
-    return (None if named else default), rest
+def verifiers_args(args: Sequence[str], options: Mapping[str, Any], given: Collection[str]) -> list[str]:
+    """Return verifiers' command line: `args` as they are, then our options as verifiers' flags.
+
+    `given` are the names of the options on our command line. The others hold defaults, which must not override a config
+    file. Raises `ConfigError` for options that do not fit the taskset or one another.
+    """
+    if options["resume"]:
+        if wrong := sorted({*given} - {"args", "resume", "push"}):
+            raise ConfigError(
+                f"--resume takes every setting from the saved run; leave out {', '.join(wrong)}"
+            )
+        return [*resume_args(options["resume"]), *args]
+    own = with_taskset(args)
+    flags = {flag: options[name] for name, flag in FLAGS.items() if name in given} | _converted(
+        options, given
+    )
+    foreign = [flag for flag in flags if flag.startswith("--env.taskset.")]
+    if foreign and not own[0].startswith(("-", "@", PLUGIN_ID)):
+        raise ConfigError(f"{foreign[0]} is a setting of {PLUGIN_ID}, which taskset {own[0]!r} does not have")
+    if "-c" not in flags and "max_concurrent" not in read_settings(own):
+        flags["-c"] = options["concurrency"]
+    push = [] if options["push"] or "--push" in own else ["--no-push"]
+    return [*own, *(part for flag, value in flags.items() for part in (flag, str(value))), *push]
+
+
+def _converted(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """The flags whose values verifiers writes differently."""
+    flags: dict[str, Any] = {}
+    if names := options["environments"]:
+        flags["--env.taskset.env"] = ",".join(names)
+    if "gym" in given:
+        runtime = options["gym"]
+        flags["--env.taskset.gym"] = runtime.version
+        if runtime.interpreter is not None:
+            flags["--env.taskset.interpreter"] = runtime.interpreter
+    if options["judges"]:
+        endpoints = {
+            name: endpoint if isinstance(endpoint, str) else endpoint.model_dump(exclude_unset=True)
+            for name, endpoint in judges(options["judges"]).items()
+        }
+        flags["--env.taskset.models"] = json.dumps(endpoints)
+    if options["settings"]:
+        first, *others = environment_configs(names or (DEFAULT_ENVIRONMENT,), None, None, options["settings"])
+        if others:
+            raise ConfigError("--set takes one environment here; name one --env, or use `gymgate run`")
+        flags["--env.taskset.overrides"] = json.dumps(dict(first.overrides))
+    if options["env_vars"]:
+        flags["--env.taskset.env-vars"] = json.dumps(options["env_vars"])
+    if "hang_timeout" in given:
+        flags["--env.taskset.hang-timeout-s"] = options["hang_timeout"] or None
+    if options["urls"]:
+        url, *replicas = endpoint_list(options["urls"])
+        if replicas:
+            raise ConfigError(
+                "verifiers calls one endpoint, and -b names several; `gymgate run` takes replicas"
+            )
+        flags["--client.base-url"] = url
+    for name, value in sampling_fields(options["sampling"]):
+        flags[f"--sampling.{name}"] = value if isinstance(value, str) else json.dumps(value)
+    return flags
+
+
+def with_taskset(args: Sequence[str]) -> list[str]:
+    """Put our taskset's id first where neither an argument nor a config file names a taskset."""
+    named = bool(args) and not args[0].startswith("-")
+    if named or any(arg.startswith("@") or _key(arg) == "env.taskset.id" for arg in args):
+        return [*args]
+    return [PLUGIN_ID, *args]
 
 
 def resume_args(directory: str) -> list[str]:
-    """The arguments that resume the run saved in `directory`; `ConfigError` if none is."""
+    """Return the arguments that resume the run saved in `directory`; raises `ConfigError` if there is none."""
     saved = Path(directory) / "configs" / "resolved" / "eval.json"
     if not saved.is_file():
-        raise ConfigError(f"{directory!r} is no saved run: {saved} does not exist")
+        raise ConfigError(f"{directory!r} is not the directory of a saved run: {saved} does not exist")
     return ["@", str(saved), "--resume"]
 
 
 def read_settings(args: Sequence[str]) -> dict[str, Any]:
-    """Dotted key -> value of what config files and flags say, flags last, as verifiers reads them."""
+    """Return dotted key -> value from config files and then flags, as verifiers reads them."""
     settings: dict[str, Any] = {}
     for path in _files(args):
         settings.update(_flatten(_load(path)))
+    if args and not args[0].startswith(("-", "@")):
+        settings["env.taskset.id"] = args[0]
     for position, arg in enumerate(args):
         if (key := _key(arg)) is None:
             continue
@@ -56,11 +138,9 @@ def read_settings(args: Sequence[str]) -> dict[str, Any]:
     return settings
 
 
-def environment_names(settings: Mapping[str, Any], default: str) -> list[str]:
-    """The environments that the settings name."""
-    value = settings.get("env.taskset.env", default)
-    names = value.split(",") if isinstance(value, str) else value
-    return [stripped for name in names if (stripped := str(name).strip())]
+def is_replayed(settings: Mapping[str, Any]) -> bool:
+    """Whether the policy is recorded rollouts: there is no endpoint, or only that of the saved run's replay server."""
+    return "client.base_url" not in settings or settings.get("client.api_key_var") == REPLAY_KEY_VARIABLE
 
 
 def _key(arg: str) -> str | None:
@@ -68,32 +148,33 @@ def _key(arg: str) -> str | None:
 
 
 def _files(args: Sequence[str]) -> Iterator[Path]:
-    """Config files at the root: `@ path` or `@path`, not one that follows a flag."""
+    """Yield the config files at the root (`@ path` or `@path`), not one that follows a flag."""
     for position, arg in enumerate(args):
         if not arg.startswith("@") or (position and args[position - 1].startswith("--")):
             continue
-        name = arg[1:] or (args[position + 1] if position + 1 < len(args) else "")
-        yield Path(name)
+        yield Path(arg[1:] or (args[position + 1] if position + 1 < len(args) else ""))
 
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
         value = LOADERS[path.suffix](path.read_text())
     except KeyError:
-        raise ConfigError(f"config file {str(path)!r} is neither TOML, JSON nor YAML") from None
+        raise ConfigError(
+            f"config file {str(path)!r} is neither TOML, JSON nor YAML, by its suffix"
+        ) from None
     except OSError as error:
         raise ConfigError(f"config file {str(path)!r} cannot be read: {error.strerror}") from None
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"config file {str(path)!r}: {' '.join(str(error).split())}") from None
     if not isinstance(value, Mapping):
-        raise ConfigError(f"config file {str(path)!r} holds no settings")
+        raise ConfigError(f"config file {str(path)!r} has no settings: it must hold a mapping")
     return value
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
         name = f"{prefix}{key.replace('-', '_')}"
-        if isinstance(item, Mapping):
+        if isinstance(item, Mapping) and name not in WHOLE:
             yield from _flatten(item, f"{name}.")
         elif item is not None:
             yield name, item

@@ -1,4 +1,4 @@
-"""Watching a verifiers eval from outside, and its closing table, read from the traces it saved."""
+"""Watching a verifiers eval from outside, and the closing table and next steps, from the traces it saved."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from typing import Any
 import click
 import orjson
 
+from gymgate.cli.output import log
 from gymgate.cli.tally import Tally, print_tallies
 from gymgate.rollout import outcome_of
 from gymgate.rollout.outcome import Reason
 
 TRACES = "traces.jsonl"
-HEARTBEAT_S = 10.0
+PROGRESS_S = 10.0
+DEPRECATION = "vf-eval will be deprecated"
+"""How verifiers' notice about its own command begins."""
 
 
 @dataclass
 class TimedTally(Tally):
-    """With the time that this run took, which its traces say."""
+    """With the time that this eval took, from its traces."""
 
     start: float = math.inf
     end: float = 0.0
     timed: int = 0
-    """Rollouts between `start` and `end`: those of this run, not ones that a resumed run kept."""
+    """Rollouts between `start` and `end`: those of this eval, without those that a resumed run kept."""
 
     @property
     def rate(self) -> float | None:
@@ -39,54 +42,52 @@ class TimedTally(Tally):
         return self.timed / (self.end - self.start) if self.end > self.start else None
 
 
-class RunWatcher(logging.Handler):
-    """Learns from the runner's own log where the run writes and how many rollouts it owes."""
+class RunWatcher(logging.Filter):
+    """Reads from the log of verifiers' runner where the run is and how many rollouts it makes; drops a notice."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.path: Path | None = None
-        self.owed: int | None = None
+        super().__init__()
+        self.run: Path | None = None
+        self.wanted: int | None = None
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         args: Any = record.args or ()
         if record.msg.startswith("results: "):
-            self.path = Path(str(args[0]))
+            self.run = Path(str(args[0]))
         elif record.msg.startswith("running "):
-            self.owed = int(args[0]) * int(args[1])
+            self.wanted = int(args[0]) * int(args[1])
         elif record.msg.startswith("resuming "):
-            self.owed = int(args[2])
+            self.wanted = int(args[2])
+        return not record.msg.startswith(DEPRECATION)
 
 
 @contextmanager
 def watch() -> Iterator[RunWatcher]:
-    """Watch the eval that runs inside; away from a terminal, count its rollouts on stderr every ten seconds."""
+    """Watch the eval that runs inside; away from a terminal, report its progress on stderr every ten seconds."""
     watcher, done = RunWatcher(), threading.Event()
-    source = logging.getLogger("verifiers.v1.cli.eval.runner")
-    source.addHandler(watcher)
+    runner = logging.getLogger("verifiers.v1.cli.eval.runner")
+    runner.addFilter(watcher)
     if not sys.stdout.isatty():
-        threading.Thread(target=_heartbeat, args=(watcher, done), daemon=True).start()
+        threading.Thread(target=_report_progress, args=(watcher, done), daemon=True).start()
     try:
         yield watcher
     finally:
         done.set()
-        source.removeHandler(watcher)
+        runner.removeFilter(watcher)
 
 
-def _heartbeat(watcher: RunWatcher, done: threading.Event) -> None:
-    while not done.wait(HEARTBEAT_S):
-        if watcher.path is not None and (traces := watcher.path / TRACES).exists():
+def _report_progress(watcher: RunWatcher, done: threading.Event) -> None:
+    while not done.wait(PROGRESS_S):
+        if watcher.run is not None and (traces := watcher.run / TRACES).exists():
             with traces.open("rb") as file:
                 lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
-            click.echo(
-                f"{lines} rollouts finished" + (f", {watcher.owed} asked for" if watcher.owed else ""),
-                err=True,
-            )
+            log(f"{lines} rollouts finished" + (f", {watcher.wanted} asked for" if watcher.wanted else ""))
 
 
-def read_tallies(path: Path, since: float = 0.0) -> dict[str, TimedTally]:
-    """Environment -> what came of its rollouts, from a run directory; rates of those begun after `since`."""
+def read_tallies(run: Path, since: float = 0.0) -> dict[str, TimedTally]:
+    """Return what came of each environment's rollouts; rates are of those that began after `since`."""
     tallies: defaultdict[str, TimedTally] = defaultdict(TimedTally)
-    with (path / TRACES).open("rb") as file:
+    with (run / TRACES).open("rb") as file:
         for line in file:
             if line.strip():
                 _count(tallies, orjson.loads(line), since)
@@ -96,9 +97,8 @@ def read_tallies(path: Path, since: float = 0.0) -> dict[str, TimedTally]:
 def _count(tallies: defaultdict[str, TimedTally], episode: dict[str, Any], since: float) -> None:
     data = episode.get("task", {}).get("data", {})
     tally = tallies[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
-    traces = episode.get("traces") or [{}]
     tally.reasons.update(_line(error) for error in episode.get("errors", []))
-    for trace in traces:
+    for trace in episode.get("traces") or [{}]:
         if (start := trace.get("timing", {}).get("start", 0.0)) > since:
             tally.timed += 1
             tally.start = min(tally.start, start)
@@ -111,7 +111,7 @@ def _count(tallies: defaultdict[str, TimedTally], episode: dict[str, Any], since
 
 
 def _scored(trace: dict[str, Any]) -> tuple[Reason, float | None]:
-    """The outcome of a trace that did not fail, and verifiers' reward if it counts: parts of weight 0 are no reward."""
+    """Return the outcome of a trace that did not fail, and its reward if that counts; parts have weight 0."""
     weighted = [
         reward["score"] * reward.get("weight", 1.0)
         for reward in trace.get("rewards", {}).values()
@@ -130,8 +130,19 @@ def _line(error: dict[str, Any]) -> str:
     return " ".join(f"{error.get('type')}: {error.get('message')}".split())[:300]
 
 
-def print_report(tallies: Mapping[str, TimedTally], path: Path) -> None:
-    """The closing table, the reasons of failure with their counts, and where the results are."""
+def print_report(
+    tallies: Mapping[str, TimedTally], run: Path, *, replayed: bool = False, complete: bool = True
+) -> None:
+    """Print the closing table, why rollouts failed, where the results are, and what to do next."""
     click.echo()
+    if replayed:
+        click.echo("policy: recorded answers, replayed (no model was called)")
     print_tallies(tallies, {name: tally.rate for name, tally in tallies.items()})
-    click.echo(f"results: {path}")
+    click.echo(f"results: {run}")
+    log(f"  look:   {run / TRACES} has one rollout per line, {run / 'logs/latest/eval.log'} is the log")
+    if not complete:
+        log(f"  resume: gymgate eval run --resume {run}  (runs what failed or is missing)")
+    if replayed:
+        log("  next:   the same with your model: add -b http://host:8000/v1 -m MODEL")
+    if sys.stdout.isatty():
+        log(f'  note:   "{DEPRECATION}" is about verifiers\' own command; gymgate eval run keeps working')

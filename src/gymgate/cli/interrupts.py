@@ -1,4 +1,4 @@
-"""Work that a signal ends in order."""
+"""Work that SIGINT and SIGTERM cancel, so that it stops what it started."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ INTERRUPTED = 130
 
 
 def run_interruptibly(work: Coroutine[Any, Any, None]) -> tuple[bool, GymgateError | None]:
-    """Run it to its end; whether it was interrupted, and the fault that ended it early, if one did.
+    """Run `work` to its end; returns whether it was interrupted, and the `GymgateError` that ended it early, if one did.
 
-    The first SIGINT or SIGTERM cancels it, and what it started is stopped; the second ends this process at once. Nothing
-    outlives that either: a stack belongs to whoever holds its lease, and goes with it.
+    The first SIGINT or SIGTERM cancels it, and what it started is stopped; the second ends this process at once. A stack
+    does not outlive that: it stops when the last process with a lease is gone.
     """
     import uvloop
 

@@ -152,6 +152,47 @@ agent_option = click.option(
 )
 
 
+ENVIRONMENT_OPTIONS = (
+    judge_option,
+    set_option,
+    env_var_option,
+    config_option,
+    agent_option,
+    click.option(
+        "--timeout",
+        type=Seconds(0, min_open=True),
+        default=3600.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Seconds per rollout.",
+    ),
+    click.option(
+        "--agent-processes",
+        type=click.IntRange(1),
+        default=StackConfig.model_fields["agent_processes"].default,
+        show_default=True,
+        metavar="N",
+        help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
+    ),
+    click.option(
+        "--hang-timeout",
+        type=Seconds(0),
+        default=StackConfig.model_fields["hang_timeout_s"].default,
+        show_default=True,
+        metavar="SECONDS",
+        help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
+    ),
+    click.option(
+        "--max-calls",
+        type=click.IntRange(1),
+        default=DEFAULT_MAX_CALLS,
+        show_default=True,
+        metavar="N",
+        help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
+    ),
+)
+
+
 @dataclass(frozen=True)
 class EndpointOptions:
     """Values of `endpoint_options`, which a command gets as `endpoint`."""
@@ -214,51 +255,12 @@ def endpoint_options(command: Command) -> Command:
             help="Wait up to SECONDS for the endpoint before starting.",
         ),
     )
-    return _all(options, _gathered("endpoint", EndpointOptions, command))
+    return add_options(options)(_gathered("endpoint", EndpointOptions, command))
 
 
 def environment_options(command: Command) -> Command:
     """Add the options of the environments and of each rollout; the command gets `served: EnvironmentOptions`."""
-    options = (
-        judge_option,
-        set_option,
-        env_var_option,
-        config_option,
-        agent_option,
-        click.option(
-            "--timeout",
-            type=Seconds(0, min_open=True),
-            default=3600.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Seconds per rollout.",
-        ),
-        click.option(
-            "--agent-processes",
-            type=click.IntRange(1),
-            default=StackConfig.model_fields["agent_processes"].default,
-            show_default=True,
-            metavar="N",
-            help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
-        ),
-        click.option(
-            "--hang-timeout",
-            type=Seconds(0),
-            default=StackConfig.model_fields["hang_timeout_s"].default,
-            show_default=True,
-            metavar="SECONDS",
-            help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
-        ),
-        click.option(
-            "--max-calls",
-            type=click.IntRange(1),
-            default=DEFAULT_MAX_CALLS,
-            show_default=True,
-            metavar="N",
-            help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
-        ),
-    )
-    return _all(options, _gathered("served", EnvironmentOptions, command))
+    return add_options(ENVIRONMENT_OPTIONS)(_gathered("served", EnvironmentOptions, command))
 
 
 def checked_url(text: str) -> str:
@@ -279,8 +281,12 @@ def _gathered(name: str, cls: type[Any], command: Command) -> Command:
     return gathered
 
 
-def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
-    """Add options in the order in which `--help` shows them."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+def add_options(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+    """Return a decorator that adds options, in the order in which `--help` shows them."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add

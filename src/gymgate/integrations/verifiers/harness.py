@@ -1,7 +1,8 @@
-"""The harness: hands the row to its Gym agent, whose model calls come back through verifiers."""
+"""The harness and the env: the env holds the stack's lease, the harness hands each row to its NeMo Gym agent."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import verifiers.v1 as vf
@@ -9,16 +10,16 @@ from pydantic import SecretStr
 from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.runtimes import Runtime
 
-from gymgate.config import HTTPEndpoint
+from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import StackLostError
-from gymgate.integrations.verifiers import leases
-from gymgate.integrations.verifiers.requirement import PLUGIN_ID
-from gymgate.integrations.verifiers.task import GymRun, NeMoGymData, record, with_system_prompt
+from gymgate.integrations.verifiers import stacks
+from gymgate.integrations.verifiers.knobs import DEFAULT_ENVIRONMENT, PLUGIN_ID
+from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, record
 from gymgate.rollout import Rollout, outcome_of
 
 
 class RolloutFailed(RuntimeError):
-    """A rollout that Gym gave no score; the message is one line that says whose fault it was."""
+    """NeMo Gym gave the rollout no score; the message is one line with the kind of the error."""
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):
@@ -28,10 +29,10 @@ class NeMoGymHarnessConfig(vf.HarnessConfig):
 
 
 class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
-    """Runs one task in the Gym stack that the task names.
+    """Runs one task in the stack that the task names.
 
-    The agent's policy calls go to this rollout's own interception endpoint, through gymgate's gateway; nothing
-    of NeMo Gym runs in this process or in verifiers' runtime.
+    The agent's policy calls go through gymgate's gateway to this rollout's own interception endpoint; nothing of NeMo
+    Gym runs in this process or in verifiers' runtime.
     """
 
     APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
@@ -48,12 +49,12 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """Run the rollout and leave Gym's result on the trace; `RolloutFailed` if Gym gave none."""
+        """Run the rollout and leave NeMo Gym's result on the trace; raises `RolloutFailed` if there is none."""
         if not isinstance(data, NeMoGymData):
             raise TypeError(f"the nemo-gym-env harness runs nemo-gym-env tasks, not {type(data).__name__}")
         run = data.gym
         row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
-        stack = await leases.stack_for(run.stack)
+        stack = await stacks.stack_for(run.stack)
         try:
             rollout = await stack.run(
                 row,
@@ -66,7 +67,7 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
                 judge_policy=_judge_policy(run, ctx),
             )
         except StackLostError:
-            await leases.forget(run.stack, stack)
+            await stacks.forget(run.stack, stack)
             raise
         record(trace, rollout)
         if rollout.limit == "max_calls":
@@ -76,8 +77,74 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
+class NeMoGymEnvConfig(vf.SingleAgentEnvConfig):
+    """The single-agent env with the local runtime: nothing of a rollout runs in it."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
+    """One NeMo Gym agent per task. The stack is up before the first rollout and stops after the last."""
+
+    _held: StackConfig | None = None
+
+    async def start(self) -> None:
+        """Start the stack, or join one that is up; raises the stack's error, one line, if that fails."""
+        config = self.taskset.config
+        if not isinstance(config, NeMoGymConfig):
+            raise TypeError(f"nemo-gym-env runs its own taskset, not {type(self.taskset).__name__}")
+        self._held = config.stack_config()
+        await stacks.hold(self._held)
+
+    async def stop(self) -> None:
+        """Give the lease back, also after a start that failed or was cancelled."""
+        held, self._held = self._held, None
+        if held is not None:
+            await stacks.release(held)
+
+
+def load_environment(
+    env: str | list[str] = DEFAULT_ENVIRONMENT,
+    *,
+    env_config: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> vf.Env[Any]:
+    """Return a verifiers env for a trainer: `load_environment(env="mcqa", data="train.jsonl", max_calls=20)`.
+
+    `config` are the taskset's knobs (`NeMoGymConfig`); `env_config` is the rest of verifiers' `[env]` block
+    (`{"agent": {"max_turns": 8}, "retries": ...}`). Installs nemo-gym if it is not there. Raises `ConfigError`, with
+    similar names, for an unknown environment.
+    """
+    taskset = NeMoGymConfig(env=env, **config)
+    taskset.find_environments(stacks.log)
+    return vf.load_environment(
+        vf.resolve_env_config({**(env_config or {}), "taskset": {**taskset.model_dump(), "id": PLUGIN_ID}})
+    )
+
+
+def with_system_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
+    """Return the row with `text` as its system message, in place of one that it opens with."""
+    params = dict(row["responses_create_params"])
+    messages = params["input"]
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if messages and messages[0].get("role") in ("system", "developer"):
+        messages = messages[1:]
+    params["input"] = [{"role": "system", "content": text}, *messages]
+    return {**row, "responses_create_params": params}
+
+
+def failure_of(rollout: Rollout) -> str | None:
+    """Return one line on why the rollout failed; `None` if it did not."""
+    if outcome_of(rollout).reason != "failed":
+        return None
+    error = rollout.error
+    reason = "gave no result" if error is None else f"{error.kind}: {error.message}"
+    return " ".join(f"[{rollout.environment}] {reason}".split())
+
+
 def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint:
-    """The rollout's interception endpoint. Retries are verifiers' business: an unmarked one would be a new turn."""
+    """Return the rollout's interception endpoint. verifiers retries by itself: a retry of ours would be a new turn."""
     return HTTPEndpoint(
         base_url=endpoint,
         dialect=run.dialect,
@@ -89,7 +156,7 @@ def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint
 
 
 def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
-    """The run's own endpoint, past the interception: where a judge is the policy's model, its calls are no turns.
+    """Return the eval's own endpoint: a judge that is the policy's model bypasses the interception, so it adds no turns.
 
     Key and headers are resolved as verifiers' own client resolves them.
     """
@@ -102,12 +169,3 @@ def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
         headers=tuple(resolve_headers(client).items()),
         timeout_s=run.limits.timeout_s,
     )
-
-
-def failure_of(rollout: Rollout) -> str | None:
-    """One line on why the rollout failed; `None` if it did not."""
-    if outcome_of(rollout).reason != "failed":
-        return None
-    error = rollout.error
-    what = "gave no result" if error is None else f"{error.kind}: {error.message}"
-    return " ".join(f"[{rollout.environment}] {what}".split())

@@ -1,13 +1,14 @@
-"""The knobs and the stack that they describe, without verifiers: known before its import, which takes seconds."""
+"""The taskset's knobs, and the stack and environments that they name. Works without importing verifiers, which takes seconds."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from gymgate.config import (
     DEFAULT_MAX_CALLS,
@@ -17,65 +18,92 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.integrations.verifiers.requirement import DEFAULT_DATA, DEFAULT_ENVIRONMENT
+from gymgate.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymgate.catalog import Environment
+
+PLUGIN_ID = "nemo-gym-env"
+"""What verifiers calls this plugin: the name of the module `nemo_gym_env`."""
+DEFAULT_ENVIRONMENT = "example_session_state_mgmt"
+DEFAULT_DATA = "example"
+PREFIX = "env.taskset."
+"""Of the knobs among an eval's settings."""
+
+
+def require_verifiers() -> str:
+    """Return the installed verifiers version; raises `MissingExtraError`, with the install command, below 0.4."""
+    install = "run: pip install 'gymgate[nemogym]'"
+    try:
+        version = metadata.version("verifiers")
+    except metadata.PackageNotFoundError:
+        raise MissingExtraError(f"verifiers is not installed; {install}") from None
+    if tuple(int(part) for part in version.split(".")[:2]) < (0, 4):
+        raise MissingExtraError(
+            f"verifiers {version} is installed, but gymgate needs 0.4 or later; {install}"
+        )
+    return version
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a list or mapping, which a command line gives as JSON, or as names with commas between them."""
+    if not isinstance(value, str):
+        return value
+    return _literal(value) if value.startswith(("{", "[")) else [name.strip() for name in value.split(",")]
+
+
+Names = Annotated[list[str], BeforeValidator(_parsed)]
+Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
 class Knobs(BaseModel):
     """Which NeMo Gym environment to run, on which rows, and how."""
 
     env: str | list[str] = DEFAULT_ENVIRONMENT
-    """NeMo Gym environment: a packaged name (`mcqa`) or a path to a config of your own. Several, as a list or
-    with commas between them, run in one stack; each row then goes where its `agent_ref` says."""
+    """NeMo Gym environment: a packaged name (`mcqa`) or the path of your own config. Several, as a list or with commas
+    between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
     data: str = DEFAULT_DATA
     """Rows: a packaged file by name (`example`), a JSONL path, or `hf:owner/name[:split]`."""
     tasks: int | None = Field(None, ge=1)
-    """Rows to load at most. `None`: all of them; but the default environment's example gives one where
-    `-n` does not say otherwise, so that `-r 100` is 100 rollouts of one task."""
+    """Load at most this many rows. `None` loads all; but without `-n` the default environment's example rows give one
+    task, so that `-r 100` is 100 rollouts of one task."""
     config: str | None = None
     """Which of the environment's configs (file stem); `None`: its default one."""
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
-    overrides: dict[str, Any] = Field(default_factory=dict)
-    """Settings for Gym's config parser, by dotted key."""
-    models: dict[str, Any] = Field(default_factory=dict)
-    """Endpoint of each further model server that the config names (judges, user simulators), by instance name,
-    `"*"` for all: `policy` (the rollout's own policy), `none` (start without; a rollout that calls it fails), a base URL, or
-    an endpoint as in `gymgate.HTTPEndpoint`."""
+    overrides: Settings = Field(default_factory=dict)
+    """Settings for NeMo Gym's config parser, by dotted key."""
+    models: Settings = Field(default_factory=dict)
+    """Endpoint of each judge or user simulator, by instance name, `"*"` for all others: a base URL, `policy` (the rollout's
+    own policy), `none` (start without an endpoint; a rollout that calls it fails), or the fields of `gymgate.HTTPEndpoint`."""
     gym: str = DEFAULT_NEMO_GYM
     """nemo-gym release."""
     python: str | None = None
-    """Interpreter to build NeMo Gym's virtual environment with; `None`: found on this machine."""
+    """Interpreter to build NeMo Gym's virtual environment with; `None`: one is found on this machine."""
     interpreter: str | None = None
     """An interpreter that already has nemo-gym, used as it is."""
-    env_vars: list[str] = Field(default_factory=list)
-    """Names of environment variables that Gym's servers may see (keys of search services and the like)."""
-    component_roots: list[str] = Field(default_factory=list)
+    env_vars: Names = Field(default_factory=list)
+    """Names of environment variables that NeMo Gym's servers may see, such as keys of search services."""
+    component_roots: Names = Field(default_factory=list)
     """Directories searched for servers of your own, beside the installed nemo-gym."""
     dialect: Literal["chat", "responses"] = "chat"
     """API in which policy calls reach verifiers. Its training client takes `chat` only."""
     timeout_s: float = Field(3600.0, gt=0, allow_inf_nan=False)
     """Seconds one rollout may take, verification included."""
     max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
-    """Policy calls after which a rollout is cut off; `None`: no bound."""
+    """Policy calls a rollout may make; further calls are refused and the rollout counts as truncated."""
     agent_processes: int = Field(4, ge=1)
-    """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
+    """Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process."""
     start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
-    """Seconds until Gym's servers must be up (installing nemo-gym is not counted)."""
+    """Seconds until NeMo Gym's servers must be up (installing nemo-gym is not counted)."""
     hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
-    """Seconds without an answer and without use of the processor after which a server is restarted; `None`: never."""
+    """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never."""
     linger_s: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Seconds that the servers stay up after the last user has gone."""
+    """Seconds that the servers stay up after their last user has gone."""
     share: Literal["process", "machine"] = "process"
-    """Who shares the servers: this process, or all of this user's on this machine (env-server workers)."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_saved_run(cls, given: Any) -> Any:
-        """Read `agent_slots`, as runs saved earlier call `agent_processes`."""
-        if isinstance(given, Mapping) and "agent_slots" in given:
-            given = {**given, "agent_processes": given["agent_slots"]}
-            del given["agent_slots"]
-        return given
+    """Who shares the servers: this process, or all processes of this user on this machine (env-server workers)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -83,45 +111,44 @@ class Knobs(BaseModel):
         single = {"config": self.config, "agent": self.agent, "overrides": self.overrides or None}
         if len(names) != 1 and (given := [key for key, value in single.items() if value is not None]):
             raise ValueError(f"{', '.join(given)} needs one env, not {len(names)} ({', '.join(names)})")
-        if secret := [name for name, value in self.models.items() if _holds_key(value)]:
+        holds_key = (
+            name
+            for name, value in self.models.items()
+            if isinstance(value, Mapping) and value.get("api_key") is not None
+        )
+        if secret := next(holds_key, None):
             raise ValueError(
-                f"models.{secret[0]}.api_key would be saved with the run; name its variable: api_key_env"
+                f"models.{secret}.api_key would be saved with the run; name its environment variable: api_key_env"
             )
         try:
             self.stack_config()
-            self.limits()
         except ValidationError as error:
             raise ValueError(_one_line(error)) from None
         return self
 
     @property
     def name(self) -> str:
-        """In run names and on the dashboard: the environments."""
+        """The environments' names, as run names and the dashboard show them."""
         return "+".join(Path(name).stem for name in self.environment_names())
 
     @property
     def is_demonstration(self) -> bool:
-        """Whether this is the default environment on its example rows, nothing else said."""
+        """Whether this is the default environment on its example rows, with no number of tasks given."""
         return self.env == DEFAULT_ENVIRONMENT and self.data == DEFAULT_DATA and self.tasks is None
 
     def environment_names(self) -> tuple[str, ...]:
-        """`env` as a tuple of names."""
+        """Return `env` as a tuple of names."""
         names = self.env.split(",") if isinstance(self.env, str) else self.env
         return tuple(stripped for name in names if (stripped := name.strip()))
 
     def stack_config(self) -> StackConfig:
-        """The stack that these knobs describe; equal knobs give equal stacks."""
-        environments = tuple(
-            EnvironmentConfig(
-                name=name,
-                config=self.config,
-                agent=self.agent,
-                overrides=tuple(sorted(_dotted(self.overrides))),
-            )
-            for name in self.environment_names()
-        )
+        """Return the stack that these knobs describe; equal knobs give equal stacks."""
+        overrides = tuple(sorted(_dotted(self.overrides)))
         return StackConfig(
-            environments=environments,
+            environments=tuple(
+                EnvironmentConfig(name=name, config=self.config, agent=self.agent, overrides=overrides)
+                for name in self.environment_names()
+            ),
             runtime=RuntimeConfig(version=self.gym, python=self.python, interpreter=self.interpreter),
             models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
             env_vars=tuple(self.env_vars),
@@ -134,12 +161,40 @@ class Knobs(BaseModel):
         )
 
     def limits(self) -> RolloutLimits:
-        """Bounds on each rollout."""
+        """Return the bounds on each rollout."""
         return RolloutLimits(timeout_s=self.timeout_s, max_calls=self.max_calls)
+
+    def find_environments(self, progress: Callable[[str], None]) -> dict[str, Environment]:
+        """Return the catalog's entry for each environment, by name; installs nemo-gym if it is not there.
+
+        Raises `ConfigError`, with similar names, for an unknown environment.
+        """
+        from gymgate.api import load_catalog
+
+        catalog = load_catalog(self.stack_config().runtime, roots=self.component_roots, progress=progress)
+        return {name: catalog.find(name) for name in self.environment_names()}
+
+
+def knobs_of(settings: Mapping[str, Any]) -> Knobs:
+    """Return the knobs among an eval's settings (dotted key -> value); raises `ConfigError` for a wrong value."""
+    nested: dict[str, Any] = {}
+    for name, value in settings.items():
+        *path, last = name.removeprefix(PREFIX).split(".")
+        if not name.startswith(PREFIX) or (path or [last])[0] not in Knobs.model_fields:
+            continue
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        is_json = isinstance(value, str) and value.startswith("{")
+        inner[last] = None if value == "None" else _literal(value) if is_json else value
+    try:
+        return Knobs.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(f"--{PREFIX}{_one_line(error)}") from None
 
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves by dotted key; flags arrive as strings, so a string that is a JSON literal becomes that."""
+    """Yield leaves by dotted key; flags arrive as strings, so a string that is a JSON literal becomes its value."""
     for key, item in value.items():
         if isinstance(item, Mapping):
             yield from _dotted(item, f"{prefix}{key}.")
@@ -148,27 +203,21 @@ def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _literal(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
     try:
-        return json.loads(value)
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
 
 
 def _endpoint(value: Any) -> Any:
-    if value is None:  # what a command line's "none" may have become
+    if value is None:  # a command line's "none" may have been read as null
         return "none"
-    if value in ("policy", "none") or not isinstance(value, str):
-        return {"type": "http", **value} if isinstance(value, Mapping) else value
-    return {"type": "http", "base_url": value}
-
-
-def _holds_key(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("api_key") is not None
+    if isinstance(value, str) and value not in ("policy", "none"):
+        return {"type": "http", "base_url": value}
+    return {"type": "http", **value} if isinstance(value, Mapping) else value
 
 
 def _one_line(error: ValidationError) -> str:
     return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
+        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
     )

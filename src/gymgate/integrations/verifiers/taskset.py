@@ -1,4 +1,4 @@
-"""The taskset: rows of NeMo Gym environments as verifiers tasks, read lazily."""
+"""Rows of NeMo Gym environments as verifiers tasks: read lazily, scored by NeMo Gym."""
 
 from __future__ import annotations
 
@@ -7,21 +7,77 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, NoReturn, Self
 
 import orjson
 import verifiers.v1 as vf
+from pydantic import BaseModel, ConfigDict
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
-from gymgate.catalog import Catalog, Environment
-from gymgate.config import EnvironmentConfig
+from gymgate.catalog import Environment
+from gymgate.config import POLICY, RolloutLimits, StackConfig
 from gymgate.dataset import Row, open_rows
 from gymgate.errors import DataError, GymgateError
 from gymgate.gateway.dialects import translate_request
-from gymgate.integrations.verifiers.config import NeMoGymConfig
-from gymgate.integrations.verifiers.leases import say
-from gymgate.integrations.verifiers.task import GymRun, NeMoGymData, NeMoGymTask
-from gymgate.runtime import ensure_runtime
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID, Knobs
+from gymgate.integrations.verifiers.stacks import log
+from gymgate.rollout import ModelCall, Rollout, outcome_of
+
+INFO_KEY = "nemo_gym"
+REWARD = "reward"
+UNSCORED = "nemo_gym/unscored"
+
+
+class NeMoGymConfig(Knobs, vf.TasksetConfig):
+    """The taskset's config: `--env.taskset.*`, `[env.taskset]`, `load_environment(**knobs)`."""
+
+    id: str = PLUGIN_ID
+
+
+class GymRun(BaseModel):
+    """How to run a row. It travels with the task, so that a worker that never loads data can run it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    environment: str
+    agent: str | None = None
+    stack: StackConfig
+    limits: RolloutLimits = RolloutLimits()
+    dialect: Literal["chat", "responses"] = "chat"
+
+
+class NeMoGymData(vf.TaskData):
+    """A row, verbatim, with the prompt that its agent opens with."""
+
+    row: dict[str, Any]
+    gym: GymRun
+
+
+class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
+    """Scored by NeMo Gym: the reward is read from the result that the harness left on the trace."""
+
+    @property
+    def key(self) -> str:
+        """The environment and the row's content; other knobs and file names do not change it."""
+        return self.data.id or self.hash
+
+    @vf.reward(weight=1.0)
+    async def gym(self, trace: vf.Trace[Any]) -> dict[str, float]:
+        """Return NeMo Gym's reward; its parts are recorded with weight 0.
+
+        A rollout that verifiers stopped or timed out has no result, and NeMo Gym masks one whose reward measures
+        nothing. Then the reward stays `None`, which verifiers reads as "not scored", and `nemo_gym/unscored` is 1.
+        """
+        result = trace.info.get(INFO_KEY) or {}
+        reward = outcome_of(result).reward
+        trace.record_metrics(result.get("metrics", {}))
+        trace.record_metric(UNSCORED, float(reward is None))
+        if reward is None:
+            trace.rewards[REWARD] = None
+            return {}
+        for name, value in result.get("reward_parts", {}).items():
+            trace.record_reward(name, value, weight=0.0)
+        return {REWARD: reward}
 
 
 class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
@@ -50,53 +106,70 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
             yield NeMoGymTask(data, config.task)
 
     def select(self, config: vf.SelectConfig) -> Self:
-        """The tasks of a run; one of the default environment's where nothing says which or how many."""
+        """Return the tasks of a run: those asked for, else one of the default environment's or all of another's."""
         view = super().select(config)
         asked = config.limit is not None or not config.include.empty
         return view if asked or not self.config.is_demonstration else view.take(1)
 
 
-def find_environments(config: NeMoGymConfig) -> dict[str, Environment]:
-    """The named environments, as the catalog knows them; `ConfigError` with near names for an unknown one."""
-    stack = config.stack_config()
-    runtime = ensure_runtime(stack.runtime, progress=say)
-    catalog = Catalog(runtime.site, runtime.version, [Path(root) for root in stack.component_roots])
-    return {item.name: catalog.find(item.name) for item in stack.environments}
+def record(trace: vf.Trace[Any], rollout: Rollout) -> None:
+    """Leave the rollout on the trace, JSON-serialisable: NeMo Gym's full result, and what `NeMoGymTask.gym` reads."""
+    trace.info[INFO_KEY] = rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
+    if not outcome_of(rollout, score_truncated=True).trained:  # verifiers' trainers decide on truncated ones
+        trace.agent.trainable = False
+    trace.extra_usage.extend(judge_usage(rollout))
 
 
-def _rows(config: NeMoGymConfig) -> Iterator[tuple[str, Row]]:
-    """Each row with the environment it goes to. Packaged data is read for every environment in turn."""
-    environments = find_environments(config)
-    homes = _homes(environments, config.stack_config().environments)
+def judge_usage(rollout: Rollout) -> list[vf.Usage]:
+    """Return the token usage of the calls that were not the policy's."""
+    judged = (usage_of(call) for call in rollout.calls if call.model_server != POLICY)
+    return [usage for usage in judged if usage is not None]
+
+
+def usage_of(call: ModelCall) -> vf.Usage | None:
+    """Return the token usage of a call; `None` where its endpoint did not count the tokens."""
+    counts = call.usage
+    if counts.input_tokens is None or counts.output_tokens is None:
+        return None
+    return vf.Usage(
+        prompt_tokens=counts.input_tokens - (counts.cached_tokens or 0),
+        completion_tokens=counts.output_tokens,
+        cached_input_tokens=counts.cached_tokens,
+        reasoning_tokens=counts.reasoning_tokens,
+    )
+
+
+def _rows(config: Knobs) -> Iterator[tuple[str, Row]]:
+    """Yield each row with the environment that runs it. Packaged data is read for each environment in turn."""
+    environments = config.find_environments(log)
+    agents = {
+        agent.name: name
+        for name, found in environments.items()
+        for agent in found.config(config.config).agents
+    }
     blended = config.data.startswith("hf:") or os.sep in config.data or Path(config.data).exists()
     if len(environments) > 1 and blended:
         for row in open_rows(config.data, environment=None):
-            yield _home(row, homes, environments), row
+            yield agents.get(row.agent or "") or _refuse(row, environments, agents), row
         return
     for name, environment in environments.items():
         for row in open_rows(config.data, environment=environment):
-            yield (name if row.agent is None else _home(row, homes, environments)), row
+            own = name if row.agent is None else agents.get(row.agent)
+            yield own or _refuse(row, environments, agents), row
 
 
-def _homes(environments: Mapping[str, Environment], configs: tuple[EnvironmentConfig, ...]) -> dict[str, str]:
-    """Agent instance name -> environment name."""
-    chosen = {item.name: environments[item.name].config(item.config) for item in configs}
-    return {agent.name: name for name, config in chosen.items() for agent in config.agents}
-
-
-def _home(row: Row, homes: Mapping[str, str], environments: Mapping[str, Environment]) -> str:
-    """The environment of the row's agent; `DataError` naming the config that has the agent, if one does."""
+def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:
+    """Raise `DataError` for a row whose agent the stack does not have; names a config that has it, if there is one."""
     if row.agent is None:
         raise _error(row, "has no agent_ref, so it could go to any of several environments")
-    if row.agent in homes:
-        return homes[row.agent]
-    having = [
+    others = (
         config.name
         for environment in environments.values()
         for config in environment.configs
         if any(agent.name == row.agent for agent in config.agents)
-    ]
-    hint = f"it is in config {having[0]!r}" if having else f"there are {', '.join(sorted(homes))}"
+    )
+    other = next(others, None)
+    hint = f"it is in config {other!r}" if other else f"the stack has {', '.join(sorted(agents))}"
     raise _error(row, f"agent {row.agent!r} is not in the stack; {hint}")
 
 
@@ -105,19 +178,19 @@ def _error(row: Row, reason: str) -> DataError:
 
 
 def _prompt(row: Row, dialect: str) -> vf.Messages:
-    """What the agent opens with, as verifiers will parse it from the first call in that dialect."""
+    """Return the messages that the agent opens with, as verifiers will parse them from the first call in that dialect."""
     params = row.data["responses_create_params"]
     if dialect == "chat":
         try:
             body = translate_request({"model": "policy", **params}, "responses", "chat")
             return ChatDialect().parse_request(body).messages
-        except GymgateError:  # the rollout will say so; reading other rows goes on
+        except GymgateError:  # the rollout will report it; other rows can be read
             pass
     return ResponsesDialect().parse_request(params).messages
 
 
 def _json_safe(row: Row) -> dict[str, Any]:
-    """The row as JSON would carry it: tasks cross processes and are saved with the run."""
+    """Return the row as JSON would carry it: tasks cross processes and are saved with the run."""
     try:
         safe: dict[str, Any] = orjson.loads(orjson.dumps(row.data, option=orjson.OPT_SERIALIZE_NUMPY))
     except orjson.JSONEncodeError as error:

@@ -1,4 +1,4 @@
-"""Collected rollouts as verifiers' saved traces: what its viewers, its replay and prime-rl read."""
+"""Collected rollouts written as verifiers' saved traces, for its viewers, its replay and prime-rl."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan
 from gymgate.collection.dataset_export import read_rollouts
 from gymgate.collection.record import CollectedRollout
 from gymgate.errors import ConfigError, DataError
-from gymgate.integrations.verifiers.requirement import PLUGIN_ID
-from gymgate.integrations.verifiers.task import INFO_KEY, REWARD, UNSCORED, NeMoGymTask, judge_usage
-from gymgate.rollout import ModelCall as Call
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID
+from gymgate.integrations.verifiers.taskset import (
+    INFO_KEY,
+    REWARD,
+    UNSCORED,
+    NeMoGymTask,
+    judge_usage,
+    usage_of,
+)
 from gymgate.rollout import outcome_of
 
 WireTrace = Trace[WireTaskData, State, WireAgentConfig]
@@ -30,13 +36,15 @@ _FINISH_REASONS = ("stop", "length", "tool_calls")
 
 
 def export_traces(runs: Iterable[Path], output: Path) -> int:
-    """Write an episode per finished rollout, as verifiers saves them (`traces.jsonl`); how many.
+    """Write an episode per finished rollout, as verifiers saves them (`traces.jsonl`); returns how many.
 
     `runs` are directories of runs, shards included, and files of NeMo Gym's rollouts. Raises `ConfigError` for another
-    ending than .jsonl, `DataError` if the file cannot be written.
+    suffix than .jsonl, `DataError` if the file cannot be written.
     """
     if output.suffix != ".jsonl":
-        raise ConfigError(f"{output}: traces are JSONL; give it that ending")
+        raise ConfigError(
+            f"traces are written as JSONL; name a file that ends in .jsonl, not {str(output)!r}"
+        )
     adapter = TypeAdapter(WireEpisode)
     scratch = output.with_name(f".{output.name}.new")
     count = 0
@@ -53,7 +61,7 @@ def export_traces(runs: Iterable[Path], output: Path) -> int:
 
 
 def episode_of(value: Mapping[str, Any]) -> WireEpisode:
-    """A line of a run as an episode of one trace."""
+    """Return a line of a run as an episode of one trace."""
     identity = f"{value['row_key']}-{value.get('repeat', 0)}-{value.get('seed')}"
     rollout = CollectedRollout.model_validate({"id": identity, **value})
     trace = trace_of(rollout)
@@ -68,7 +76,7 @@ def episode_of(value: Mapping[str, Any]) -> WireEpisode:
 
 
 def trace_of(rollout: CollectedRollout) -> WireTrace:
-    """The conversation as one branch; rewards, metrics and Gym's result as the harness leaves them."""
+    """Return the conversation as one branch, with rewards, metrics and result as the harness leaves them."""
     nodes = list(_nodes(rollout))
     result = outcome_of(rollout, score_truncated=True)  # verifiers' trainers decide on truncated ones
     trace = WireTrace(
@@ -107,16 +115,16 @@ def _task(rollout: CollectedRollout, opening: list[vf.Message]) -> TraceTask[Wir
 
 
 def _nodes(rollout: CollectedRollout) -> Iterator[MessageNode]:
-    """What was said, each message after the one before it; what the policy wrote is marked as sampled."""
+    """Yield the messages, each with the one before it as parent; the policy's own are marked as sampled."""
     result = rollout.result or {}
     asked = _items((result.get("responses_create_params") or {}).get("input"))
     answered = _items((result.get("response") or {}).get("output"))
     given = len(_messages(asked))
-    for place, message in enumerate(_messages([*asked, *answered])):
+    for index, message in enumerate(_messages([*asked, *answered])):
         yield MessageNode(
-            parent=place - 1 if place else None,
+            parent=index - 1 if index else None,
             message=message,
-            sampled=place >= given and message.role == "assistant",
+            sampled=index >= given and message.role == "assistant",
             timestamp=rollout.finished,
         )
 
@@ -132,31 +140,19 @@ def _messages(items: list[Any]) -> list[vf.Message]:
 
 
 def _calls(rollout: CollectedRollout, nodes: list[MessageNode]) -> list[ModelCall]:
-    """The policy's calls; each with its node where there is one for each."""
-    sampled: list[int | None] = [place for place, node in enumerate(nodes) if node.sampled]
+    """Return the policy's calls, each with its node if there are as many sampled nodes as calls."""
+    sampled: list[int | None] = [index for index, node in enumerate(nodes) if node.sampled]
     if len(sampled) != len(rollout.policy_calls):
         sampled = [None] * len(rollout.policy_calls)
     return [
         ModelCall(
             node=node,
             finish_reason=call.finish_reason if call.finish_reason in _FINISH_REASONS else None,
-            usage=_usage(call),
+            usage=usage_of(call),
             time=_span(rollout, call.started_s, call.duration_s),
         )
         for call, node in zip(rollout.policy_calls, sampled, strict=True)
     ]
-
-
-def _usage(call: Call) -> vf.Usage | None:
-    counts = call.usage
-    if counts.input_tokens is None or counts.output_tokens is None:
-        return None
-    return vf.Usage(
-        prompt_tokens=counts.input_tokens - (counts.cached_tokens or 0),
-        completion_tokens=counts.output_tokens,
-        cached_input_tokens=counts.cached_tokens,
-        reasoning_tokens=counts.reasoning_tokens,
-    )
 
 
 def _timing(rollout: CollectedRollout) -> Timing:

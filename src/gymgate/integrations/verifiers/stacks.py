@@ -1,0 +1,170 @@
+"""The stacks of a process that runs verifiers: one per event loop and config, and one that starts early.
+
+The env holds its stack from start to stop. A harness that runs without our env (`--env.id best-of-n`) takes one on
+its first rollout and keeps it until its loop ends. Nothing here is shared between loops, so there is no lock.
+
+`gymgate eval run` starts the stack while verifiers is imported, so that the eval finds it up, or nearly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from gymgate.config import StackConfig
+from gymgate.stack import Stack, acquire, connect
+from gymgate.stack.sync import LoopThread
+
+logger = logging.getLogger("verifiers.v1.gymgate")
+"""Below verifiers' own logger: only its records reach the console and eval.log."""
+
+
+def log(message: str) -> None:
+    """Log a progress message; also print it on a terminal where verifiers' dashboard keeps the log off it."""
+    logger.info("%s", message)
+    if logging.lastResort is None and sys.stderr.isatty():
+        print(message, file=sys.stderr, flush=True)
+
+
+@dataclass
+class _SharedStack:
+    """A stack, starting or up."""
+
+    starting: asyncio.Task[Stack]
+    users: int = 0
+    """Envs that hold it; one that no env holds is kept until its loop ends."""
+    until_loop_ends: AsyncGenerator[None, None] | None = None
+
+    async def close(self) -> None:
+        self.starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await (await self.starting).close()
+
+
+_stacks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[StackConfig, _SharedStack]] = WeakKeyDictionary()
+
+
+async def stack_for(config: StackConfig) -> Stack:
+    """Return this loop's stack for `config`, started if it is not up.
+
+    All who wait for a start that fails get its error; the next call tries again. Cancelling a waiter does not cancel
+    the start.
+    """
+    entry = _entry(config)
+    stack = await _ready(entry, config)
+    if not entry.users and entry.until_loop_ends is None:
+        entry.until_loop_ends = _close_when_loop_ends(stack)
+        await anext(entry.until_loop_ends)
+    return stack
+
+
+async def hold(config: StackConfig) -> None:
+    """Start this loop's stack for `config` and keep it until as many `release` calls."""
+    entry = _entry(config)
+    entry.users += 1
+    await _ready(entry, config)
+
+
+async def release(config: StackConfig) -> None:
+    """Undo one `hold`, whether it succeeded or not; the last one gives the lease back."""
+    stacks = _of_this_loop()
+    if (entry := stacks.get(config)) is None:
+        return
+    entry.users -= 1
+    if entry.users <= 0 and entry.until_loop_ends is None:
+        del stacks[config]
+        await entry.close()
+
+
+async def forget(config: StackConfig, stack: Stack) -> None:
+    """Replace a stack that was lost, so that the next rollout gets a new one."""
+    entry = _of_this_loop().get(config)
+    if entry is not None and entry.starting.done() and entry.starting.result() is stack:
+        entry.starting = asyncio.ensure_future(_connect(config))
+        with contextlib.suppress(Exception):
+            await stack.close()
+
+
+def _of_this_loop() -> dict[StackConfig, _SharedStack]:
+    return _stacks.setdefault(asyncio.get_running_loop(), {})
+
+
+def _entry(config: StackConfig) -> _SharedStack:
+    stacks = _of_this_loop()
+    if config not in stacks:
+        stacks[config] = _SharedStack(asyncio.ensure_future(_connect(config)))
+    return stacks[config]
+
+
+async def _connect(config: StackConfig) -> Stack:
+    if _early is not None and _early.config != config:  # two stacks would share the machine
+        _early.release()
+    stack = await connect(config, progress=log)
+    if _early is not None:  # the eval holds a lease of its own now
+        _early.release()
+    return stack
+
+
+async def _ready(entry: _SharedStack, config: StackConfig) -> Stack:
+    try:
+        return await asyncio.shield(entry.starting)
+    except BaseException:
+        if entry.starting.done() and _of_this_loop().get(config) is entry:
+            del _of_this_loop()[config]
+        raise
+
+
+async def _close_when_loop_ends(stack: Stack) -> AsyncGenerator[None, None]:
+    """Close the stack with `shutdown_asyncgens`, with which every event loop's runner ends."""
+    try:
+        yield
+    finally:
+        await stack.close()
+
+
+class EarlyStack:
+    """Holds a lease from its start until `release`, on an event loop in a thread of its own.
+
+    Whoever acquires the same config joins the stack. A failed start is not reported here: the eval, which needs the
+    stack, tries again and reports it.
+    """
+
+    def __init__(self, config: StackConfig, progress: Callable[[str], None]) -> None:
+        self.config = config
+        self._progress = progress
+        self._loop = LoopThread()
+        self._loop.enter()
+        self._holding = self._loop.submit(self._hold())
+
+    def release(self) -> None:
+        """Give the lease back, or give up starting, without waiting for it. Idempotent."""
+        self._holding.cancel()
+
+    def close(self) -> None:
+        """Release and wait until that is done."""
+        self.release()
+        self._loop.leave()
+
+    async def _hold(self) -> None:
+        async with acquire(self.config, progress=self._progress):
+            await asyncio.Event().wait()
+
+
+_early: EarlyStack | None = None
+
+
+@contextlib.contextmanager
+def starting_early(config: StackConfig, progress: Callable[[str], None]) -> Iterator[None]:
+    """Start a stack in the background and hold it until the eval inside holds its own, at most until the block ends."""
+    global _early
+    _early = EarlyStack(config, progress)
+    try:
+        yield
+    finally:
+        _early.close()
+        _early = None
