@@ -57,7 +57,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         ("run mcqa simpleqa --judge other=policy -b http://127.0.0.1:1/v1 -m m", "--judge genrm_model=URL"),
         ("run simpleqa --set simpleqa.resources_servers.simpleqa.value=x", "--judge genrm_model=URL"),
         ("collect simpleqa -o {tmp}/out", "--judge genrm_model=URL"),
-        ("eval run --env simpleqa", "--env.taskset.models.genrm_model=URL"),
+        ("eval run --env simpleqa", "--judge genrm_model=URL"),
     ],
 )
 def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
