@@ -19,7 +19,7 @@ from gymgate.runtime import ensure_runtime
         ("check mcqa --page /dev/null/x.md --json {tmp}/x.json", "cannot write /dev/null/x.md"),
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is no directory"),
-        ("run mcqa -b nourl -m m", "-b 'nourl' is not a URL; write http://host:8000/v1"),
+        ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),
         ("run mcqa -m m", "model 'm' needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
         ("run mcqa -b http://h/v1 --replay", "--replay needs no endpoint"),

@@ -25,11 +25,8 @@ from gymgate.integrations.verifiers.knobs import Knobs, knobs_of
 
 def arguments(args: list[str], **given: Any) -> list[str]:
     """The verifiers command line for options on our command line; the others have their defaults."""
-    default = {context.name: context.get_default(EVAL) for context in eval_command.run.params}
+    default = eval_command.run.make_context("run", []).params
     return verifiers_args(args, default | given, [*given])
-
-
-EVAL = eval_command.run.make_context("run", [])
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def command() -> None:
     "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
 )
 @click.pass_context
-def run(context: click.Context, args: tuple[str, ...], **options: Any) -> None:
+def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> None:
     """Run NeMo Gym environments through verifiers' eval; TASKSET is nemo-gym-env unless you name another.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the

@@ -37,7 +37,7 @@ class Seconds(click.FloatRange):
         return number
 
 
-class Gym(click.ParamType):
+class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
     """A nemo-gym release on the command line, as `RuntimeConfig`: `0.7.0`, `/path/to/python` or `0.7.0@/path/to/python`."""
 
     name = "gym"
