@@ -127,7 +127,9 @@ async def test_a_start_that_fails_is_left_to_the_eval_to_tell(fake: FakeStacks) 
 
 
 def test_a_wrong_setting_is_one_line_that_names_it() -> None:
-    with pytest.raises(ConfigError, match=r"^--env\.taskset\.agent_processes: Input should be a valid integer"):
+    with pytest.raises(
+        ConfigError, match=r"^--env\.taskset\.agent_processes: Input should be a valid integer"
+    ):
         knobs_of({"env.taskset.agent_processes": "many"})
 
 
