@@ -14,9 +14,18 @@ import orjson
 
 MAX_DEPTH = 200
 """Levels of nesting that `loads` accepts. orjson writes 254; the rest is for what a record wraps around a body."""
-_REPLACEMENT = "\ufffd"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _LEVELS_LEFT = 254 - MAX_DEPTH
+
+
+MAX_VALUES = 8 << 20
+"""Values in one body from outside: one of two bytes takes up to a hundred in memory."""
+_SURELY_FEW = 1 << 20
+"""Bytes of a body whose values need no counting."""
+
+
+class TooLargeError(ValueError):
+    """A body of too many values."""
 
 
 def loads(data: bytes) -> Any:
@@ -37,6 +46,13 @@ def parse(data: bytes) -> tuple[Any, bytes]:
     if _may_be_deep(data) and _is_deep(value):
         raise ValueError(f"nested more than {MAX_DEPTH} levels")
     return value, dumps(value) if lenient else data
+
+
+def parse_bounded(data: bytes) -> tuple[Any, bytes]:
+    """As `parse`; raises `TooLargeError` for more than `MAX_VALUES` values, before it parses them."""
+    if len(data) > _SURELY_FEW and data.count(b",") + data.count(b"{") + data.count(b"[") > MAX_VALUES:
+        raise TooLargeError(f"holds more than {MAX_VALUES} values")
+    return parse(data)
 
 
 def dumps(value: Any, *, sort_keys: bool = False) -> bytes:

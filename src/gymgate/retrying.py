@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-
-import aiohttp
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from gymgate.errors import PolicyError
 
 LONGEST_BACKOFF_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
-_RETRIED = frozenset({408, 409, 425, 429})
+BUSY = frozenset({408, 409, 425, 429})
+"""Statuses with which a healthy server asks for another attempt."""
+
+Result = TypeVar("Result")
 
 
 class Retryable(Exception):
@@ -35,14 +39,30 @@ class Retryable(Exception):
         return longest * random.uniform(0.5, 1.0)
 
 
+async def with_retries(attempt: Callable[[int], Awaitable[Result]], max_retries: int) -> tuple[Result, int]:
+    """Call `attempt` with the number of retries so far until it raises no `Retryable`.
+
+    Returns its result and the number of retries; raises the `PolicyError` of the last attempt when none is left.
+    """
+    retries = 0
+    while True:
+        try:
+            return await attempt(retries), retries
+        except Retryable as failure:
+            if retries == max_retries:
+                raise failure.error(retries) from failure.__cause__
+            retries += 1
+            await asyncio.sleep(failure.delay_s(retries))
+
+
 def is_retried(status: int) -> bool:
     """Whether an answer with this status is worth another attempt."""
-    return status in _RETRIED or status >= 500
+    return status in BUSY or status >= 500
 
 
-def retry_after_s(response: aiohttp.ClientResponse) -> float | None:
-    """Seconds; a date is not worth parsing for a wait of at most a minute."""
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """The seconds in `Retry-After` of an answer's headers, by lower-case name; `None` for none, or for a date."""
     try:
-        return max(0.0, float(response.headers["Retry-After"]))
+        return max(0.0, float(headers["retry-after"]))
     except (KeyError, ValueError):
         return None

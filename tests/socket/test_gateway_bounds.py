@@ -15,7 +15,8 @@ import pytest
 from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
-from gymgate.gateway import Gateway, bounds
+from gymgate import codec, http_client
+from gymgate.gateway import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = json.dumps(BODY).encode()
@@ -43,7 +44,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
     """A limit that a test can go beyond."""
-    monkeypatch.setattr(bounds, "MAX_BODY", 100_000)
+    monkeypatch.setattr(http_client, "MAX_BODY", 100_000)
     return 100_000
 
 
@@ -110,7 +111,7 @@ async def test_a_body_of_too_many_values_is_not_parsed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A few bytes each, they become a hundred in memory."""
-    monkeypatch.setattr(bounds, "MAX_VALUES", 1_000_000)
+    monkeypatch.setattr(codec, "MAX_VALUES", 1_000_000)
     route = gateway.open(policy.endpoint())
     body = io.BytesIO(b'{"x":' + MANY[kind] + b"}")
     async with http.post(f"{route.base_url}/chat/completions", data=body) as response:
@@ -199,7 +200,7 @@ async def test_an_answer_that_cannot_be_inflated_is_an_error(
 async def test_an_answer_of_too_many_values_is_an_error(
     gateway: Gateway, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bounds, "MAX_VALUES", 1_000_000)
+    monkeypatch.setattr(codec, "MAX_VALUES", 1_000_000)
     async with upstream(answering(b'{"choices":' + MANY["objects"] + b"}")) as swollen:
         route = gateway.open(swollen.endpoint())
         async with http.post(f"{route.base_url}/chat/completions", json=BODY) as response:

@@ -13,7 +13,7 @@ from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway import Gateway, Route
-from gymgate.stack.rollout import RolloutRun, new_session
+from gymgate.stack.rollout import RolloutRun, new_client
 
 SCORED = {"response": {"output": []}, "reward": 0.0}
 OVERFLOW = "This model's maximum context length is 4096 tokens"
@@ -56,10 +56,10 @@ async def rollout(
 
 
 async def outcome_of(agent: Any, route: Route) -> dict[str, Any]:
-    async with upstream(agent) as serving, new_session() as session:
+    async with upstream(agent) as serving, new_client() as client:
         environment: Any = SimpleNamespace(name="e", agents={"a": "simple_agent"})
         running = RolloutRun(environment, "a", b"{}", route, timeout_s=60)
-        await running.post(session, f"{serving.url}/run")
+        await running.post(client, f"{serving.url}/run")
         return running.fields
 
 

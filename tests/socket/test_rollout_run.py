@@ -17,7 +17,7 @@ from gateway_upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway import Gateway, Route
-from gymgate.stack.rollout import RolloutRun, new_session
+from gymgate.stack.rollout import RolloutRun, new_client
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OVERFLOW = {"error": {"message": "This model's maximum context length is 32768 tokens"}}
@@ -45,7 +45,8 @@ class Scene:
     async def run(self) -> dict[str, Any]:
         environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"})
         running = RolloutRun(environment, "solver", b"{}", self.route, timeout_s=20.0)
-        await running.post(self.http, f"{self.url}/run")
+        async with new_client() as client:
+            await running.post(client, f"{self.url}/run")
         return running.described()
 
 
@@ -70,7 +71,7 @@ async def scene(
         upstream(policy) as policy_server,
         upstream(judge) as judge_server,
         Gateway() as gateway,
-        new_session() as http,
+        aiohttp.ClientSession() as http,
     ):
         opened = gateway.open(
             policy_server.endpoint(), judges={"judge": judge_server.endpoint()}, rollout_id="public", **route

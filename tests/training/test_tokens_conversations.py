@@ -27,7 +27,7 @@ from token_conversations import (
     tokenizer,
 )
 
-from gymgate.tokens import TokenPolicy, assemble, extension_drift
+from gymgate.tokens import TokenPolicy, assemble, prefix_misses
 from gymgate.tokens.engines import CallableEngine, Sample
 
 WORDS = st.sampled_from(
@@ -102,7 +102,7 @@ def test_every_prompt_extends_the_exact_ids_before_it(story: Story) -> None:
     users = sum(request[-1]["role"] == "user" for request in played.requests[1:])
     segments = played.conversation.segments
     assert len(segments) <= 1 + (0 if story.retention == "all" else users)
-    assert played.conversation.drift == len(segments) - 1
+    assert played.conversation.prefix_misses == len(segments) - 1
 
 
 @BOUNDED
@@ -214,7 +214,7 @@ def test_compaction_forks_and_sub_agents_train_no_id_twice(data: st.DataObject) 
     turns = conversation.turns
     assert sum(sum(row.mask) for row in rows) == sum(len(turn.completion_ids) for turn in turns)
     assert rows == assemble(turns)
-    assert conversation.drift == extension_drift(turns)
+    assert conversation.prefix_misses == prefix_misses(turns)
     restarts = sum(kind in ("compact", "sub-agent") for kind in kinds[1:])
     assert 1 + restarts <= len(rows) <= 1 + restarts + kinds.count("fork"), kinds
     assert any(row.prompt_ids == list(turns[0].prompt_ids) for row in rows)

@@ -17,7 +17,7 @@ from token_conversations import CONFIGS, Story, Turn, renderer, sampled_ids, tok
 from gymgate import open_rows
 from gymgate.config import StackConfig
 from gymgate.stack import acquire
-from gymgate.tokens import TokenConversation, TokenPolicy, assemble, extension_drift, recorded_turns
+from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses, recorded_turns
 from gymgate.tokens.engines import CallableEngine, Sample
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
@@ -79,7 +79,7 @@ async def test_a_rollout_with_tools_is_one_segment() -> None:
     for family, conversation in played:
         turns = conversation.turns
         assert [list(turn.completion_ids) for turn in turns] == policies[family].said, family
-        assert (conversation.drift, extension_drift(turns)) == (0, 0), family
+        assert (conversation.prefix_misses, prefix_misses(turns)) == (0, 0), family
         (segment,) = conversation.segments
         assert sum(segment.mask) == sum(map(len, policies[family].said))
         assert segment.policy_version == (2, 2)

@@ -124,7 +124,7 @@ def test_the_trainer_trains_on_what_the_server_samples(
     assert abs(steps[0]["kl"]) < 1e-3
     assert steps[-1]["sample/staleness_max"] <= args.max_staleness
     logged = {name: value for step in steps for name, value in step.items()}
-    assert logged["nemo_gym/letter_share/drift"] == logged["nemo_gym/failed"] == 0
+    assert logged["nemo_gym/letter_share/prefix_misses"] == logged["nemo_gym/failed"] == 0
     assert 0 <= logged["nemo_gym/letter_share/reward"] < 1
     kept = json.loads((tmp_path / "checkpoint-5/gymgate_rollouts.json").read_text())
     assert 2 <= kept["position"] <= 10  # of two groups a step; many more wait in the queue

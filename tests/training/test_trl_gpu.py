@@ -88,7 +88,7 @@ def test_training_with_vllm(example: str, tmp_path: Path, vllm_server: str) -> N
     steps = train(tmp_path, config, "--vllm_server_base_url", vllm_server)
     assert len(steps) == 3
     assert sum(step.get("nemo_gym/failed", 0) for step in steps) == 0
-    assert sum(step.get("nemo_gym/drift", 0) for step in steps) == 0
+    assert sum(step.get("nemo_gym/prefix_misses", 0) for step in steps) == 0
     if "grpo" in config:
         assert max(step["sampling/sampling_logp_difference/mean"] for step in steps) < 0.05
     else:

@@ -183,7 +183,7 @@ def test_the_servers_ids_and_logprobs_are_those_of_the_model_in_training(
     for entry in logged:
         assert entry["sampling/sampling_logp_difference/max"] < 1e-3
         assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-3)
-        assert entry["nemo_gym/failed"] == entry["nemo_gym/drift"] == 0
+        assert entry["nemo_gym/failed"] == entry["nemo_gym/prefix_misses"] == 0
 
 
 def test_colocated_vllm_is_refused(spec: NeMoGymSpec, tmp_path: Path) -> None:

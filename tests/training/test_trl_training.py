@@ -43,5 +43,5 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     steps = [entry for entry in state["log_history"] if "reward" in entry]
     assert mean(step["reward"] for step in steps[:3]) < 0.2
     assert mean(step["reward"] for step in steps[-5:]) > 0.8
-    assert steps[-1]["nemo_gym/letter_share/drift"] == 0
+    assert steps[-1]["nemo_gym/letter_share/prefix_misses"] == 0
     assert steps[-1]["nemo_gym/failed"] == 0

@@ -98,6 +98,6 @@ def test_two_steps(tmp_path: Path) -> None:
     assert len(trained) == 2
     for step in trained:
         assert step["nemo_gym/letter_share/failed"] == 0
-        assert step["nemo_gym/letter_share/drift"] == 0
+        assert step["nemo_gym/letter_share/prefix_misses"] == 0
         assert step["training/rollout_probs_diff_max"] < 0.05
     assert any("val-core/letter_share/reward/mean@1" in step for step in steps)

@@ -132,7 +132,7 @@ def test_a_step_of_the_trainer_and_one_of_failures(
     for prefix in ("nemo_gym", *(f"nemo_gym/{name}" for name in BLEND)):
         assert logged[f"{prefix}/failed"] == logged[f"{prefix}/failed_policy"] == pytest.approx(1 / N)
         assert logged[f"{prefix}/truncated"] == pytest.approx(1 / N)
-        assert logged[f"{prefix}/drift"] == 0
+        assert logged[f"{prefix}/prefix_misses"] == 0
         assert logged[f"{prefix}/latency_s"] > 0
     assert logged["nemo_gym/workplace_assistant/turns"] > logged["nemo_gym/mcqa/turns"]
     assert logged["critic/rewards/mean"] == pytest.approx(2 / 3)

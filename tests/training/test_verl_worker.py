@@ -176,7 +176,7 @@ async def test_a_history_that_breaks_gives_an_output_for_each_piece(
         assert output.response_mask == [1] * len(output.response_ids)
         assert output.response_logprobs == [LOGPROB] * len(output.response_ids)
         assert output.reward_score == 1.0
-        assert output.extra_fields["reward_extra_info"]["drift"] == 3
+        assert output.extra_fields["reward_extra_info"]["prefix_misses"] == 3
 
 
 class Loop(NeMoGymAgentLoop):  # type: ignore[misc]

@@ -7,9 +7,8 @@ import resource
 import pytest
 from yarl import URL
 
-from gymgate import retrying
+from gymgate import http_client, retrying
 from gymgate.errors import PolicyError
-from gymgate.gateway.backends import http
 from gymgate.gateway.limits import raise_file_limit
 
 PROXIED = {
@@ -27,7 +26,7 @@ def test_proxies(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "inside.example")
-    assert http.proxy_for(URL(url)) == PROXIED[url]
+    assert http_client.proxy_for(URL(url)) == PROXIED[url]
 
 
 def test_the_file_limit_is_raised() -> None:

@@ -27,7 +27,7 @@ from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.integrations.verl.outputs import reward_extra_info
 from gymgate.integrations.verl.reports import logged, reason
 from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
-from gymgate.tokens import TokenTurn, assemble, extension_drift
+from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 ERROR = RolloutError(kind="environment", message="m", type="EnvironmentServerError")
 FIELDS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def made(name: str) -> Rollout:
 
 def attempt(name: str, *turns: TokenTurn) -> Attempt:
     turns = turns or (TokenTurn([1], [2], [-0.5]),)
-    return Attempt(made(name), assemble(turns), len(turns), extension_drift(turns), [1])
+    return Attempt(made(name), assemble(turns), len(turns), prefix_misses(turns), [1])
 
 
 @pytest.fixture

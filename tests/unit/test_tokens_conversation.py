@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import PolicyError
-from gymgate.tokens import TokenConversation, TokenPolicy, assemble, extension_drift
+from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.tokens.messages import assistant_message, chat_answer
 
@@ -84,7 +84,7 @@ async def test_each_prompt_extends_the_ids_before_it() -> None:
         [10, 11, 1, 100, 101, 102, 12, 1, 103, 104, 105, 13, 1],
     ]
     assert [turn.prompt_ids for turn in talk.conversation.turns] == [prompt for prompt, _ in talk.asked]
-    assert talk.conversation.drift == 0
+    assert talk.conversation.prefix_misses == 0
     [segment] = talk.conversation.segments
     assert segment.mask == [1, 1, 1, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
     assert segment.completion_ids == [100, 101, 102, 12, 1, 103, 104, 105, 13, 1, 106, 107, 108]
@@ -96,7 +96,7 @@ async def test_an_empty_field_that_an_agent_adds_changes_no_history(empty: dict[
     await talk.say("10")
     talk.history[-1] = {**talk.history[-1], **empty}
     await talk.say("12")
-    assert talk.conversation.drift == 0
+    assert talk.conversation.prefix_misses == 0
 
 
 async def test_a_history_that_was_edited_is_rendered_anew() -> None:
@@ -105,7 +105,7 @@ async def test_a_history_that_was_edited_is_rendered_anew() -> None:
     talk.history[-1] = {**talk.history[-1], "content": "55"}
     await talk.say("12")
     assert talk.asked[-1][0] == [10, 55, 12, 1]
-    assert (talk.conversation.drift, len(talk.conversation.segments)) == (1, 2)
+    assert (talk.conversation.prefix_misses, len(talk.conversation.segments)) == (1, 2)
 
 
 async def test_segments_are_those_of_the_turns() -> None:
@@ -124,7 +124,7 @@ async def test_segments_are_those_of_the_turns() -> None:
     turns = talk.conversation.turns
     assert talk.conversation.segments == assemble(turns)
     assert len(talk.conversation.segments) == 3
-    assert talk.conversation.drift == extension_drift(turns) == 1
+    assert talk.conversation.prefix_misses == prefix_misses(turns) == 1
     assert talk.conversation.call_count == len(turns) == 6
 
 
@@ -135,7 +135,7 @@ async def test_a_history_rendered_anew_may_still_extend_earlier_ids() -> None:
     talk.history = [{"role": "user", "content": "10 1 100 101 102"}]
     await talk.say("12")
     turns = talk.conversation.turns
-    assert talk.conversation.drift == extension_drift(turns) == 0
+    assert talk.conversation.prefix_misses == prefix_misses(turns) == 0
     assert talk.conversation.segments == assemble(turns)
     assert len(talk.conversation.segments) == 1
 
@@ -172,7 +172,7 @@ async def test_a_renderer_that_rewrites_what_was_sampled_is_not_believed() -> No
     await talk.say("10")
     await talk.say("12")
     assert talk.asked[-1][0] == [10, 100, 101, 102, 12, 1]
-    assert talk.conversation.drift == 1
+    assert talk.conversation.prefix_misses == 1
 
 
 async def test_the_bound_on_completions_holds_over_the_turns_of_a_rollout() -> None:

@@ -11,9 +11,14 @@ import pytest
 
 from gymgate.errors import PolicyError
 from gymgate.tokens.engines import CallableEngine, Sample
-from gymgate.tokens.gate import Gate
-from gymgate.tokens.resuming import MAX_RESUMES, joined, sample_resuming
-from gymgate.tokens.sampling import SamplingGuard, requested_sampling
+from gymgate.tokens.sampling import (
+    MAX_RESUMES,
+    Gate,
+    SamplingGuard,
+    joined,
+    requested_sampling,
+    sample_resuming,
+)
 
 
 def test_the_trainers_parameters_win_and_a_mismatch_is_reported_once(
@@ -128,7 +133,7 @@ async def test_an_abort_at_the_last_id_is_a_full_length() -> None:
 
 
 async def test_an_engine_that_always_aborts_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gymgate.tokens.resuming._WAIT_S", (0.0, 0.0))
+    monkeypatch.setattr("gymgate.tokens.sampling._WAIT_S", (0.0, 0.0))
     engine = CallableEngine(lambda ids, sampling: Sample([], None, "abort"))
     with pytest.raises(PolicyError, match=f"aborted a request {MAX_RESUMES} times"):
         await sample_resuming(engine, Gate(), [1], {}, session="s")

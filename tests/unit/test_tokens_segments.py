@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gymgate.errors import TokenDataError
 from gymgate.rollout.record import ModelCall, Rollout, Segment
-from gymgate.tokens.segments import TokenTurn, assemble, extension_drift, recorded_turns
+from gymgate.tokens.segments import TokenTurn, assemble, prefix_misses, recorded_turns
 
 
 def test_one_turn() -> None:
@@ -87,7 +87,7 @@ def test_a_turn_that_sampled_nothing_adds_nothing() -> None:
         (TokenTurn([1.5], [2]), "not a token id"),
         (TokenTurn([], [2]), "prompt_ids is empty"),
         (TokenTurn([1], [True]), "not a token id"),
-        (TokenTurn([1], [2], [-9999.0]), "vLLM's mark for none"),
+        (TokenTurn([1], [2], [-9999.0]), "vLLM's placeholder for none"),
     ],
 )
 def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
@@ -96,7 +96,7 @@ def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
 
 
 def test_drift_counts_prompts_that_extend_nothing() -> None:
-    assert extension_drift([TokenTurn([1], [2]), TokenTurn([1, 2, 3], [4]), TokenTurn([1, 5], [6])]) == 1
+    assert prefix_misses([TokenTurn([1], [2]), TokenTurn([1, 2, 3], [4]), TokenTurn([1, 5], [6])]) == 1
 
 
 def recorded(*calls: ModelCall) -> Rollout:

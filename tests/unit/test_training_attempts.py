@@ -156,7 +156,7 @@ async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_squar
         scene.stacks[0].runs[-1].set_result(DONE)
         attempt = await task
         assert len(attempt.segments) == 1
-        assert (metrics(attempt)["turns"], metrics(attempt)["drift"]) == (turns, 0)
+        assert (metrics(attempt)["turns"], metrics(attempt)["prefix_misses"]) == (turns, 0)
         sizes.append(len(pickle.dumps(attempt)))
     assert sizes[1] < 2.5 * sizes[0]
 

@@ -24,7 +24,7 @@ from gymgate.rollout import Rollout
 from gymgate.stack import AgentInfo
 
 POLICY: Any = SimpleNamespace(
-    conversation=lambda: SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, drift=0)
+    conversation=lambda: SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, prefix_misses=0)
 )
 ROW = {"responses_create_params": {"input": "hi"}}
 

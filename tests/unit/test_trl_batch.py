@@ -13,7 +13,7 @@ from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
 from gymgate.integrations.trl.failures import GIVE_UP_AFTER, PATIENCE_S, FailureWatch, failures
 from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
-from gymgate.tokens import TokenTurn, assemble, extension_drift
+from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 EOS = 9
 
@@ -22,7 +22,7 @@ def attempt(*turns: TokenTurn, **rollout: Any) -> Attempt:
     fields: dict[str, Any] = {"status": "completed", "reward": 1.0, **rollout}
     made = Rollout(id="r", environment="e", agent="a", **fields)
     shown = list(turns[0].prompt_ids) if turns else []
-    return Attempt(made, assemble(turns), len(turns), extension_drift(turns), shown)
+    return Attempt(made, assemble(turns), len(turns), prefix_misses(turns), shown)
 
 
 def test_two_turns_are_one_row() -> None:
@@ -51,9 +51,9 @@ def test_of_several_segments_the_longest_stands_and_the_rest_is_reported() -> No
     batch = to_batch([rollout], filler_id=EOS)
     assert batch["completion_ids"] == [[6, 7, 8]]
     assert batch["rollout_metrics"][0]["delivered_fraction"] == 0.75
-    assert to_batch([attempt(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, fold="last")[
-        "completion_ids"
-    ] == [[6]]
+    assert to_batch(
+        [attempt(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, segment_choice="last"
+    )["completion_ids"] == [[6]]
 
 
 def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:

@@ -14,14 +14,14 @@ from gymgate.integrations.verl.reports import logged, most_frequent, reason
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.stack import AgentInfo
-from gymgate.tokens import TokenTurn, assemble, extension_drift
+from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 
 def attempt(*turns: TokenTurn, environment: str = "a", **fields: Any) -> Attempt:
     rollout = Rollout(
         id="r", environment=environment, agent="agent", **{"status": "completed", "reward": 0.5, **fields}
     )
-    return Attempt(rollout, assemble(turns), len(turns), extension_drift(turns), [1])
+    return Attempt(rollout, assemble(turns), len(turns), prefix_misses(turns), [1])
 
 
 def test_each_segment_is_an_output_with_the_rollouts_reward() -> None:

@@ -14,9 +14,8 @@ from gymgate.doctor.servers import Served
 from gymgate.errors import GymgateError, MissingExtraError, PolicyError
 from gymgate.runtime.checks import Check
 from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.conversation import Renderer
+from gymgate.tokens.conversation import Renderer, make_renderer
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine
-from gymgate.tokens.rendering import make_renderer
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
 """What trainers set unless told otherwise."""

@@ -9,7 +9,7 @@ from gymgate.doctor.compare import retokenised
 from gymgate.doctor.policy import SAMPLING, RecordingEngine
 from gymgate.rollout import Rollout
 from gymgate.runtime.checks import Check
-from gymgate.tokens import TokenConversation, TokenPolicy, extension_drift
+from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses
 
 _FIXES: Mapping[str, str] = {
     "policy": "look at the server's log",
@@ -28,7 +28,7 @@ def rollout_checks(
     engine: RecordingEngine,
     tokenizer: Any,
 ) -> Iterator[Check]:
-    """Its outcome, lengths, drift, extension and sampling, a line each."""
+    """Its outcome, lengths, retokenisation, prefix misses and sampling, a line each."""
     yield _outcome(agent, rollout, conversation, policy)
     if not conversation.turns:
         return
@@ -76,24 +76,24 @@ def _lengths(agent: str, conversation: TokenConversation, policy: TokenPolicy) -
 
 
 def _tokenised_again(agent: str, conversation: TokenConversation, tokenizer: Any) -> Check:
-    drift = retokenised(
+    again = retokenised(
         conversation.turns,
         lambda ids: str(tokenizer.decode(ids)),
         lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
     )
     name = f"{agent} ids"
-    if not drift.differing:
+    if not again.differing:
         return Check(name, True, "the text, tokenised again, gives the ids that were sampled")
-    told = f"drift: tokenised again, {drift.differing} of {drift.sampled} ids would differ ({drift.example})"
+    told = f"tokenised again, {again.differing} of {again.sampled} ids would differ ({again.example})"
     return Check(name, None, f"{told}; training gets them as they were sampled")
 
 
 def _extension(agent: str, conversation: TokenConversation) -> Check:
     turns = conversation.turns
-    name, drifted = f"{agent} turns", extension_drift(turns)
-    if not drifted:
+    name, misses = f"{agent} turns", prefix_misses(turns)
+    if not misses:
         return Check(name, True, f"each of {len(turns)} prompts extends the ids before it")
-    told = f"{drifted} of {len(turns) - 1} further prompts extend none of the ids before them"
+    told = f"{misses} of {len(turns) - 1} further prompts do not extend the ids before them"
     return Check(
         name,
         None,

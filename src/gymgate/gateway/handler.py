@@ -8,10 +8,9 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from gymgate import codec
+from gymgate import codec, http_client
 from gymgate.config import POLICY
 from gymgate.errors import PolicyError
-from gymgate.gateway import bounds
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
 from gymgate.gateway.peers import owner_of
@@ -187,12 +186,12 @@ def _unknown_key(path: Path) -> Refusal:
 
 async def _body(request: web.BaseRequest) -> bytes:
     """As `request.read` gives it, with one copy of a long body less."""
-    if (request.content_length or 0) > bounds.MAX_BODY:
+    if (request.content_length or 0) > http_client.MAX_BODY:
         raise _too_long()
     if "Expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     pieces: list[bytes] = []
-    left = bounds.MAX_BODY
+    left = http_client.MAX_BODY
     while piece := await request.content.readany():
         pieces.append(piece)
         left -= len(piece)
@@ -202,4 +201,4 @@ async def _body(request: web.BaseRequest) -> bytes:
 
 
 def _too_long() -> Refusal:
-    return Refusal(413, f"the request's body is longer than {bounds.MAX_BODY} bytes")
+    return Refusal(413, f"the request's body is longer than {http_client.MAX_BODY} bytes")

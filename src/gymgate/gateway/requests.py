@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from gymgate import codec
 from gymgate.config import Dialect
-from gymgate.gateway.bounds import TooLargeError, check_values
 
 METADATA_KEY = "gymgate_route"
 """Entry of a request's `metadata` that carries the key of its rollout, or a base URL with it, where the URL cannot."""
@@ -96,9 +95,8 @@ def check_encoding(headers: Mapping[str, str]) -> None:
 def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
     """The object that a request's body is, and its bytes as they go on; `Refusal` if it is none."""
     try:
-        check_values(raw)
-        body, raw = codec.parse(raw)
-    except TooLargeError as error:
+        body, raw = codec.parse_bounded(raw)
+    except codec.TooLargeError as error:
         raise Refusal(413, f"the request's body {error}") from error
     except ValueError as error:
         raise Refusal(400, f"the request's body is not JSON: {error}") from error

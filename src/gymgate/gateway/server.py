@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
-import aiohttp
 from aiohttp import web
 from aiohttp.http_exceptions import BadHttpMessage
 
@@ -27,11 +26,11 @@ from gymgate.config import (
 from gymgate.errors import ConfigError
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
-from gymgate.gateway.backends.http import new_session
 from gymgate.gateway.delivery import StreamTimes
 from gymgate.gateway.handler import Handler
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
+from gymgate.http_client import HTTPClient
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
@@ -84,13 +83,13 @@ class Gateway:
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share what is known of them, however else their endpoints differ."""
         self._exits = AsyncExitStack()
-        self._session: aiohttp.ClientSession | None = None
+        self._client = HTTPClient()
         self._port = 0
 
     async def __aenter__(self) -> Self:
         raise_file_limit()
         async with AsyncExitStack() as exits:
-            self._session = await exits.enter_async_context(new_session())
+            await exits.enter_async_context(self._client)
             exits.push_async_callback(self._close_backends)
             self._exits = exits
             self.keyless = KeylessRoute(
@@ -212,14 +211,14 @@ class Gateway:
                 ]  # it holds nothing open; routes that use it keep it
             return backend
         if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
-            return make_backend(endpoint, session=self._session, pool=self._pool(endpoint))
+            return make_backend(endpoint, client=self._client, pool=self._pool(endpoint))
         return endpoint
 
     def _pool(self, endpoint: HTTPEndpoint | CallableEndpoint) -> ReplicaPool | None:
         if not isinstance(endpoint, HTTPEndpoint) or not endpoint.replicas:
             return None
         if endpoint.base_urls not in self._pools:
-            self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._session)
+            self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._client)
         return self._pools[endpoint.base_urls]
 
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:

@@ -12,11 +12,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
 
-import aiohttp
-
 from gymgate.errors import GymgateError, ServerDiedError, StackStartError
 from gymgate.files import tail
 from gymgate.gateway.backends.ready import answers
+from gymgate.http_client import HTTPClient
 from gymgate.serving.servers import Server
 from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
@@ -100,11 +99,11 @@ class Supervisor:
             try:
                 async with (
                     asyncio.timeout(within_s),
-                    aiohttp.ClientSession() as session,
+                    HTTPClient() as client,
                     asyncio.TaskGroup() as group,
                 ):
                     for each in self.supervised:
-                        group.create_task(self._until_ready(each, session))
+                        group.create_task(self._until_ready(each, client))
             except TimeoutError:
                 raise self._late(within_s) from None
 
@@ -128,9 +127,9 @@ class Supervisor:
             await asyncio.sleep(pause)
             await each.start()
 
-    async def _until_ready(self, each: Supervised, session: aiohttp.ClientSession) -> None:
+    async def _until_ready(self, each: Supervised, client: HTTPClient) -> None:
         while True:
-            if await answers(each.server.probe, session):
+            if await answers(each.server.probe, client):
                 break
             await asyncio.sleep(POLL_S)
         each.was_ready = True

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import aiohttp
-
 from gymgate.config import POLICY
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
 from gymgate.gateway import Route
+from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import Environment, Generation
@@ -24,7 +24,6 @@ from gymgate.stack.wire import pack_rollout
 if TYPE_CHECKING:
     from gymgate.stack.running import RunningStack
 
-_JSON = {"Content-Type": "application/json"}
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
@@ -33,13 +32,12 @@ _DEATH_SHOWS_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-def new_session() -> aiohttp.ClientSession:
-    """Return a session for posting rows. It keeps no cookies, since a session cookie is one rollout's, and has no timeout."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
-        cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
+def new_client() -> HTTPClient:
+    """Return a client for posting rows."""
+    return HTTPClient(keepalive_s=_KEEPALIVE_S)
+
+
+_request = functools.lru_cache(maxsize=1024)(Request)
 
 
 @dataclass
@@ -76,7 +74,7 @@ class RolloutRun:
                 logger.exception("rollout %s failed", self.route.rollout_id)
                 self._fail(StackLostError(f"the stack's daemon could not run it: {described(error)}"))
 
-    async def post(self, session: aiohttp.ClientSession, url: str) -> None:
+    async def post(self, client: HTTPClient, url: str) -> None:
         """Post the row to the agent at `url`, and set what came of it.
 
         Cancelling it closes the connection, at which the agent stops (nemo-gym 0.7). Late model calls of the agent are
@@ -84,11 +82,10 @@ class RolloutRun:
         """
         self.waits_for = f"agent {self.agent!r}"
         try:
-            async with session.post(url, data=self.body, headers=_JSON, allow_redirects=False) as response:
-                status, body = response.status, await response.read()
-        except aiohttp.ClientError as error:
+            status, _, body = await client.send(_request(url), self.body)
+        except HTTPFailure as error:
             await asyncio.sleep(_DEATH_SHOWS_S)
-            message = f"agent {self.agent!r} broke the connection: {type(error).__name__}: {error}"
+            message = f"agent {self.agent!r} broke the connection: {error}"
             self._fail(StackLostError(message))
             return
         if self.route.judges.failure is not None:
@@ -145,7 +142,7 @@ class RolloutRun:
             generation = await self.environment.generation()
             with stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges):
                 url = f"http://{LOOPBACK}:{port or self.environment.port(self.agent)}/run"
-                await self._while_alive(generation, self.post(stack.session, url))
+                await self._while_alive(generation, self.post(stack.client, url))
 
     async def _while_alive(self, servers: Generation | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""

@@ -13,8 +13,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-import aiohttp
-
 from gymgate.catalog import Catalog
 from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
 from gymgate.errors import ConfigError, StackStartError
@@ -26,7 +24,7 @@ from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.plan import EnvironmentContext, with_address
-from gymgate.stack.rollout import new_session
+from gymgate.stack.rollout import new_client
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""
@@ -42,14 +40,12 @@ Progress = Callable[[str], None]
 class RunningStack:
     """Started once, stopped once. Belongs to one event loop."""
 
-    session: aiohttp.ClientSession
-    """For posting rows; there once the stack starts."""
-
     def __init__(self, config: StackConfig, directory: Path, progress: Progress) -> None:
         self.config = config
         self.directory = directory
         self.environments: dict[str, Environment] = {}
         self.gateway = Gateway(judges=with_address(dict(config.models)))
+        self.client = new_client()
         self.file_limit = asyncio.Semaphore(max_rollouts())
         self._progress = progress
         self._exits = AsyncExitStack()
@@ -65,7 +61,7 @@ class RunningStack:
         """
         resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
-        self.session = await self._exits.enter_async_context(new_session())
+        await self._exits.enter_async_context(self.client)
         for spec, config_path, runtime in resolved:
             context = EnvironmentContext(
                 self.config, runtime, self._fork_servers, self.gateway, self.directory, self._progress

@@ -2,7 +2,7 @@
 
 from gymgate.tokens.conversation import TokenConversation, TokenPolicy
 from gymgate.tokens.engines import Engine, Sample
-from gymgate.tokens.segments import TokenTurn, assemble, extension_drift, recorded_turns
+from gymgate.tokens.segments import TokenTurn, assemble, prefix_misses, recorded_turns
 
 __all__ = [
     "Engine",
@@ -11,6 +11,6 @@ __all__ = [
     "TokenPolicy",
     "TokenTurn",
     "assemble",
-    "extension_drift",
+    "prefix_misses",
     "recorded_turns",
 ]

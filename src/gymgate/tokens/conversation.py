@@ -17,23 +17,21 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.rollout.record import Segment
-from gymgate.tokens.calls import Call, longest_extended, made_call, segments_of
 from gymgate.tokens.engines.base import Engine, Sample
-from gymgate.tokens.gate import Gate
 from gymgate.tokens.messages import (
     Message,
     assistant_message,
     chat_answer,
+    check_request,
     history_hash,
     history_hashes,
     renderable,
     tool_specs,
 )
-from gymgate.tokens.requests import check_request
-from gymgate.tokens.resuming import sample_resuming
-from gymgate.tokens.sampling import SamplingGuard, requested_sampling
-from gymgate.tokens.segments import TokenTurn, check_turn
+from gymgate.tokens.sampling import Gate, SamplingGuard, requested_sampling, sample_resuming
+from gymgate.tokens.segments import SampledCall, TokenTurn, check_turn, longest_extended, segments_of
 
 Result = TypeVar("Result")
 
@@ -65,6 +63,27 @@ class Renderer(Protocol):
         *,
         tools: list[Any] | None = None,
     ) -> Any: ...
+
+
+def make_renderer(
+    tokenizer: Any, name: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+) -> Renderer:
+    """Make the renderer that the `renderers` package has for the tokenizer's model, or the one called `name` (`qwen3`, ...).
+
+    `ConfigError` for a name, or chat template arguments, that it does not know.
+    """
+    try:
+        from renderers import config_from_name, create_renderer
+    except ImportError as error:
+        raise MissingExtraError("renderers is not installed: pip install 'gymgate[trl]'") from error
+    kwargs = dict(chat_template_kwargs or {}) or None
+    try:
+        made: Renderer = create_renderer(
+            tokenizer, None if name is None else config_from_name(name), chat_template_kwargs=kwargs
+        )
+    except ValueError as error:
+        raise ConfigError(f"renderer {name or 'of the tokenizer'!r}: {error}") from error
+    return made
 
 
 class TokenPolicy:
@@ -153,7 +172,7 @@ class _Prepared(NamedTuple):
     """A request as ids."""
 
     prompt_ids: list[int]
-    earlier: Call | None
+    earlier: SampledCall | None
     """The call that the prompt extends."""
     history: int
     """Hash of the request's messages."""
@@ -165,8 +184,8 @@ class TokenConversation:
 
     policy: TokenPolicy
     session: str = field(default_factory=lambda: secrets.token_hex(8))
-    _calls: list[Call] = field(default_factory=list)
-    _by_history: dict[int, Call] = field(default_factory=dict)
+    _calls: list[SampledCall] = field(default_factory=list)
+    _by_history: dict[int, SampledCall] = field(default_factory=dict)
 
     @property
     def turns(self) -> list[TokenTurn]:
@@ -189,8 +208,8 @@ class TokenConversation:
         return len(self._calls)
 
     @property
-    def drift(self) -> int:
-        """Model calls, after the first, whose prompt extends no earlier call's exact ids."""
+    def prefix_misses(self) -> int:
+        """Model calls, after the first, whose prompt does not extend any earlier call's exact ids (drift)."""
         return sum(call.earlier is None for call in self._calls[1:])
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -208,10 +227,10 @@ class TokenConversation:
         """The ids to show. They extend the call whose messages these continue: the longest, where there are several."""
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
-        found = [self._by_history[history] for history in histories[:-1] if history in self._by_history]
-        if found:
-            earlier = found[-1]
-            new = messages[earlier.message_count :]
+        known = [count for count, history in enumerate(histories[:-1], 1) if history in self._by_history]
+        if known:
+            earlier = self._by_history[histories[known[-1] - 1]]
+            new = messages[known[-1] :]
             extended = self.policy.extend(earlier.prompt_ids(), list(earlier.completion), new, tools)
             if extended is not None:
                 return _Prepared(extended, earlier, histories[-1])
@@ -219,11 +238,11 @@ class TokenConversation:
         return _Prepared(prompt_ids, longest_extended(self._calls, prompt_ids), histories[-1])
 
     def _record(self, request: Mapping[str, Any], prepared: _Prepared, sample: Sample) -> dict[str, Any]:
-        """Keep the call; its answer."""
-        check_turn(TokenTurn(prepared.prompt_ids, sample.token_ids, sample.logprobs))
+        """Keep the call and return its answer."""
+        turn = TokenTurn(prepared.prompt_ids, sample.token_ids, sample.logprobs, sample.policy_version)
+        check_turn(turn)
         answer = self._answer(request, prepared.prompt_ids, sample)
-        count = len(request["messages"]) + 1
-        call = made_call(prepared.prompt_ids, prepared.earlier, sample, count)
+        call = SampledCall.after(prepared.earlier, turn)
         self._calls.append(call)
         self._by_history[history_hash(prepared.history, answer["choices"][0]["message"])] = call
         return answer

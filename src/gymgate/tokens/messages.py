@@ -1,15 +1,62 @@
-"""Chat messages on their way into a renderer, and completions on their way out of one."""
+"""Chat-completions requests on their way into a renderer, and completions on their way out of one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from gymgate import codec
+from gymgate.errors import PolicyError
 from gymgate.tokens.engines.base import Sample
 
 Message = dict[str, Any]
+
+_GUIDED: Final = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""vLLM's names of constraints on what is sampled."""
+
+
+def check_request(request: Mapping[str, Any], renderer: object) -> None:
+    """Raise `PolicyError` for a field that a policy of token ids would otherwise ignore.
+
+    Refused: several answers, content parts that are not text, a forced or forbidden tool call, constrained output, and chat
+    template arguments that differ from the renderer's own.
+    """
+    if (request.get("n") or 1) != 1:
+        raise _refused("n", request["n"], "it gives one answer per call")
+    for number, message in enumerate(request["messages"]):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            if kind != "text":
+                raise _refused(f"messages[{number}].content", {"type": kind}, "it takes text only")
+    shape = request.get("response_format")
+    if shape and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
+        raise _refused("response_format", shape, "its sampling is not constrained")
+    for name in _GUIDED:
+        if request.get(name):
+            raise _refused(name, request[name], "its sampling is not constrained")
+    choice = request.get("tool_choice")
+    if choice not in (None, "auto") and (choice != "none" or request.get("tools")):
+        raise _refused("tool_choice", choice, "it chooses by itself whether to call a tool ('auto')")
+    _check_template(request.get("chat_template_kwargs") or {}, renderer)
+
+
+def _check_template(wanted: Mapping[str, Any], renderer: object) -> None:
+    config, unset = getattr(renderer, "config", None), object()
+    for name, value in wanted.items():
+        ours = getattr(config, name, unset)
+        if value is not None and ours != value:
+            state = "does not have it" if ours is unset else f"has {ours!r}"
+            raise _refused(
+                f"chat_template_kwargs.{name}",
+                value,
+                f"its renderer {state}; build the renderer with this value, or change the request",
+            )
+
+
+def _refused(name: str, value: object, why: str) -> PolicyError:
+    return PolicyError(f"a policy of token ids cannot follow {name}={value!r:.200}: {why}", retryable=False)
 
 
 def renderable(messages: Sequence[Message]) -> list[Message]:
@@ -58,7 +105,7 @@ def assistant_message(parsed: Any, name_call: str) -> Message:
 
 
 def chat_tool_calls(calls: Sequence[Any], name_call: str) -> list[Message]:
-    """Parsed calls as a chat message has them; those without an id get one of `name_call`."""
+    """Parsed calls in a chat message's form; those without an id get one made of `name_call`."""
     return [
         {
             "id": call.id or f"call_{name_call}_{number}",
@@ -70,9 +117,10 @@ def chat_tool_calls(calls: Sequence[Any], name_call: str) -> list[Message]:
 
 
 def _is_complete(call: Any) -> bool:
-    """Whether it can be made. One that only has an argument its tool does not declare can: the tool is to say so.
+    """Whether the call can be made.
 
-    XML formats call that `invalid_json`, which JSON formats say of a call that has no name either.
+    A call with an argument that its tool does not declare can: the tool answers it. XML formats report that as
+    `invalid_json`, which is also what JSON formats report for a call without a name.
     """
     status = str(call.status)
     return bool(call.name) and (status == "ok" or (status == "invalid_json" and call.arguments is not None))

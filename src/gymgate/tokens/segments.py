@@ -8,14 +8,17 @@ template scaffolding) is masked 0:
     turn 2   p p p  S S  t t  S S S
     segment  prompt [p p p]  completion [S S t t S S S]  mask [1 1 0 0 1 1 1]
 
-A turn that extends nothing (the history was compacted, forked, or handed to a sub-agent) starts a segment of its own, whose
-prompt is all it was shown; ids sampled earlier stand in that prompt unmasked, so no id is trained twice.
+A turn that extends nothing (the history was compacted, forked, or handed to a sub-agent) is a *prefix miss* and starts a
+segment of its own. That segment's prompt is all the turn was shown; ids sampled earlier are unmasked in it, so no id is
+trained twice.
 """
 
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gymgate.errors import TokenDataError
@@ -36,7 +39,7 @@ class TokenTurn(NamedTuple):
 
 
 def check_turn(turn: TokenTurn, where: str = "turn") -> TokenTurn:
-    """The turn itself; `TokenDataError` if ids are not natural numbers or logprobs do not fit the ids."""
+    """Return the turn; `TokenDataError` if ids are not natural numbers or logprobs do not fit the ids."""
     _check_ids(turn.prompt_ids, f"{where}: prompt_ids")
     _check_ids(turn.completion_ids, f"{where}: completion_ids")
     if not turn.prompt_ids:
@@ -63,35 +66,27 @@ def _check_logprobs(logprobs: Sequence[float], count: int, where: str) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise TokenDataError(f"{where}: logprobs[{position}] is {value!r}, not a finite number")
         if value == NO_EVIDENCE:
-            raise TokenDataError(f"{where}: logprobs[{position}] is {value!r}, vLLM's mark for none")
+            raise TokenDataError(f"{where}: logprobs[{position}] is {value!r}, vLLM's placeholder for none")
 
 
 def assemble(turns: Iterable[TokenTurn]) -> list[Segment]:
-    """Training rows of one rollout, in the order their first turns were made.
+    """Make the training rows of one rollout, in the order of their first turns.
 
     The mask is 1 exactly where the policy sampled; over all segments it adds up to the number of sampled ids. A turn that
     sampled nothing adds nothing. Raises `TokenDataError` for a malformed turn.
     """
-    open_segments: list[OpenSegment] = []
-    for number, turn in enumerate(turns):
-        check_turn(turn, f"turn {number}")
-        if not turn.completion_ids:
-            continue
-        fitting = [segment for segment in open_segments if segment.is_prefix_of(turn.prompt_ids)]
-        if fitting:
-            segment = max(fitting, key=len)
-            segment.show(turn.prompt_ids[len(segment) :])
-        else:
-            segment = OpenSegment(turn.prompt_ids)
-            open_segments.append(segment)
-        segment.sample(turn.completion_ids, turn.logprobs, turn.policy_version)
-    return [segment.close() for segment in open_segments]
+    return segments_of(_linked(turns))
+
+
+def prefix_misses(turns: Iterable[TokenTurn]) -> int:
+    """Count the turns, after the first, whose prompt does not extend any earlier turn's exact ids."""
+    return sum(call.earlier is None for call in _linked(turns)[1:])
 
 
 def recorded_turns(rollout: Rollout) -> list[TokenTurn]:
     """The policy calls of a rollout whose endpoint gave token ids (vLLM: `return_token_ids`), by arrival.
 
-    Calls that gave no answer are left out. Raises `TokenDataError` for an answer without ids: it cannot be trained on.
+    Calls that failed are left out. Raises `TokenDataError` for an answer without ids: it cannot be trained on.
     """
     turns = []
     for call in rollout.policy_calls:
@@ -105,63 +100,134 @@ def recorded_turns(rollout: Rollout) -> list[TokenTurn]:
     return turns
 
 
-def extension_drift(turns: Sequence[TokenTurn]) -> int:
-    """How many turns, after the first, were shown a prompt that extends no earlier turn's exact ids."""
-    seen: list[list[int]] = []
-    drifted = 0
-    for turn in turns:
-        shown = list(turn.prompt_ids)
-        drifted += bool(seen) and not any(shown[: len(ids)] == ids for ids in reversed(seen))
-        seen.append([*shown, *turn.completion_ids])
-    return drifted
+@dataclass(slots=True, eq=False)
+class SampledCall:
+    """A model call that keeps each id once: ids that its prompt shares with an earlier call are that call's."""
+
+    earlier: SampledCall | None
+    """The call whose prompt and completion this prompt starts with; `None` if there is none."""
+    added: array[int]
+    """The prompt's ids after those of `earlier`."""
+    completion: array[int]
+    logprobs: array[float] | None
+    policy_version: tuple[int, int] | None
+
+    @classmethod
+    def after(cls, earlier: SampledCall | None, turn: TokenTurn) -> SampledCall:
+        """A call whose prompt starts with all ids of `earlier`."""
+        known = earlier.seen_count() if earlier else 0
+        logprobs = None if turn.logprobs is None else array("d", turn.logprobs)
+        added, completion = array("I", turn.prompt_ids[known:]), array("I", turn.completion_ids)
+        return cls(earlier, added, completion, logprobs, turn.policy_version)
+
+    def turn(self) -> TokenTurn:
+        """The call with its whole prompt."""
+        logprobs = None if self.logprobs is None else list(self.logprobs)
+        return TokenTurn(self.prompt_ids(), list(self.completion), logprobs, self.policy_version)
+
+    def prompt_ids(self) -> list[int]:
+        """The ids that the policy was shown."""
+        earlier = self._chain()[:-1]
+        return [
+            *(token for call in earlier for part in (call.added, call.completion) for token in part),
+            *self.added,
+        ]
+
+    def seen_count(self) -> int:
+        """The number of ids in prompt and completion."""
+        return sum(len(call.added) + len(call.completion) for call in self._chain())
+
+    def _chain(self) -> list[SampledCall]:
+        """The calls that this one extends, the first one first, and itself."""
+        chain = [self]
+        while (earlier := chain[-1].earlier) is not None:
+            chain.append(earlier)
+        return chain[::-1]
 
 
-class OpenSegment:
-    """A segment that later turns may still extend."""
+def longest_extended(calls: Sequence[SampledCall], prompt_ids: Sequence[int]) -> SampledCall | None:
+    """Find the call with most ids among those whose prompt and completion `prompt_ids` starts with.
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self.prompt_length = len(prompt_ids)
-        self.ids = list(prompt_ids)
-        self.mask: list[int] = []
-        self.logprobs: list[float | None] = []
-        self.versions: list[tuple[int, int]] = []
+    `calls` hold each call after the one it extends.
+    """
+    shown = array("I", prompt_ids)
+    ends: dict[SampledCall, int] = {}
+    for call in calls:
+        start = 0 if call.earlier is None else ends.get(call.earlier, -1)
+        own = call.added + call.completion
+        if start >= 0 and shown[start : start + len(own)] == own:
+            ends[call] = start + len(own)
+    return max(ends, key=lambda call: ends[call], default=None)
 
-    def __len__(self) -> int:
-        return len(self.ids)
 
-    def is_prefix_of(self, ids: Sequence[int]) -> bool:
-        """Whether a turn with this prompt extends the segment."""
-        return len(ids) >= len(self.ids) and list(ids[: len(self.ids)]) == self.ids
+def segments_of(calls: Sequence[SampledCall]) -> list[Segment]:
+    """Make the training rows of calls that hold each call after the one it extends.
 
-    def show(self, ids: Sequence[int]) -> None:
-        """Add ids that the policy did not sample."""
-        self.ids += ids
-        self.mask += [0] * len(ids)
-        self.logprobs += [None] * len(ids)
+    A call extends the row that ends with the call it extends; any other starts a row.
+    """
+    rows: list[_OpenSegment] = []
+    ending: dict[SampledCall, _OpenSegment] = {}
+    for call in calls:
+        if not call.completion:
+            continue
+        before, between = _last_sampled(call)
+        row = None if before is None else ending.pop(before, None)
+        if row is None:
+            row = _OpenSegment(call.prompt_ids())
+            rows.append(row)
+        else:
+            row.add(between, sampled=False)
+        row.add(call.completion, call.logprobs, sampled=True)
+        if call.policy_version is not None:
+            row.versions.append(call.policy_version)
+        ending[call] = row
+    return [row.close() for row in rows]
 
-    def sample(
-        self, ids: Sequence[int], logprobs: Sequence[float] | None, version: tuple[int, int] | None
-    ) -> None:
-        """Add ids that the policy sampled."""
-        self.ids += ids
-        self.mask += [1] * len(ids)
+
+def _linked(turns: Iterable[TokenTurn]) -> list[SampledCall]:
+    """The turns as calls, each extending the longest earlier one that it can."""
+    calls: list[SampledCall] = []
+    for number, turn in enumerate(turns):
+        check_turn(turn, f"turn {number}")
+        calls.append(SampledCall.after(longest_extended(calls, turn.prompt_ids), turn))
+    return calls
+
+
+def _last_sampled(call: SampledCall) -> tuple[SampledCall | None, array[int]]:
+    """The last call before this one that sampled anything, and the ids between them."""
+    between, before = call.added, call.earlier
+    while before is not None and not before.completion:
+        between, before = before.added + between, before.earlier
+    return before, between
+
+
+@dataclass(slots=True)
+class _OpenSegment:
+    """A segment that later calls may still extend."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, ids: Sequence[int], logprobs: Sequence[float] | None = None, *, sampled: bool) -> None:
+        self.completion_ids += ids
+        self.mask += [int(sampled)] * len(ids)
         self.logprobs += [None] * len(ids) if logprobs is None else logprobs
-        if version is not None:
-            self.versions.append(version)
 
     def close(self) -> Segment:
         """The training row."""
         known = any(value is not None for value in self.logprobs)
         return Segment(
-            prompt_ids=self.ids[: self.prompt_length],
-            completion_ids=self.ids[self.prompt_length :],
+            prompt_ids=self.prompt_ids,
+            completion_ids=self.completion_ids,
             mask=self.mask,
             logprobs=self.logprobs if known else None,
-            policy_version=_span(self.versions),
+            policy_version=version_span(self.versions),
         )
 
 
-def _span(versions: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    if not versions:
-        return None
-    return min(low for low, _ in versions), max(high for _, high in versions)
+def version_span(versions: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """The lowest and the highest of some versions of the weights; `None` for none."""
+    return (min(low for low, _ in versions), max(high for _, high in versions)) if versions else None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import aiohttp
-
 from gymgate.config import CallableEndpoint, Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.errors import ConfigError
 from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.backends.base import Backend, BackendAnswer
 from gymgate.gateway.backends.callable import CallableBackend, PolicyCallable
 from gymgate.gateway.backends.http import HTTPBackend
+from gymgate.http_client import HTTPClient
 
 __all__ = [
     "Backend",
@@ -28,13 +27,13 @@ __all__ = [
 def make_backend(
     endpoint: Endpoint,
     *,
-    session: aiohttp.ClientSession | None = None,
+    client: HTTPClient | None = None,
     callables: Mapping[str, PolicyCallable] | None = None,
     pool: ReplicaPool | None = None,
 ) -> Backend:
     """The backend that an endpoint describes; to be closed by the caller.
 
-    `session` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name,
+    `client` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name,
     `pool` is what other backends know of the same replicas.
     Raises `ConfigError` for a key that is not set, a malformed URL or an unknown callable, `DataError` for
     recordings that cannot be read.
@@ -42,9 +41,9 @@ def make_backend(
     match endpoint:
         case HTTPEndpoint(replicas=replicas) if replicas:
             own = pool is None
-            return BalancedBackend(endpoint, pool or ReplicaPool(endpoint.base_urls, session), owns_pool=own)
+            return BalancedBackend(endpoint, pool or ReplicaPool(endpoint.base_urls, client), owns_pool=own)
         case HTTPEndpoint():
-            return HTTPBackend(endpoint, session)
+            return HTTPBackend(endpoint, client)
         case CallableEndpoint():
             return _callable_backend(endpoint, callables or {})
         case ReplayEndpoint():

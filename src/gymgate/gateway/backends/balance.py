@@ -13,15 +13,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import aiohttp
-from yarl import URL
-
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.backends.http import HTTPBackend, new_session, proxy_for
+from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.dialects.usage import usage_of
-from gymgate.retrying import LONGEST_RETRY_AFTER_S
+from gymgate.http_client import HTTPClient, HTTPFailure, Request
+from gymgate.retrying import BUSY, LONGEST_RETRY_AFTER_S
 
 FIRST_ABSENCE_S = 1.0
 LONGEST_ABSENCE_S = 30.0
@@ -68,11 +66,12 @@ class ReplicaPool:
     """Health and load of replicas, shared by every rollout that uses them; belongs to one event loop."""
 
     def __init__(
-        self, urls: Sequence[str], session: aiohttp.ClientSession | None = None, *, wait_s: float = WAIT_S
+        self, urls: Sequence[str], client: HTTPClient | None = None, *, wait_s: float = WAIT_S
     ) -> None:
         self.replicas = [Replica(url) for url in urls]
-        self._session = session
-        self._owns_session = session is None
+        self.client = client if client is not None else HTTPClient()
+        """For calls to the replicas."""
+        self._owns_client = client is None
         self._wait_s = wait_s
         self._changed = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -113,7 +112,7 @@ class ReplicaPool:
             message = f"{replica.url} hangs: it takes calls and answers nothing"
             raise PolicyError(message, endpoint=replica.url, retryable=True) from None
         except PolicyError as error:
-            if error.retryable and error.status_code not in (408, 409, 425, 429):
+            if error.retryable and error.status_code not in BUSY:
                 self.leave_out(replica, error.message)
             else:
                 self._seen(replica)
@@ -153,19 +152,12 @@ class ReplicaPool:
         }
 
     async def close(self) -> None:
-        """Stop watching; close the session, if it is the pool's own."""
+        """Stop watching; close the client, if it is the pool's own."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        if self._owns_session and self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def session(self) -> aiohttp.ClientSession:
-        """For calls to the replicas."""
-        if self._session is None:
-            self._session = new_session()
-        return self._session
+        if self._owns_client:
+            await self.client.close()
 
     def _seen(self, replica: Replica) -> None:
         if replica.failures:
@@ -217,12 +209,9 @@ class ReplicaPool:
 
     async def _answers(self, replica: Replica) -> bool:
         """Whether it answers `GET /models` at all; a refusal is an answer."""
-        url = URL(replica.url) / "models"
-        timeout = aiohttp.ClientTimeout(total=PROBE_S)
         try:
-            async with self.session().get(url, timeout=timeout, proxy=proxy_for(url)) as response:
-                await response.read()
-        except (aiohttp.ClientError, OSError):  # a timeout among them
+            await self.client.send(Request(f"{replica.url}/models", method="GET"), timeout_s=PROBE_S)
+        except (HTTPFailure, TimeoutError):
             return False
         return True
 
@@ -270,7 +259,5 @@ class BalancedBackend:
     def _backend(self, replica: Replica) -> HTTPBackend:
         if replica not in self._backends:
             alone = {"base_url": replica.url, "replicas": (), "max_retries": 0}
-            self._backends[replica] = HTTPBackend(
-                self._endpoint.model_copy(update=alone), self._pool.session()
-            )
+            self._backends[replica] = HTTPBackend(self._endpoint.model_copy(update=alone), self._pool.client)
         return self._backends[replica]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 
-import aiohttp
-from yarl import URL
-
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
-from gymgate.gateway.backends.http import new_session, proxy_for
+from gymgate.http_client import HTTPClient, HTTPFailure, Request
 
 PROBE_S = 10.0
 """For one answer."""
@@ -20,23 +16,19 @@ POLL_S = 0.5
 REMIND_S = 30.0
 
 
-async def answers(url: str, session: aiohttp.ClientSession) -> bool:
+async def answers(url: str, client: HTTPClient) -> bool:
     """Whether anything but a gateway's or a server's error comes back; a refusal (a missing key) is an answer."""
-    return await unreadiness(url, session) is None
+    return await unreadiness(url, client) is None
 
 
-async def unreadiness(url: str, session: aiohttp.ClientSession) -> str | None:
+async def unreadiness(url: str, client: HTTPClient) -> str | None:
     """Why a URL is not ready to be used, in a few words; `None` if it is."""
-    address = URL(url)
-    timeout = aiohttp.ClientTimeout(total=PROBE_S)
     try:
-        async with session.get(address, timeout=timeout, proxy=proxy_for(address)) as response:
-            await response.read()
+        response = await client.send(Request(url, method="GET"), timeout_s=PROBE_S)
     except TimeoutError:
         return f"no answer within {PROBE_S:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        number = getattr(error, "errno", None)
-        return os.strerror(number) if number else str(error) or type(error).__name__
+    except (HTTPFailure, ValueError) as error:
+        return str(error)
     return f"status {response.status}" if response.status >= 500 else None
 
 
@@ -51,8 +43,8 @@ async def wait_until_ready(
 
     Those that are missing at the deadline are named. With 0 seconds each is asked once. Raises `PolicyError` if none answers.
     """
-    async with new_session() as session:
-        missing = await _missing_at_deadline(endpoint.base_urls, within_s, session, say, every)
+    async with HTTPClient() as client:
+        missing = await _missing_at_deadline(endpoint.base_urls, within_s, client, say, every)
     if not missing or (not every and len(missing) < len(endpoint.base_urls)):
         return
     named = "; ".join(f"{url}: {reason}" for url, reason in missing.items())
@@ -69,7 +61,7 @@ async def wait_until_ready(
 async def _missing_at_deadline(
     urls: Sequence[str],
     within_s: float,
-    session: aiohttp.ClientSession,
+    client: HTTPClient,
     say: Callable[[str], None],
     every: bool,
 ) -> dict[str, str]:
@@ -77,7 +69,7 @@ async def _missing_at_deadline(
     started = last_said = time.monotonic()
     waiting = list(urls)
     while True:
-        reasons = await asyncio.gather(*(unreadiness(f"{url}/models", session) for url in waiting))
+        reasons = await asyncio.gather(*(unreadiness(f"{url}/models", client) for url in waiting))
         missing = {url: reason for url, reason in zip(waiting, reasons, strict=True) if reason is not None}
         waiting = list(missing)
         now = time.monotonic()

@@ -53,7 +53,7 @@ class Attempts:
         except GymgateError as error:
             rollout = failed_rollout(error, id="not-run", environment=environment)
         segments, shown = conversation.segments, conversation.first_prompt_ids
-        return Attempt(rollout, segments, conversation.call_count, conversation.drift, shown)
+        return Attempt(rollout, segments, conversation.call_count, conversation.prefix_misses, shown)
 
     async def close(self) -> None:
         """Give the stack back, also one that is being started. Idempotent."""

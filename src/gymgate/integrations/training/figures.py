@@ -20,7 +20,7 @@ class Attempt:
     segments: list[Segment]
     turns: int
     """Model calls."""
-    drift: int
+    prefix_misses: int
     """Those, after the first, whose prompt extends no earlier call's exact ids."""
     shown_ids: list[int]
     """The prompt, for a rollout in which the policy sampled nothing."""
@@ -37,7 +37,7 @@ def metrics(attempt: Attempt, row: Segment | None = None) -> dict[str, float]:
     values = {
         "turns": float(attempt.turns),
         "segments": float(len(attempt.segments)),
-        "drift": float(attempt.drift),
+        "prefix_misses": float(attempt.prefix_misses),
         "truncated": float(rollout.status == "truncated"),
         "unscored": float(result.reason == "unscored"),
         "masked": float(result.reason == "masked"),

@@ -8,12 +8,16 @@ from typing import Any, Literal
 from gymgate.integrations.training.figures import Attempt, metrics
 from gymgate.rollout import Segment, outcome_of
 
-Fold = Literal["longest", "last"]
+SegmentChoice = Literal["longest", "last"]
 """Which segment of a rollout with several stands for it: the one with most sampled ids, or the last."""
 
 
 def to_batch(
-    attempts: Sequence[Attempt], *, filler_id: int, fold: Fold = "longest", score_truncated: bool = False
+    attempts: Sequence[Attempt],
+    *,
+    filler_id: int,
+    segment_choice: SegmentChoice = "longest",
+    score_truncated: bool = False,
 ) -> dict[str, Any]:
     """Lists with one element per prompt, in order.
 
@@ -23,7 +27,7 @@ def to_batch(
     """
     scores = [outcome_of(attempt.rollout, score_truncated=score_truncated).taught for attempt in attempts]
     rows = [
-        _row(attempt, filler_id, fold, scored=reward is not None)
+        _row(attempt, filler_id, segment_choice, scored=reward is not None)
         for attempt, reward in zip(attempts, scores, strict=True)
     ]
     return {
@@ -36,9 +40,9 @@ def to_batch(
     }
 
 
-def _row(attempt: Attempt, filler_id: int, fold: Fold, *, scored: bool) -> Segment:
+def _row(attempt: Attempt, filler_id: int, segment_choice: SegmentChoice, *, scored: bool) -> Segment:
     if not attempt.segments:
         return Segment(prompt_ids=attempt.shown_ids or [filler_id], completion_ids=[filler_id], mask=[0])
     longest = max(attempt.segments, key=lambda candidate: sum(candidate.mask))
-    segment = attempt.segments[-1] if fold == "last" else longest
+    segment = attempt.segments[-1] if segment_choice == "last" else longest
     return segment if scored else segment.model_copy(update={"mask": [0] * len(segment.mask)})

@@ -14,9 +14,8 @@ import orjson
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.conversation import Renderer
+from gymgate.tokens.conversation import Renderer, make_renderer
 from gymgate.tokens.engines import VLLMCompletionsEngine
-from gymgate.tokens.rendering import make_renderer
 from gymgate.tokens.sampling import NAMES
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, Stac
 from gymgate.integrations.training.attempts import Attempts
 from gymgate.integrations.training.figures import Attempt
 from gymgate.integrations.training.sources import Source, blended
-from gymgate.integrations.trl.batch import Fold, to_batch
+from gymgate.integrations.trl.batch import SegmentChoice, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset
 from gymgate.integrations.trl.failures import FailureWatch
 from gymgate.integrations.trl.policy import (
@@ -67,7 +67,7 @@ class NeMoGymSpec:
         limits: RolloutLimits | Mapping[str, Any] | None = None,
         runtime: RuntimeConfig | Mapping[str, Any] | None = None,
         stack: Mapping[str, Any] | None = None,
-        fold: Fold = "longest",
+        segment_choice: SegmentChoice = "longest",
         score_truncated: bool = False,
     ) -> None:
         self.weights = weights_of(environments)
@@ -78,7 +78,7 @@ class NeMoGymSpec:
         self.engine = engine
         self.renderer = renderer
         self.limits = RolloutLimits.model_validate(limits or {"timeout_s": 1800})
-        self.fold: Fold = fold
+        self.segment_choice: SegmentChoice = segment_choice
         self.score_truncated = score_truncated
         described = {
             "environments": tuple(EnvironmentConfig(name=name) for name in self.weights),
@@ -118,7 +118,7 @@ class NeMoGymSpec:
         return to_batch(
             attempts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
-            fold=self.fold,
+            segment_choice=self.segment_choice,
             score_truncated=self.score_truncated or not trainer.model.training,
         )
 

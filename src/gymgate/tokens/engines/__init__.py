@@ -1,7 +1,6 @@
 """What samples token ids: an inference server, a trainer's servers, a model in this process, a function."""
 
-from gymgate.tokens.engines.base import Engine, Sample
-from gymgate.tokens.engines.function import CallableEngine
+from gymgate.tokens.engines.base import CallableEngine, Engine, Sample
 from gymgate.tokens.engines.http import SGLangEngine, VLLMCompletionsEngine, VLLMGenerateEngine
 from gymgate.tokens.engines.huggingface import HuggingFaceEngine
 from gymgate.tokens.engines.verl import ServerManagerEngine

@@ -1,12 +1,31 @@
-"""What every engine offers: token ids in, token ids and logprobs out."""
+"""What every engine offers, token ids in and token ids with logprobs out; and a Python function as an engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
+
+from gymgate.errors import GymgateError, PolicyError, TokenDataError
+from gymgate.tokens.segments import TokenTurn, check_turn
 
 FinishReason = Literal["stop", "length", "abort"]
+
+NEUTRAL: Final[Mapping[str, Any]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "min_tokens": 0,
+    "logit_bias": None,
+    "seed": None,
+}
+"""Parameters that shape what is drawn, each with the value that leaves the model's distribution unchanged. One seed for all
+rollouts of a row would make them all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +54,34 @@ class Engine(Protocol):
         Raises `PolicyError` if the engine fails and `TokenDataError` if its answer does not fit together.
         """
         ...
+
+
+Function = Callable[[list[int], dict[str, Any]], Sample | Awaitable[Sample]]
+
+
+class CallableEngine:
+    """Samples with `function(prompt_ids, sampling)`, which returns a `Sample` or an awaitable of one.
+
+    A function that is not async runs on the event loop: one that takes long should be async.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`."""
+        try:
+            made = self.function(list(prompt_ids), dict(sampling))
+            sample = await made if inspect.isawaitable(made) else made
+        except GymgateError:
+            raise
+        except Exception as error:
+            raise PolicyError(
+                f"the policy function failed: {type(error).__name__}: {error}", retryable=False
+            ) from error
+        if not isinstance(sample, Sample):
+            raise TokenDataError(f"the policy function returned {type(sample).__name__}, not a Sample")
+        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), "policy function")
+        return sample

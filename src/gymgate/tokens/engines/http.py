@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
 
 from gymgate.errors import PolicyError, TokenDataError
-from gymgate.retrying import Retryable, is_retried, retry_after_s
+from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
+from gymgate.retrying import Retryable, is_retried, retry_after_s, with_retries
 from gymgate.tokens.engines.base import FinishReason, Sample
 from gymgate.tokens.segments import TokenTurn, check_turn
 
@@ -37,20 +36,22 @@ class HTTPEngine:
         timeout_s: float = 3600.0,
     ) -> None:
         root = base_url.rstrip("/").removesuffix("/v1")
-        if urlsplit(root).scheme not in ("http", "https"):
-            raise PolicyError(f"engine address {base_url!r} is not an http(s) URL", endpoint=base_url)
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        try:
+            self._request = Request(root + self.path, headers)
+        except ValueError as error:
+            raise PolicyError(f"engine address {base_url!r}: {error}", endpoint=base_url) from error
         self.url = root + self.path
         self.model = model
         self.timeout_s = timeout_s
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
+        self._clients: dict[asyncio.AbstractEventLoop, HTTPClient] = {}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
         body = self.request(list(prompt_ids), dict(sampling), session)
-        answer = await self._post(body, {"X-Session-ID": session})
+        answer = await self._post(body, session)
         try:
             sample = self.sample(answer)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
@@ -68,40 +69,32 @@ class HTTPEngine:
         """What the body that came back says."""
         raise NotImplementedError
 
-    async def _post(self, body: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
-        payload, headers = orjson.dumps(body), {**self._headers, **headers}
-        retries = 0
-        while True:
-            try:
-                return await self._attempt(payload, headers)
-            except Retryable as failure:  # nothing of a lost answer was seen, so sampling again is as good
-                if retries == MAX_RETRIES:
-                    raise failure.error(retries) from failure.__cause__
-                retries += 1
-                await asyncio.sleep(failure.delay_s(retries))
+    async def _post(self, body: dict[str, Any], session: str) -> dict[str, Any]:
+        payload, headers = orjson.dumps(body), header_lines({"X-Session-ID": session})
 
-    async def _attempt(self, payload: bytes, headers: Mapping[str, str]) -> dict[str, Any]:
-        timeout = aiohttp.ClientTimeout(total=self.timeout_s)
+        async def attempt(retries: int) -> dict[str, Any]:
+            return await self._attempt(payload, headers)
+
+        return (await with_retries(attempt, MAX_RETRIES))[0]
+
+    async def _attempt(self, payload: bytes, headers: bytes) -> dict[str, Any]:
         try:
-            async with self._session().post(
-                self.url, data=payload, headers=headers, timeout=timeout
-            ) as response:
-                content = await response.read()
+            response = await self._client().send(
+                self._request, payload, headers=headers, timeout_s=self.timeout_s
+            )
         except TimeoutError as error:
             raise PolicyError(f"{self.url}: no answer in {self.timeout_s:g} s", endpoint=self.url) from error
-        except (aiohttp.ClientError, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise Retryable(
-                PolicyError(f"cannot reach {self.url}: {reason}", endpoint=self.url, retryable=True)
-            ) from error
+        except HTTPFailure as error:  # nothing of a lost answer was seen, so sampling again is as good
+            failure = PolicyError(f"cannot reach {self.url}: {error}", endpoint=self.url, retryable=True)
+            raise Retryable(failure) from error
         if response.status != 200:
-            raise self._refused(response, content)
-        return self._parsed(content)
+            raise self._refused(response)
+        return self._parsed(response.body)
 
-    def _refused(self, response: aiohttp.ClientResponse, content: bytes) -> Exception:
+    def _refused(self, response: Response) -> Exception:
         status, again = response.status, is_retried(response.status)
-        message = f"{self.url} answered {status}: {content[:200].decode(errors='replace')}"
-        waits = retry_after_s(response) if again else None
+        message = f"{self.url} answered {status}: {response.body[:200].decode(errors='replace')}"
+        waits = retry_after_s(response.headers) if again else None
         error = PolicyError(
             message, endpoint=self.url, status_code=status, retryable=again, retry_after_s=waits
         )
@@ -125,30 +118,15 @@ class HTTPEngine:
                     f"{self.url}: position {position} holds id {token}, but its logprob is of {name}"
                 )
 
-    def _session(self) -> aiohttp.ClientSession:
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None or session.closed:
-            self._forget_closed_loops()
-            # Engines behind uvicorn close an idle connection after 5 s; reusing one for less avoids the race.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
-            session = aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                headers={"Content-Type": "application/json"},
-            )
-            self._sessions[loop] = session
-        return session
-
-    def _forget_closed_loops(self) -> None:
-        """A loop that ended without `close` took its connections along; they cannot be closed without it."""
-        for loop in [loop for loop in self._sessions if loop.is_closed()]:
-            self._sessions.pop(loop).detach()
+    def _client(self) -> HTTPClient:
+        """This event loop's client. A loop that ended without `close` took its connections along."""
+        self._clients = {loop: client for loop, client in self._clients.items() if not loop.is_closed()}
+        return self._clients.setdefault(asyncio.get_running_loop(), HTTPClient())
 
     async def close(self) -> None:
         """Close this event loop's connections."""
-        if session := self._sessions.pop(asyncio.get_running_loop(), None):
-            await session.close()
+        if client := self._clients.pop(asyncio.get_running_loop(), None):
+            await client.close()
 
 
 class VLLMGenerateEngine(HTTPEngine):

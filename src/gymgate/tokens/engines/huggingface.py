@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gymgate.errors import MissingExtraError, PolicyError
-from gymgate.tokens.engines.base import Sample
-from gymgate.tokens.sampling import NEUTRAL
+from gymgate.tokens.engines.base import NEUTRAL, Sample
 
 if TYPE_CHECKING:
     import torch

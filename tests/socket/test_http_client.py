@@ -1,0 +1,305 @@
+"""The HTTP client against servers that say what a test wants, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gymgate import http_client
+from gymgate.http_client import (
+    DroppedError,
+    HTTPClient,
+    Request,
+    Response,
+    UnreachableError,
+    UnusableBodyError,
+    header_lines,
+)
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Answer = Callable[[bytes, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Server:
+    """Answers each request with the next of `answers`; `b""` closes the connection, `None` says nothing."""
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self.answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.closed = asyncio.Event()
+        """A client closed its connection."""
+        self.url = ""
+        self.tasks: set[asyncio.Task[None] | None] = set()
+        self.got_request = asyncio.Event()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.tasks.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = next(
+                    (
+                        int(line[15:])
+                        for line in head.split(b"\r\n")
+                        if line.lower().startswith(b"content-length:")
+                    ),
+                    0,
+                )
+                self.requests.append(head + await reader.readexactly(length))
+                self.got_request.set()
+                answer = self.answers.pop(0)
+                if answer is not None:
+                    writer.write(answer)
+                if answer == b"" or (answer is not None and b"close" in answer):
+                    return
+        except asyncio.CancelledError:
+            pass  # the test has ended
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.closed.set()
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving(*answers: bytes | None, tls: ssl.SSLContext | None = None) -> AsyncIterator[Server]:
+    server = Server(*answers)
+    listener = await asyncio.start_server(server.serve, "127.0.0.1", 0, ssl=tls)
+    port = listener.sockets[0].getsockname()[1]
+    server.url = f"http{'s' if tls else ''}://127.0.0.1:{port}"
+    try:
+        yield server
+    finally:
+        listener.close()
+        for task in server.tasks:
+            if task is not None and not task.done():
+                task.cancel()
+        await asyncio.gather(*filter(None, server.tasks), return_exceptions=True)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[HTTPClient]:
+    async with HTTPClient() as made:
+        yield made
+
+
+async def ask(client: HTTPClient, server: Server, timeout_s: float | None = 5.0) -> Response:
+    return await client.send(Request(f"{server.url}/v1/x"), b"{}", timeout_s=timeout_s)
+
+
+async def test_a_connection_is_used_again(client: HTTPClient) -> None:
+    async with serving(OK, OK) as server:
+        assert (await ask(client, server)).body == b"ok"
+        assert (await ask(client, server)).status == 200
+        assert server.connections == 1
+        lines = server.requests[0].decode().split("\r\n")
+        assert lines[0] == "POST /v1/x HTTP/1.1"
+        assert f"Host: {server.url.removeprefix('http://')}" in lines
+        assert {"Content-Type: application/json", "Accept-Encoding: identity"} <= set(lines)
+
+
+async def test_a_connection_that_was_idle_for_too_long_is_closed() -> None:
+    async with serving(OK, OK) as server, HTTPClient(keepalive_s=0.02) as client:
+        await ask(client, server)
+        async with asyncio.timeout(5):
+            await server.closed.wait()
+        await ask(client, server)
+        assert server.connections == 2
+
+
+FRAMINGS = {
+    "chunked": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\nX-Trailer: 1\r\n\r\n",
+    "until the end": b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nok",
+    "after a hint": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + OK,
+    "with more than was asked for": OK + OK,
+    "old": b"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok",
+}
+
+
+@pytest.mark.parametrize("framing", FRAMINGS)
+async def test_answers_in_every_framing(framing: str, client: HTTPClient) -> None:
+    async with serving(FRAMINGS[framing], OK) as server:
+        assert (await ask(client, server))[::2] == (200, b"ok")
+        assert (await ask(client, server))[::2] == (200, b"ok")
+        assert server.connections == (1 if framing in ("chunked", "after a hint") else 2)
+
+
+async def test_what_comes_unasked_answers_nobody(client: HTTPClient) -> None:
+    """An answer that a server sends ahead must not be taken for that to a later request."""
+    async with serving(OK, OK) as server:
+        request = Request(server.url)
+        await client.send(request, timeout_s=5)
+        [connection] = client._open
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong")
+        assert (await client.send(request, timeout_s=5)).body == b"ok"
+        assert server.connections == 2
+
+
+BROKEN = {
+    "cut": (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\nok",
+        "before the whole answer",
+    ),
+    "nothing": (b"", "before the whole answer"),
+    "not HTTP": (b"220 mail.example ESMTP close\r\n", "not HTTP"),
+    "endless header": (b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000, "bytes of headers"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+async def test_a_broken_answer_is_none(case: str, client: HTTPClient) -> None:
+    answer, message = BROKEN[case]
+    async with serving(answer) as server:
+        with pytest.raises(DroppedError, match=message):
+            await ask(client, server)
+
+
+@pytest.mark.parametrize(
+    "head", [b"Content-Length: 200", b"Transfer-Encoding: chunked\r\n\r\nc8", b"Connection: close"]
+)
+async def test_a_body_has_a_bound(head: bytes, client: HTTPClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "MAX_BODY", 100)
+    separator = b"\r\n" if b"chunked" in head else b"\r\n\r\n"
+    async with serving(b"HTTP/1.1 200 OK\r\n" + head + separator + b"x" * 200) as server:
+        with pytest.raises(UnusableBodyError, match="more than 100 bytes"):
+            await ask(client, server)
+
+
+async def test_silence_times_out_and_closes_the_connection(client: HTTPClient) -> None:
+    async with serving(None) as server:
+        with pytest.raises(TimeoutError):
+            await ask(client, server, timeout_s=0.05)
+        async with asyncio.timeout(5):
+            await server.closed.wait()
+
+
+async def test_a_cancelled_request_closes_its_connection(client: HTTPClient) -> None:
+    async with serving(None) as server:
+        asking = asyncio.create_task(ask(client, server))
+        async with asyncio.timeout(5):
+            await server.got_request.wait()
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            await server.closed.wait()
+
+
+async def test_nobody_listens(client: HTTPClient) -> None:
+    async with serving() as server:
+        pass
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        await ask(client, server)
+
+
+@pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X\r\nY": "b"}, {"X": "\0"}, {"a b": "c"}])
+def test_headers_cannot_break_a_request(headers: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="no HTTP header may hold"):
+        Request("http://h/", headers)
+
+
+def test_given_headers_win() -> None:
+    head = Request("http://user:word@h:81/a?b=c", {"user-agent": "mine"}).head
+    assert head.startswith(b"POST /a?b=c HTTP/1.1\r\n")
+    assert b"Host: h:81\r\n" in head
+    assert b"mine" in head
+    assert b"gymgate" not in head
+    assert b"Authorization: Basic dXNlcjp3b3Jk\r\n" in head
+    assert header_lines({"X": "ü"}) == "X: ü\r\n".encode()
+
+
+async def test_a_plain_proxy_is_asked_for_the_whole_url(
+    client: HTTPClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(OK) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:secret@"))
+        assert (await client.send(Request("http://models.example/v1/x"), timeout_s=5)).body == b"ok"
+        assert proxy.requests[0].startswith(
+            b"POST http://models.example/v1/x HTTP/1.1\r\nHost: models.example\r\n"
+        )
+        assert b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n" in proxy.requests[0]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate and its key, for 127.0.0.1 and models.example."""
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    names = "subjectAltName=IP:127.0.0.1,DNS:models.example"
+    making = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-addext", names]
+    subprocess.run(
+        [*making, "-keyout", path, "-out", f"{path}.crt", "-days", "2"], check=True, capture_output=True
+    )
+    with path.open("a") as file:
+        file.write(Path(f"{path}.crt").read_text())
+    return path
+
+
+@pytest.fixture
+def tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """What a server needs whom the client trusts."""
+    trusting = ssl.create_default_context(cafile=str(certificate))
+    monkeypatch.setattr(http_client, "_tls", lambda: trusting)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context
+
+
+async def test_tls(client: HTTPClient, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(OK, OK, tls=tls) as server:
+        assert (await ask(client, server)).body == b"ok"
+        assert (await ask(client, server)).body == b"ok"
+        assert server.connections == 1
+        monkeypatch.setattr(http_client, "_tls", ssl.create_default_context)
+        with pytest.raises(UnreachableError, match="certificate") as caught:
+            await HTTPClient().send(Request(server.url), timeout_s=5)
+        assert not caught.value.retryable
+
+
+async def test_a_tunnel_through_a_proxy(
+    client: HTTPClient, tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bytes] = []
+
+    async with serving(OK, OK, tls=tls) as server:
+
+        async def proxy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.append(await reader.readuntil(b"\r\n\r\n"))
+            port = int(server.url.rpartition(":")[2])
+            there_reader, there = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            await asyncio.gather(copy(reader, there), copy(there_reader, writer))
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            try:
+                while data := await source.read(65536):
+                    target.write(data)
+            except ConnectionError:
+                pass
+            finally:
+                target.close()
+
+        listener = await asyncio.start_server(proxy, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        monkeypatch.setenv("https_proxy", f"http://me:secret@127.0.0.1:{port}")
+        request = Request("https://models.example/v1/x")
+        for _ in range(2):
+            assert (await client.send(request, timeout_s=5)).body == b"ok"
+        assert len(asked) == 1
+        assert asked[0].startswith(b"CONNECT models.example:443 HTTP/1.1\r\nHost: models.example:443\r\n")
+        assert b"Proxy-Authorization: Basic bWU6c2VjcmV0\r\n" in asked[0]
+        assert server.requests[0].startswith(b"POST /v1/x HTTP/1.1\r\nHost: models.example\r\n")
+        await client.close()
+        listener.close()
+
+
+async def test_a_proxy_that_refuses(client: HTTPClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(b"HTTP/1.1 407 No\r\nContent-Length: 0\r\n\r\n") as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        with pytest.raises(UnreachableError, match="status 407"):
+            await client.send(Request("https://models.example/"), timeout_s=5)
