@@ -156,8 +156,7 @@ async def test_a_lost_connection_and_a_busy_server_are_tried_again(server: Serve
 async def test_idle_connections_are_given_up_before_uvicorn_closes_them() -> None:
     """It does after 5 s; a request on a connection that is being closed is lost."""
     engine = VLLMGenerateEngine("http://127.0.0.1:9")
-    connector: Any = engine._session().connector
-    assert connector._keepalive_timeout < 5
+    assert engine._client()._keepalive_s < 5
     await engine.close()
 
 
