@@ -68,7 +68,8 @@ class HTTPBackend:
                 headers["x-stainless-retry-count"] = str(retries)
             return await self._attempt(payload, header_lines(headers))
 
-        answer, answer.retries = await with_retries(attempt, self._endpoint.max_retries)
+        answer, retries = await with_retries(attempt, self._endpoint.max_retries)
+        answer.retries = retries
         return answer
 
     async def close(self) -> None:
