@@ -191,7 +191,7 @@ async def test_an_engine_serves_several_event_loops(server: Server) -> None:
     await asyncio.to_thread(asyncio.run, engine.generate([1], {}, session="not closed"))
     samples = [await asyncio.to_thread(asyncio.run, ask(engine)) for _ in range(2)]
     assert [sample.token_ids for sample in [*samples, await ask(engine)]] == [[5]] * 3
-    assert not engine._sessions
+    assert not engine._clients
     gc.collect()
 
 
