@@ -180,7 +180,7 @@ def test_a_killed_stack_is_started_again(tmp_path: Path) -> None:
         os.kill(_daemon_of(process.pid), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert "; starting it again" in said
+    assert "; restarting it" in said
     found = identities(tmp_path / "run")
     assert len(found) == 500
     assert set(found.values()) == {1}
@@ -238,7 +238,7 @@ def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
         os.kill(int(next(notes.glob("*.json")).stem), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert "ended with signal SIGKILL; starting it again" in said
+    assert "ended with signal SIGKILL; restarting it" in said
     found = identities(tmp_path / "run")
     assert len(found) == 200
     assert set(found.values()) == {1}

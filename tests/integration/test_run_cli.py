@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gymgate.api import load_catalog
-from gymgate.cli.serve import start_replay_server
+from gymgate.cli.serve import ReplayServer
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
@@ -86,7 +86,7 @@ def test_without_its_judge_a_rollout_that_calls_it_fails() -> None:
 
 
 def test_several_environments_with_an_endpoint_of_either_dialect() -> None:
-    with start_replay_server(THREE) as server:
+    with ReplayServer(THREE) as server:
         for dialect in ("chat", "responses"):
             done = run(*THREE, "-b", server.base_url, "--dialect", dialect, "--json")
             assert (done.returncode, means(done)) == (0, MEANS), done.stderr

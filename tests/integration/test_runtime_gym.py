@@ -17,7 +17,7 @@ from stack_support import SIMPLE
 from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import SetupError
 from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
-from gymgate.runtime.cache import parts
+from gymgate.runtime.cache import cache_entries
 from gymgate.stack import acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
@@ -117,12 +117,12 @@ def test_setup_uses_the_commands_that_are_there(tmp_path: Path, version: str) ->
     done = gymgate("setup", "codex_reasoning_gym", "--json", cwd=tmp_path, **variables)
     report = json.loads(done.stdout)
     assert (done.returncode, report["commands"], report["failed"]) == (0, [], [])
-    told = f"warning: {programs}/codex is not codex 0.144.4; it is used, since there is no npm"
+    told = f"warning: {programs}/codex is not codex 0.144.4; it is used because npm is not installed"
     assert (told in done.stderr.splitlines()) == (version != "0.144.4")
     (programs / "codex").unlink()
     done = gymgate("setup", "codex_reasoning_gym", "--json", cwd=tmp_path, **variables)
     needs = [need["detail"] for need in json.loads(done.stdout)["needs"]]
-    assert any("there is no npm to install @openai/codex with" in need for need in needs)
+    assert any("npm is not installed to get @openai/codex" in need for need in needs)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,6 @@ async def test_a_running_stack_keeps_its_runtime() -> None:
     async with acquire(StackConfig(environments=(SIMPLE,))) as stack:
         daemon = (await stack.status())["pid"]
         [runtime] = [
-            part for part in parts() if part.path == ensure_runtime(RuntimeConfig()).python.parents[1]
+            part for part in cache_entries() if part.path == ensure_runtime(RuntimeConfig()).python.parents[1]
         ]
         assert daemon in (runtime.users() or [])

@@ -111,7 +111,7 @@ def test_a_server_that_dies_is_started_again_and_not_for_ever(vllm: Path) -> Non
         os.kill(second, signal.SIGKILL)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "server-1 ended with signal SIGKILL; starting it again in 1 s (1 of 1)" in err
+    assert "server-1 ended with signal SIGKILL; restarting it in 1 s (1 of 1)" in err
     assert "gymgate: server-1 ended with signal SIGKILL after 1 restarts" in err
 
 
@@ -130,7 +130,7 @@ def test_a_server_that_does_not_start_is_not_tried_again(vllm: Path) -> None:
     done = said("broken", "--wait", "20")
     assert done.returncode == 1
     assert (
-        "gymgate: server-1 ended with code 1 before it answered; it said last: ValueError: no such model: broken"
+        "gymgate: server-1 ended with code 1 before it answered; its last line of output: ValueError: no such model: broken"
         in done.stderr
     )
     assert len(notes(vllm)) == 1

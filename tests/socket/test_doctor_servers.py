@@ -10,7 +10,7 @@ from aiohttp import web
 from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
-from gymgate.doctor.servers import Served, look_at_servers
+from gymgate.doctor.servers import ServedModel, check_servers
 
 MODELS = {"data": [{"id": "m", "max_model_len": 512}]}
 GOOD = {
@@ -44,8 +44,8 @@ async def server(answers: dict[str, Any]) -> AsyncIterator[str]:
 async def test_a_server_as_trl_wants_it() -> None:
     answers = {"/v1/models": MODELS, "/version": {"version": "0.29.0"}, "/server_info": GOOD}
     async with server(answers) as url:
-        checks, served = await look_at_servers([f"{url}/v1"], "trl")
-    assert served == Served("m", 512)
+        checks, served = await check_servers([f"{url}/v1"], "trl")
+    assert served == ServedModel("m", 512)
     assert [check.ok for check in checks] == [True] * 4
 
 
@@ -53,8 +53,8 @@ async def test_each_fault_has_its_fix() -> None:
     bad = {"vllm_config": {"model_config": {"logprobs_mode": "raw_logprobs"}, "weight_transfer_config": None}}
     answers = {"/v1/models": MODELS, "/version": {"version": "0.17.0"}, "/server_info": bad}
     async with server(answers) as url, server({"/v1/models": MODELS}) as plain:
-        checks, _ = await look_at_servers([url], "trl")
-        without, _ = await look_at_servers([plain], "trl")
+        checks, _ = await check_servers([url], "trl")
+        without, _ = await check_servers([plain], "trl")
     told = " ".join(check.detail for check in checks if check.ok is False)
     for fix in (
         "pip install 'vllm>=0.22,<0.32'",
@@ -73,13 +73,13 @@ async def test_replicas_must_be_there_and_alike() -> None:
         server({"/v1/models": other}) as two,
         server({}) as none,
     ):
-        alike, served = await look_at_servers([one, one], "tokens")
-        assert served == Served("m", 512)
+        alike, served = await check_servers([one, one], "tokens")
+        assert served == ServedModel("m", 512)
         assert not any(check.ok is False for check in alike)
-        differ, served = await look_at_servers([one, two], "tokens")
+        differ, served = await check_servers([one, two], "tokens")
         assert served is None
         assert f"{two}: other (512)" in differ[-1].detail
-        gone, served = await look_at_servers([one, "http://127.0.0.1:9", none, "nonsense"], "tokens")
+        gone, served = await check_servers([one, "http://127.0.0.1:9", none, "nonsense"], "tokens")
     assert served is None
     failed = [check.detail for check in gone if check.ok is False]
     assert len(failed) == 3

@@ -15,7 +15,7 @@ import pytest
 
 from gymgate.errors import SetupError
 from gymgate.runtime.interpreters import probe
-from gymgate.runtime.venv import MARKER, build_once, facts_of
+from gymgate.runtime.venv import MARKER, build_once, read_installed
 
 BUILD = """
 import json, os, sys, time
@@ -110,7 +110,7 @@ def test_an_ended_build_does_not_count(tmp_path: Path, how: signal.Signals) -> N
     with making(tmp_path, "hang") as process:
         process.send_signal(how)
         process.wait(timeout=20)
-    assert facts_of(tmp_path / "tiny") is None
+    assert read_installed(tmp_path / "tiny") is None
     if how == signal.SIGINT:
         assert not list(tmp_path.glob("tiny*"))
     succeeds(start(tmp_path), tmp_path)
@@ -135,7 +135,7 @@ def test_a_vanished_interpreter_means_a_new_build(tmp_path: Path) -> None:
     python = tmp_path / "tiny" / "bin" / "python"
     python.unlink()
     python.symlink_to(tmp_path / "gone")
-    assert facts_of(tmp_path / "tiny") is None
+    assert read_installed(tmp_path / "tiny") is None
     succeeds(start(tmp_path), tmp_path)
 
 
@@ -145,16 +145,16 @@ def test_another_minor_version_in_its_place_means_a_new_build(tmp_path: Path) ->
     noted = json.loads(marker.read_text())
     noted["interpreter"]["stamp"] = [0, 0]
     marker.write_text(json.dumps(noted))
-    assert facts_of(tmp_path / "tiny") is not None
+    assert read_installed(tmp_path / "tiny") is not None
     marker.write_text(json.dumps({**noted, "python": "3.1.4"}))
-    assert facts_of(tmp_path / "tiny") is None
+    assert read_installed(tmp_path / "tiny") is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"site": 1}'])
 def test_a_damaged_marker_does_not_count(tmp_path: Path, content: str) -> None:
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / MARKER).write_text(content)
-    assert facts_of(tmp_path / "tiny") is None
+    assert read_installed(tmp_path / "tiny") is None
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import aiohttp
 import openai
 import pytest
 
-from gymgate.cli.serve import ReplayServer, start_replay_server
+from gymgate.cli.serve import ReplayServer
 from gymgate.errors import ConfigError, StackStartError
 from gymgate.gateway.keyless import serve_replay
 
@@ -63,7 +63,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(recorded: Path) -> Iterator[ReplayServer]:
-    with start_replay_server(files=[recorded]) as running:
+    with ReplayServer(files=[recorded]) as running:
         yield running
 
 
@@ -145,7 +145,8 @@ def test_signals_end_it_cleanly(recorded: Path, number: signal.Signals) -> None:
 
 
 def test_close_is_prompt_and_idempotent(recorded: Path) -> None:
-    server = start_replay_server(files=[recorded])
+    server = ReplayServer(files=[recorded])
+    assert server.base_url
     server.close()
     server.close()
     with pytest.raises(ProcessLookupError):
@@ -154,8 +155,8 @@ def test_close_is_prompt_and_idempotent(recorded: Path) -> None:
 
 def test_it_does_not_outlive_a_killed_parent(recorded: Path) -> None:
     program = (
-        "import sys; from gymgate.cli.serve import start_replay_server as start\n"
-        "server = start(files=sys.argv[1:]); print(server.pid, flush=True); sys.stdin.read()"
+        "import sys; from gymgate.cli.serve import ReplayServer\n"
+        "server = ReplayServer(files=sys.argv[1:]); assert server.base_url; print(server.pid, flush=True); sys.stdin.read()"
     )
     argv = [sys.executable, "-c", program, str(recorded)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -174,13 +175,13 @@ def test_a_taken_port_is_one_line(recorded: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"^port {port} is taken on 127.0.0.1; choose another"):
-            start_replay_server(files=[recorded], port=port)
+            _ = ReplayServer(files=[recorded], port=port).base_url
 
 
 def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("<PLACEHOLDER ROW>\n")
     with pytest.raises((ConfigError, StackStartError), match=r"^[^\n]*bad.jsonl:1 is not JSON[^\n]*$"):
-        start_replay_server(files=[tmp_path / "bad.jsonl"])
+        _ = ReplayServer(files=[tmp_path / "bad.jsonl"]).base_url
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,6 @@ def test_servers_on_the_nodes_of_a_job() -> None:
         *("env", "CUDA_VISIBLE_DEVICES=1"),
         *("vllm", "serve", "a model", "--host", "0.0.0.0", "--port", "8001", "--dtype", "auto"),
     )
-    assert servers[0].port == 0
 
 
 @pytest.mark.parametrize(
@@ -75,12 +74,12 @@ def test_servers_on_the_nodes_of_a_job() -> None:
         ({}, "name a MODEL"),
         ({"model": "m", "command": "x {port}"}, "give one of them"),
         ({"command": "x"}, r"write \{port\} where"),
-        ({"command": "x {port}", "data_parallel": 2}, "--data-parallel: for vLLM only"),
+        ({"command": "x {port}", "data_parallel": 2}, "--data-parallel: only for vLLM"),
         (
             {"command": "x {port}", "tensor_parallel": 2, "arguments": ("-q",)},
             "--tensor-parallel and arguments after",
         ),
-        ({"model": "m", "data_parallel": 4, "replicas": 2}, "two ways to the same"),
+        ({"model": "m", "data_parallel": 4, "replicas": 2}, "do the same"),
         ({"model": "m", "arguments": ("--port=1",)}, "use gymgate's own --port"),
         ({"model": "m", "arguments": ("-dp", "2")}, "use gymgate's own --data-parallel"),
         ({"model": "m", "srun": ("x",)}, "add --slurm-nodes"),
@@ -94,9 +93,9 @@ def test_what_does_not_belong_together(fields: dict[str, Any], reason: str) -> N
 @pytest.mark.parametrize(
     ("fields", "gpus", "reason"),
     [
-        ({"replicas": 3, "tensor_parallel": 2}, "0123", "3 servers of 2 GPUs need 6, and here are 4"),
-        ({"data_parallel": 8}, "01", "1 server of 8 GPUs need 8, and here are 2"),
-        ({"replicas": 2}, "", "no GPUs found to divide"),
+        ({"replicas": 3, "tensor_parallel": 2}, "0123", "3 servers of 2 GPUs need 6, but there are only 4"),
+        ({"data_parallel": 8}, "01", "1 server of 8 GPUs need 8, but there are only 2"),
+        ({"replicas": 2}, "", "found no GPUs to divide"),
     ],
 )
 def test_gpus_that_do_not_do(fields: dict[str, Any], gpus: Sequence[str], reason: str) -> None:
@@ -129,11 +128,11 @@ def test_a_sandbox_needs_a_url() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("m", "--sandbox", "x"), "belong together"),
-        (("--sandbox", "x", "--sandbox-url", "http://h/"), "alone has nobody to serve"),
+        (("m", "--sandbox", "x"), "--sandbox and --sandbox-url together"),
+        (("--sandbox", "x", "--sandbox-url", "http://h/"), "alone serves no policy"),
         (
             ("--sandbox", "x", "--sandbox-url", "http://h/", "--run", "y", "--replicas", "2", "--port", "1"),
-            "--replicas and --port: there is no policy server for it",
+            "--replicas and --port: there is no policy server to use it",
         ),
         (
             ("m", "--logs", "/proc/none/logs"),

@@ -204,13 +204,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     nowhere = CliRunner().invoke(command, [*arguments, "--", *COLLECT])
     assert isinstance(nowhere.exception, GymgateError)
-    assert "there is no sbatch on this machine" in str(nowhere.exception)
+    assert "sbatch is not installed on this machine" in str(nowhere.exception)
 
 
 @pytest.mark.parametrize(
     ("sbatch", "says"),
     [
-        ("exec sleep 60", "sbatch did not answer in 0.5 s"),
+        ("exec sleep 60", "sbatch did not answer within 0.5 s"),
         ("echo no such account >&2; exit 1", "sbatch refused: no such"),
     ],
 )

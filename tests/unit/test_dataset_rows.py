@@ -105,7 +105,7 @@ def test_rows_by_name_and_by_path(
 def test_raw_rows_are_an_error_when_reached(environment: Environment) -> None:
     rows = open_rows("raw", environment=environment)
     with pytest.raises(
-        DataError, match=r"raw\.jsonl:1: .*a prompt must be put to first: `gymgate data prepare"
+        DataError, match=r"raw\.jsonl:1: .*to which a prompt must be added first: `gymgate data prepare"
     ):
         next(iter(rows))
 

@@ -1,11 +1,11 @@
-"""The doctor's pure parts: drift of ids that are tokenised again, and the matrix of versions."""
+"""The doctor's pure parts: ids that are tokenised again, and the matrix of versions."""
 
 from __future__ import annotations
 
 import pytest
 
-from gymgate.doctor.compare import first_difference, retokenised
-from gymgate.doctor.versions import NEEDED, Range, version_checks
+from gymgate.doctor.compare import first_difference, retokenise
+from gymgate.doctor.versions import NEEDED, check_versions, meets
 from gymgate.tokens import TokenTurn
 
 TEXTS = {1: "a", 2: "b", 3: "ab"}
@@ -26,13 +26,13 @@ def encode(text: str) -> list[int]:
 
 def test_ids_that_another_tokenisation_would_give_are_counted() -> None:
     """Call 1 samples [3 1], which comes back; call 2 samples [1 1 2], of which "ab" becomes one id."""
-    drift = retokenised([TokenTurn([9], [3, 1]), TokenTurn([9], [1, 1, 2])], decode, encode)
+    drift = retokenise([TokenTurn([9], [3, 1]), TokenTurn([9], [1, 1, 2])], decode, encode)
     assert (drift.sampled, drift.differing) == (5, 2)
     assert drift.example == "call 2, from id 1 on: [1, 2] become [3]"
 
 
 def test_no_drift_has_no_example() -> None:
-    assert retokenised([TokenTurn([9], [3, 3])], decode, encode) == (2, 0, "")
+    assert retokenise([TokenTurn([9], [3, 3])], decode, encode) == (2, 0, "")
 
 
 @pytest.mark.parametrize(
@@ -51,17 +51,16 @@ def test_the_first_difference(one: list[int], other: list[int], at: int | None) 
         ("1.17.0rc1", True),
         ("2.0", False),
         ("1.20+cu1", True),
+        ("nightly", False),
     ],
 )
 def test_versions_in_a_range(version: str, holds: bool) -> None:
-    assert Range("trl", "1.16", "2").holds(version) is holds
+    assert meets(version, "trl>=1.16,<2") is holds
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        NEEDED, "trl", (Range("no-such-package"), Range("pytest", "999"), Range("click", "8"))
-    )
-    missing, old, fits = version_checks("trl")
+    monkeypatch.setitem(NEEDED, "trl", ("no-such-package", "pytest>=999", "click>=8"))
+    missing, old, fits = check_versions("trl")
     assert (missing.ok, missing.detail) == (False, "not installed; pip install torch 'gymgate[nemogym,trl]'")
     assert old.ok is False
     assert old.detail.endswith("does not fit; pip install 'pytest>=999'")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.cache import age_text, size_text
 from gymgate.runtime import held
-from gymgate.runtime.cache import Part, clean, gym_cache, measure, parts
+from gymgate.runtime.cache import CacheEntry, cache_entries, clean, gym_cache, measure
 from gymgate.runtime.venv import MARKER
 
 DAY = 86400.0
@@ -58,7 +58,7 @@ def used(file: Path) -> Iterator[None]:
         yield
 
 
-def names(found: list[Part]) -> dict[str, str]:
+def names(found: list[CacheEntry]) -> dict[str, str]:
     return {part.path.name: part.kind for part in found}
 
 
@@ -69,7 +69,7 @@ def test_what_lies_in_the_cache(cache: Path) -> None:
     written(cache / "npm" / "codex-1" / MARKER, '{"package": "@openai/codex@1"}')
     for name in ("gym/hub/a", "data/nemo-gym-0.7.0/b", "rows/c.index", "catalog/d.json", "run/e", "odd"):
         written(cache / name)
-    found = parts()
+    found = cache_entries()
     assert names(found) == {
         "nemo-gym-a": "runtime",
         "nemo-gym-b.tmp-1": "leftover",
@@ -89,7 +89,7 @@ def test_what_was_not_used_for_long_goes(cache: Path) -> None:
     index = written(cache / "rows" / "a.index", days=31)
     left = written(cache / "npm" / "codex.tmp-1" / "x").parent
     logs = written(cache / "run" / "log", days=99)
-    told = {outcome.part.path: outcome.removed for outcome in clean(30 * DAY)}
+    told = {outcome.entry.path: outcome.removed for outcome in clean(30 * DAY)}
     assert told == {old: True, new: False, index: True, left: True, logs.parent: False}
     assert [path.exists() for path in (old, new, index, left, logs)] == [False, True, False, False, True]
 
@@ -100,7 +100,7 @@ def test_all_is_what_nobody_uses(cache: Path) -> None:
     written(data / ".lock", "")
     fetched = written(gym_cache() / "hub" / "weights").parent
     with used(mine / MARKER):
-        told = {outcome.part.path: outcome for outcome in clean(None)}
+        told = {outcome.entry.path: outcome for outcome in clean(None)}
     assert not told[mine].removed
     assert told[mine].why == f"in use by process {os.getpid()}"
     assert told[free].removed
@@ -114,7 +114,7 @@ def test_a_dry_run_removes_nothing_and_waits_for_nobody(cache: Path) -> None:
     lock = written(cache / "runtimes" / ".lock", "7, which is making a")
     with lock.open() as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        told = {outcome.part.path: outcome.removed for outcome in clean(None, dry_run=True)}
+        told = {outcome.entry.path: outcome.removed for outcome in clean(None, dry_run=True)}
     assert told == {place: True, left: False}
     assert place.exists()
 
@@ -122,12 +122,12 @@ def test_a_dry_run_removes_nothing_and_waits_for_nobody(cache: Path) -> None:
 def test_use_is_noted_and_keeps(cache: Path) -> None:
     place = runtime(cache, days=90)
     assert held.hold(place / MARKER)
-    [part] = parts()
+    [part] = cache_entries()
     assert time.time() - part.last_used < 60
     assert part.users() == [os.getpid()]
     age(place / MARKER, 90)
     assert held.hold(place / MARKER)  # again, without another descriptor
-    assert time.time() - parts()[0].last_used < 60
+    assert time.time() - cache_entries()[0].last_used < 60
     assert [outcome.removed for outcome in clean(None)] == [False]
 
 

@@ -14,11 +14,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gymgate.check import Job, pool
-from gymgate.cli import serve_process
+from gymgate.cli.serve import ReplayServer
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.errors import GymgateError, StackStartError
 from gymgate.preparation.order import PrepareConfig, program_env
-from gymgate.runtime import install, installer, interpreters, npm_packages
+from gymgate.runtime import install, installer, interpreters
+from gymgate.runtime import npm as npm_programs
 from gymgate.runtime.command import CommandError
 from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.serving.servers import gpus_here
@@ -51,7 +52,7 @@ def uv(program: Path) -> None:
 
 
 def npm(program: Path) -> None:
-    npm_packages.install_package(str(program), "codex", "1", "codex", program.parent / "a", program.parent)
+    npm_programs.install_package(str(program), "codex", "1", "codex", program.parent / "a", program.parent)
 
 
 def interpreter(program: Path) -> None:
@@ -81,7 +82,7 @@ def check(program: Path) -> None:
 
 
 def replay(program: Path) -> None:
-    _ = serve_process._start([str(program), "serve"]).base_url
+    _ = ReplayServer(files=[program]).base_url
 
 
 def gpus(program: Path) -> None:

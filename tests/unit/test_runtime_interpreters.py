@@ -89,7 +89,7 @@ def test_what_does_not_answer_is_passed_over(home: Path) -> None:
 
 def test_none_at_all_says_how_to_get_one(home: Path) -> None:
     with pytest.raises(
-        SetupError, match=r"no CPython >= 3\.12 found.*uv python install 3\.13.*--python PATH"
+        SetupError, match=r"NeMo Gym needs CPython >= 3\.12.*uv python install 3\.13.*--python PATH"
     ):
         list(choose(None, FLOOR, print))
 
@@ -110,7 +110,7 @@ def test_named_path(home: Path) -> None:
         named_interpreter(str(old))
     with pytest.raises(SetupError, match="'/no/python' does not exist"):
         named_interpreter("/no/python")
-    with pytest.raises(SetupError, match="'/bin/ls' cannot be used: it is no Python"):
+    with pytest.raises(SetupError, match="'/bin/ls' cannot be used: it is not Python"):
         named_interpreter("/bin/ls")
     broken(home / "shim", "echo 'pyenv: python: command not found' >&2; exit 127")
     with pytest.raises(SetupError, match="cannot be used: pyenv: python: command not found"):

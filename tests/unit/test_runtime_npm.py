@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.errors import NeedMissingError, SetupError
-from gymgate.runtime.npm import ensure_program
+from gymgate.runtime.npm import ensure_agent_command
 
 NPM = """#!/bin/sh
 echo "$@" >> {log}
@@ -38,7 +38,7 @@ def test_a_command_is_installed_once_in_the_version_of_the_config(npm: Path) -> 
     found: list[Path | None] = []
 
     def install() -> None:
-        found.append(ensure_program("codex_agent", {"codex_version": "0.1.2"}, lambda line: None))
+        found.append(ensure_agent_command("codex_agent", {"codex_version": "0.1.2"}, lambda line: None))
 
     threads = [threading.Thread(target=install) for _ in range(4)]
     for thread in threads:
@@ -50,7 +50,7 @@ def test_a_command_is_installed_once_in_the_version_of_the_config(npm: Path) -> 
     assert found[0].is_file()
     assert "@openai/codex@0.1.2" in npm.read_text()
     assert len(npm.read_text().splitlines()) == 1
-    other = ensure_program("codex_agent", {"codex_version": None}, lambda line: None)
+    other = ensure_agent_command("codex_agent", {"codex_version": None}, lambda line: None)
     assert other != found[0]
     assert "@openai/codex@latest" in npm.read_text()
 
@@ -63,16 +63,16 @@ def test_a_command_on_path_is_used_unless_another_version_is_asked_for(
 ) -> None:
     (tmp_path / "programs" / "codex").write_text("#!/bin/sh\necho codex-cli 1.2.3\n")
     (tmp_path / "programs" / "codex").chmod(0o755)
-    found = ensure_program("codex_agent", {"codex_version": wanted}, lambda line: None)
+    found = ensure_agent_command("codex_agent", {"codex_version": wanted}, lambda line: None)
     assert (found is not None) == installed
-    assert ensure_program("simple_agent", {}, lambda line: None) is None
+    assert ensure_agent_command("simple_agent", {}, lambda line: None) is None
     assert npm.exists() == installed
 
 
 def test_without_npm_the_need_is_named(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(NeedMissingError, match=r"'codex'.*not on PATH.*@openai/codex") as caught:
-        ensure_program("codex_agent", {}, lambda line: None)
+        ensure_agent_command("codex_agent", {}, lambda line: None)
     assert caught.value.need == "codex (npm: @openai/codex)"
 
 
@@ -81,5 +81,5 @@ def test_npms_reason_is_told_and_nothing_is_left(npm: Path, tmp_path: Path) -> N
     with pytest.raises(
         SetupError, match="npm cannot install @openai/codex@latest: code E404 404 no such package"
     ):
-        ensure_program("codex_agent", {}, lambda line: None)
+        ensure_agent_command("codex_agent", {}, lambda line: None)
     assert [path.name for path in (tmp_path / "cache" / "npm").iterdir()] == [".lock"]

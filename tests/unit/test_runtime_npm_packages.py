@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.errors import SetupError
-from gymgate.runtime.npm_packages import install_package
+from gymgate.runtime.npm import install_package
 
 NPM = """#!/usr/bin/env python3
 import json, pathlib, sys
@@ -97,7 +97,7 @@ def test_a_package_gets_the_dependencies_of_its_own_lock_file(npm: Npm, locked: 
 
 def test_a_package_without_the_command_is_an_error(npm: Npm) -> None:
     with pytest.raises(
-        SetupError, match=r"cannot install @some/agent@1\.2\.3: no command 'other' came of it"
+        SetupError, match=r"cannot install @some/agent@1\.2\.3: the package has no command 'other'"
     ):
         npm.install(command="other")
 

@@ -1,26 +1,28 @@
-"""`gymgate cache`: what lies in the cache, and its removal."""
+"""`gymgate cache`: list what is in the cache, and remove what is not used."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from gymgate.runtime.cache import Outcome, Part
+    from gymgate.runtime.cache import CacheEntry
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
-    """`30d`, as seconds."""
+    """Convert a duration such as `30d` to seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is no duration: a number and a unit, as in 90m, 12h, 30d or 2w.")
+        raise click.BadParameter(
+            f"{value!r} is no duration: write a number and a unit, as in 90m, 12h, 30d, 2w."
+        )
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -30,20 +32,17 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
 def command(context: click.Context, as_json: bool) -> None:
     """List runtimes, commands and downloads in the cache; `gymgate cache clean` removes what is not used.
 
-    Each with what it holds, its size on disk, what removing it alone frees (files may lie in uv's cache, or in another
-    runtime, too), when it was last used, and the processes that use it now.
+    For each: its content, its size on disk, the space that its removal frees (its files may also be in uv's cache or in
+    another runtime), when it was last used, and the processes that use it now.
     """
     if context.invoked_subcommand is not None:
         return
     from gymgate.config import cache_dir
-    from gymgate.runtime.cache import measure, parts
+    from gymgate.runtime.cache import cache_entries, measure
 
-    found = parts()
+    found = cache_entries()
     if as_json:
-        import orjson
-
-        report = {"path": str(cache_dir()), "parts": [_description(part) for part in found]}
-        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        _print_json({"path": str(cache_dir()), "parts": [_description(entry) for entry in found]})
         return
     if not found:
         click.echo(f"nothing in {cache_dir()}")
@@ -51,10 +50,10 @@ def command(context: click.Context, as_json: bool) -> None:
     from gymgate.cli.output import print_table
 
     print_table(("what", "name", "holds", "size", "frees", "last used"), _rows(found), fixed=2)
-    total = measure(*(part.path for part in found))
+    total = measure(*(entry.path for entry in found))
     click.echo(f"{size_text(total.total)} in {cache_dir()}")
     if total.alone < total.total:
-        click.echo(f"{size_text(total.total - total.alone)} of it are files that uv's cache has, too")
+        click.echo(f"{size_text(total.total - total.alone)} of it are files that are also in uv's cache")
 
 
 @command.command("clean")
@@ -64,105 +63,102 @@ def command(context: click.Context, as_json: bool) -> None:
     default="30d",
     show_default=True,
     metavar="TIME",
-    help="Remove what was not used for so long: 90m, 12h, 30d, 2w.",
+    help="Remove what was not used for this long: 90m, 12h, 30d, 2w.",
 )
 @click.option(
-    "--all",
-    "everything",
-    is_flag=True,
-    help="Remove everything that no process uses now, however lately it was used.",
+    "--all", "everything", is_flag=True, help="Remove everything that no process uses at this moment."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove runtimes, commands, downloads and indexes that were not used for a while.
 
-    What a running stack or another process uses always stays. What is removed is made, or fetched, again when it is
-    needed. uv has a cache of its own: `uv cache prune`.
+    Whatever a running stack or another process uses stays. gymgate makes or downloads again what it needs later. uv has
+    its own cache: `uv cache prune`.
     """
     from gymgate.runtime.cache import clean
 
-    outcomes = []
-    for outcome in clean(None if everything else unused_for, dry_run=dry_run, say=_tell):
-        outcomes.append(outcome)
-        if not as_json and (line := _line(outcome, dry_run)):
-            click.echo(line)
+    removals = []
+    for removal in clean(
+        None if everything else unused_for, dry_run=dry_run, say=lambda line: click.echo(line, err=True)
+    ):
+        removals.append(removal)
+        if as_json or not (removal.removed or removal.in_the_way):
+            continue
+        entry = f"{removal.entry.kind} {_name(removal.entry)}"
+        if removal.removed:
+            click.echo(f"{'would remove' if dry_run else 'removed'} {entry} ({size_text(removal.freed)})")
+        else:
+            click.echo(f"kept {entry}: {removal.why}")
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps([_told(outcome) for outcome in outcomes], option=orjson.OPT_INDENT_2))
+        _print_json(
+            [
+                {
+                    "kind": removal.entry.kind,
+                    "path": str(removal.entry.path),
+                    "removed": removal.removed,
+                    "freed": removal.freed,
+                    "why": removal.why or None,
+                }
+                for removal in removals
+            ]
+        )
         return
-    freed = sum(outcome.freed for outcome in outcomes)
-    stay = sum(not outcome.removed and outcome.part.kind != "other" for outcome in outcomes)
-    verb = "would free" if dry_run else "freed"
-    click.echo(
-        f"{verb} {size_text(freed)}; {stay} part{'' if stay == 1 else 's'} stay{'s' if stay == 1 else ''}"
-    )
+    freed = sum(removal.freed for removal in removals)
+    stay = sum(not removal.removed and removal.entry.kind != "other" for removal in removals)
+    parts = "1 part stays" if stay == 1 else f"{stay} parts stay"
+    click.echo(f"{'would free' if dry_run else 'freed'} {size_text(freed)}; {parts}")
 
 
-def _line(outcome: Outcome, dry_run: bool) -> str | None:
-    """What is said of a part; nothing of those that were used lately, or are never removed."""
-    part = outcome.part
-    if outcome.removed:
-        return f"{'would remove' if dry_run else 'removed'} {part.kind} {_name(part)} ({size_text(outcome.freed)})"
-    return f"kept {part.kind} {_name(part)}: {outcome.why}" if outcome.in_the_way else None
-
-
-def _rows(found: Iterable[Part]) -> Iterator[tuple[str, ...]]:
-    """A line a part; the many small ones of a directory share one."""
+def _rows(found: Iterable[CacheEntry]) -> Iterator[tuple[str, ...]]:
+    """A row for each entry; the many small indexes in one directory share a row."""
     from gymgate.runtime.cache import measure
 
-    gathered: dict[str, list[Part]] = {}
-    for part in found:
-        gathered.setdefault(part.path.parent.name if part.kind == "index" else str(part.path), []).append(
-            part
-        )
-    for alike in gathered.values():
-        part, users = alike[0], alike[0].users()
-        used = age_text(time.time() - max(each.last_used for each in alike))
+    groups: dict[str, list[CacheEntry]] = {}
+    for entry in found:
+        key = entry.path.parent if entry.kind == "index" else entry.path
+        groups.setdefault(str(key), []).append(entry)
+    for group in groups.values():
+        entry, users = group[0], group[0].users()
+        used = age_text(time.time() - max(each.last_used for each in group))
         if users is not None:
             used = f"in use by {', '.join(map(str, users))}" if users else "in use"
-        name = _name(part) if len(alike) == 1 else f"{part.path.parent.name} ({len(alike)} files)"
-        holds = ", ".join([part.detail, *part.packages])
-        size = measure(*(each.path for each in alike))
-        yield part.kind, name, holds, size_text(size.total), size_text(size.alone), used
+        name = _name(entry) if len(group) == 1 else f"{entry.path.parent.name} ({len(group)} files)"
+        size = measure(*(each.path for each in group))
+        holds = ", ".join([entry.detail, *entry.packages])
+        yield entry.kind, name, holds, size_text(size.total), size_text(size.alone), used
 
 
-def _name(part: Part) -> str:
-    return (
-        part.path.name if part.kind in ("runtime", "other") else f"{part.path.parent.name}/{part.path.name}"
-    )
+def _name(entry: CacheEntry) -> str:
+    name = entry.path.name
+    return name if entry.kind in ("runtime", "other") else f"{entry.path.parent.name}/{name}"
 
 
-def _description(part: Part) -> dict[str, Any]:
+def _description(entry: CacheEntry) -> dict[str, object]:
     from gymgate.runtime.cache import measure
 
-    size, users = measure(part.path), part.users()
+    size, users = measure(entry.path), entry.users()
     return {
-        "kind": part.kind,
-        "path": str(part.path),
-        "detail": part.detail,
-        "requirements": list(part.requirements),
+        "kind": entry.kind,
+        "path": str(entry.path),
+        "detail": entry.detail,
+        "requirements": list(entry.requirements),
         "bytes": size.total,
         "bytes_alone": size.alone,
-        "last_used": part.last_used,
+        "last_used": entry.last_used,
         "in_use": users is not None,
         "processes": users or [],
     }
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
-    part = outcome.part
-    told = {"kind": part.kind, "path": str(part.path), "removed": outcome.removed, "freed": outcome.freed}
-    return {**told, "why": outcome.why or None}
+def _print_json(value: object) -> None:
+    import orjson
 
-
-def _tell(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2))
 
 
 def size_text(size: float) -> str:
-    """`1.2 GB`"""
+    """Return a size such as `1.2 GB`."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.0f} {unit}"
@@ -171,7 +167,7 @@ def size_text(size: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """`3 h ago`"""
+    """Return an age such as `3 h ago`."""
     for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= length:
             return f"{seconds / length:.0f} {unit} ago"

@@ -1,9 +1,10 @@
-"""`gymgate doctor`: what this machine has of what a run needs, and a training of what it needs."""
+"""`gymgate doctor`: check what a run, or a training, needs of this machine."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,22 +12,21 @@ import click
 from gymgate.cli.options import Seconds
 
 if TYPE_CHECKING:
-    from gymgate.doctor import Target
-    from gymgate.runtime.checks import Check
+    from gymgate.doctor.findings import Finding
 
 _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 
 
 @click.command(name="doctor")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@click.option("--trl", "trainer", flag_value="trl", help="Look at what a training with TRL needs.")
-@click.option("--verl", "trainer", flag_value="verl", help="Look at what a training with verl needs.")
+@click.option("--trl", "trainer", flag_value="trl", help="Check what a training with TRL needs.")
+@click.option("--verl", "trainer", flag_value="verl", help="Check what a training with verl needs.")
 @click.option(
     "--vllm", "urls", multiple=True, metavar="URL", help="Server that samples; once for each replica."
 )
-@click.option("--model", metavar="NAME", help="Hub name or directory of the policy. [what the server serves]")
+@click.option("--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
 @click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
-@click.option("--data", default="example", show_default=True, help="Rows, of which the first is rolled out.")
+@click.option("--data", default="example", show_default=True, help="Rows; the first one is rolled out.")
 @click.option("--gym", metavar="VERSION", help="nemo-gym release. [0.7.0]")
 @click.option(
     "--timeout",
@@ -39,58 +39,42 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 def command(as_json: bool, **options: Any) -> None:
     """Check what a run needs of this machine; exit code 1 if something required is missing.
 
-    With a trainer, a server or a model, check what a training needs: versions that fit, servers that answer alike,
-    and one rollout of each agent of ENV, whose ids, lengths, turns and sampling are looked at.
+    With a trainer, a server or a model, also check what a training needs: package versions, servers that serve the same
+    model, and one rollout of each agent of ENV with its token ids, lengths, turns and sampling.
 
     \b
     gymgate doctor
     gymgate doctor --trl --vllm http://127.0.0.1:8000 workplace_assistant mcqa
     """
-    from gymgate.runtime.checks import run_checks
+    findings: list[Finding] = []
 
-    show = _Shown(as_json)
-    for check in run_checks():
-        show(check)
-    target = _target(**options)
-    if target is not None:
-        asyncio.run(_train(target, show))
-    sys.exit(show.end())
+    async def check() -> None:
+        async for finding in _findings(**options):
+            findings.append(finding)
+            if not as_json:
+                click.echo(f"{_SIGNS[finding.ok]:<7}{finding.name:<18} {finding.detail}")
+
+    asyncio.run(check())
+    if as_json:
+        import orjson
+
+        click.echo(orjson.dumps([finding._asdict() for finding in findings], option=orjson.OPT_INDENT_2))
+    sys.exit(int(any(finding.ok is False for finding in findings)))
 
 
-def _target(trainer: str | None, gym: str | None, timeout: float, **options: Any) -> Target | None:
-    """`None`: only the machine is of interest."""
+async def _findings(
+    trainer: str | None, gym: str | None, timeout: float, **options: Any
+) -> AsyncIterator[Finding]:
+    from gymgate.doctor.machine import check_machine
+
+    for finding in check_machine():
+        yield finding
     if trainer is None and not any(options[name] for name in ("environments", "urls", "model")):
-        return None
+        return
     from gymgate.config import RuntimeConfig
-    from gymgate.doctor import Target
+    from gymgate.doctor.training import TrainingSetup, check_training
 
     runtime = RuntimeConfig(version=gym) if gym else RuntimeConfig()
-    return Target(trainer=trainer or "tokens", timeout_s=timeout, runtime=runtime, **options)  # type: ignore[arg-type]
-
-
-async def _train(target: Target, show: _Shown) -> None:
-    from gymgate.doctor import run_training_checks
-
-    async for check in run_training_checks(target, lambda line: click.echo(line, err=True)):
-        show(check)
-
-
-class _Shown:
-    """Checks as they come, or all of them as JSON in the end."""
-
-    def __init__(self, as_json: bool) -> None:
-        self.as_json = as_json
-        self.checks: list[Check] = []
-
-    def __call__(self, check: Check) -> None:
-        self.checks.append(check)
-        if not self.as_json:
-            click.echo(f"{_SIGNS[check.ok]:<7}{check.name:<18} {check.detail}")
-
-    def end(self) -> int:
-        """The exit code."""
-        if self.as_json:
-            import orjson
-
-            click.echo(orjson.dumps([check._asdict() for check in self.checks], option=orjson.OPT_INDENT_2))
-        return int(any(check.ok is False for check in self.checks))
+    setup = TrainingSetup(trainer=trainer or "tokens", timeout_s=timeout, runtime=runtime, **options)  # type: ignore[arg-type]
+    async for finding in check_training(setup, lambda line: click.echo(line, err=True)):
+        yield finding

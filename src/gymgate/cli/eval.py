@@ -122,12 +122,12 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], 
     if not replayed:
         yield lambda: args
         return
-    from gymgate.cli.serve_process import begin_replay_server
+    from gymgate.cli.serve import ReplayServer
 
     # The policy of a resumed run comes back at the port that its saved settings name.
     port = (urlparse(str(url)).port if url else None) or 0
     runtime = knobs.stack_config().runtime
-    with begin_replay_server(knobs.environment_names(), port=port, runtime=runtime) as server:
+    with ReplayServer(knobs.environment_names(), port=port, runtime=runtime) as server:
         yield lambda: _replay_args(server.base_url, resumed=bool(url))  # waits until the server listens
 
 

@@ -1,23 +1,28 @@
-"""`gymgate serve`: recorded rollouts as a policy that any OpenAI-compatible client can call."""
+"""`gymgate serve`: recorded rollouts as a policy that any OpenAI-compatible client can call; also in a child process."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import subprocess
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 import click
 
-from gymgate.cli.serve_process import ReplayServer, recording_files, start_replay_server
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
-from gymgate.errors import ConfigError
-
-__all__ = ["ReplayServer", "command", "start_replay_server"]
+from gymgate.errors import ConfigError, StackStartError
+from gymgate.runtime import daemon_env
 
 PARENT_CHECK_S = 1.0
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
 
 
 @click.command("serve")
@@ -49,16 +54,19 @@ def command(
 ) -> None:
     """Serve the rollouts recorded for ENV as a policy (chat, Responses and messages, plain and streamed).
 
-    Prints its base URL when it is ready and runs until it is interrupted. Any API key is accepted.
+    Prints its base URL when it is ready, and runs until it is interrupted. Any API key is accepted.
     """
     if not replay and not files:
         raise ConfigError(
-            "gymgate serve has one thing to serve so far: add --replay; to run rollouts, use gymgate run"
+            "gymgate serve serves recorded rollouts: add --replay; to run rollouts, use gymgate run"
         )
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
-    paths = [*recording_files(environments, RuntimeConfig(version=gym)), *files]
-    _run(_serve(paths, index, host, port, end_with_stdin))
+    paths = [*_recording_files(environments, RuntimeConfig(version=gym)), *files]
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(paths, index, host, port, end_with_stdin))
 
 
 async def _serve(paths: Sequence[str], index: int | None, host: str, port: int, end_with_stdin: bool) -> None:
@@ -71,9 +79,16 @@ async def _serve(paths: Sequence[str], index: int | None, host: str, port: int, 
     async with serve_replay(paths, index=index, host=host, port=port) as base_url:
         click.echo(base_url)
         sys.stdout.flush()
-        if end_with_stdin:
-            loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stopped)
-        await (_orphaned(stopped) if end_with_stdin else stopped.wait())
+        if not end_with_stdin:
+            await stopped.wait()
+            return
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stopped)
+        parent = os.getppid()
+        while not stopped.is_set() and os.getppid() == parent:  # a fork of the parent may hold stdin open
+            try:
+                await asyncio.wait_for(stopped.wait(), PARENT_CHECK_S)
+            except TimeoutError:
+                continue
 
 
 def _read_stdin(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
@@ -82,18 +97,105 @@ def _read_stdin(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None
         stopped.set()
 
 
-async def _orphaned(stopped: asyncio.Event) -> None:
-    """Wait for the signal to stop, or for the parent's death: a fork of it may hold our stdin open."""
-    parent = os.getppid()
-    while not stopped.is_set() and os.getppid() == parent:
+def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None) -> list[str]:
+    """Paths of the rollouts recorded for environments. Raises `ConfigError` for one that has none."""
+    if not environments:
+        return []
+    from gymgate.api import load_catalog
+    from gymgate.cli.run_plan import replay
+
+    catalog = load_catalog(runtime, progress=lambda message: click.echo(message, err=True))
+    return list(replay([catalog.find(name) for name in environments], ()).rollouts)
+
+
+class ReplayServer:
+    """`gymgate serve --replay` in a child process, for callers without an event loop.
+
+    Made, it starts at once and answers from the rollouts recorded for environments and from files of recordings. `close`
+    (or leaving it as a context manager) ends it; it also ends when this process does, however that dies. Raises
+    `ConfigError` for an environment without recordings.
+    """
+
+    def __init__(
+        self,
+        environments: Sequence[str] = (),
+        *,
+        files: Sequence[str | Path] = (),
+        port: int = 0,
+        runtime: RuntimeConfig | None = None,
+    ) -> None:
+        paths = [*_recording_files(environments, runtime), *map(str, files)]
+        command = [
+            sys.executable,
+            "-m",
+            "gymgate",
+            "serve",
+            "--replay",
+            "--port",
+            str(port),
+            "--end-with-stdin",
+        ]
+        for path in paths:
+            command += ["--replay-file", path]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
+        # In a session of its own: the Ctrl-C that ends the caller's work must not end its policy first.
+        self._process = subprocess.Popen(
+            command,
+            env=daemon_env(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    @cached_property
+    def base_url(self) -> str:
+        """The address up to `/v1`; waits until the server listens.
+
+        Raises `ConfigError` for a port that is taken or a recording that cannot be read, `StackStartError` if the server
+        does not start.
+        """
         try:
-            await asyncio.wait_for(stopped.wait(), PARENT_CHECK_S)
-        except TimeoutError:
-            continue
+            return self._first_line()
+        except BaseException:
+            self.close()
+            raise
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
-def _run(main: Coroutine[Any, Any, None]) -> None:
-    import uvloop
+    def close(self) -> None:
+        """Stop the server within seconds. Idempotent."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _first_line(self) -> str:
+        process = self._process
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
+        if not ready:
+            raise StackStartError(f"the replay server did not start within {START_TIMEOUT_S:.0f} s")
+        if line := process.stdout.readline().decode().strip():
+            return line
+        process.wait(STOP_TIMEOUT_S)
+        self._errors.seek(0)
+        output = self._errors.read().decode(errors="replace").strip()
+        if output.startswith("gymgate: "):
+            raise ConfigError(output.removeprefix("gymgate: "))
+        raise StackStartError(
+            f"the replay server ended with code {process.returncode}", log_tail=output[-2000:]
+        )

@@ -1,4 +1,4 @@
-"""`gymgate slurm`: a collection as a Slurm array, and the job that aggregates it."""
+"""`gymgate slurm`: run a collection as a Slurm array, with a job that aggregates it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,37 @@ SUBMIT_TIMEOUT_S = 120.0
     type=click.Path(path_type=Path),
     help="Directory of the run, on a file system that the nodes share.",
 )
-@click.option("--shards", type=click.IntRange(1), help="Array tasks, each with a part of the rollouts.")
-@click.option("--seeds", metavar="N|LIST", help="Array over seeds instead: 4 is 0-3; or a list, 3,5,7-9.")
+@click.option(
+    "--shards", type=click.IntRange(1), help="Number of array tasks; each runs a part of the rollouts."
+)
+@click.option(
+    "--seeds",
+    metavar="N|LIST",
+    help="One array task per seed instead: 4 means 0-3; or a list such as 3,5,7-9.",
+)
 @click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time. [all]")
 @click.option("--name", default="gymgate", show_default=True, help="Job name.")
-@click.option("--time", metavar="TIME", help="Walltime; in its last --drain seconds no rollout is started.")
+@click.option("--time", metavar="TIME", help="Walltime; no rollout starts in its last --drain seconds.")
 @click.option(
-    "--drain", type=click.IntRange(1), default=600, show_default=True, help="Seconds for what runs to finish."
+    "--drain",
+    type=click.IntRange(1),
+    default=600,
+    show_default=True,
+    help="Seconds for running rollouts to finish.",
 )
 @click.option(
     "--requeues",
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="Times that a drained task goes on in a new one.",
+    help="Times that a task that ran out of walltime is queued again.",
 )
 @click.option(
     "--sbatch",
     "options",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Further sbatch option, such as partition=gpu.",
+    help="Extra sbatch option, such as partition=gpu.",
 )
 @click.option(
     "--setup",
@@ -57,7 +67,7 @@ SUBMIT_TIMEOUT_S = 120.0
 @click.option(
     "--serve",
     metavar="ARGUMENTS",
-    help="Policy servers, a sandbox or both in each task: arguments of gymgate serve-policy, such as "
+    help="Start policy servers, a sandbox or both in each task, with these arguments of gymgate serve-policy: "
     "'MODEL --replicas 4 -- --max-model-len 32768'.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
@@ -79,10 +89,10 @@ def command(
     no_submit: bool,
     collect: tuple[str, ...],
 ) -> None:
-    """Write and submit a Slurm array of gymgate collect, and a job that aggregates it.
+    """Write and submit a Slurm array of gymgate collect, and a job that aggregates its results.
 
-    COLLECT are the arguments of gymgate collect but -o and --shard, after a --. Submitting again goes on where the
-    run was left. Example: gymgate slurm -o runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
+    COLLECT are the arguments of gymgate collect, without -o and --shard, after a --. Submitting again resumes the run.
+    Example: gymgate slurm -o runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
     """
     words = tuple(shlex.split(serve)) if serve else ()
     job = SlurmJob(
@@ -116,7 +126,7 @@ def command(
 
 
 def _checked(collect: tuple[str, ...]) -> tuple[str, ...]:
-    """The arguments, as `gymgate collect` understands them; an error now is better than one in every task."""
+    """Check the arguments of `gymgate collect` now, so that an error does not occur in every task."""
     from gymgate.cli.collect import command as collect_command
 
     with collect_command.make_context("gymgate collect", [*collect, "-o", "x"]):
@@ -125,7 +135,7 @@ def _checked(collect: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _serves_policy(words: tuple[str, ...]) -> bool:
-    """Whether `gymgate serve-policy` would start a policy with these arguments, which are checked."""
+    """Check the arguments of `gymgate serve-policy`; return whether they start a policy."""
     from gymgate.cli.serve_policy import command as serve_command
 
     if not words:
@@ -158,18 +168,19 @@ def _write(scripts: dict[Path, str], output: Path) -> None:
 
 def _submit(submit: Path) -> None:
     if shutil.which("sbatch") is None:
-        raise ConfigError(f"there is no sbatch on this machine; submit with: bash {submit}")
+        raise ConfigError(f"sbatch is not installed on this machine; submit elsewhere with: bash {submit}")
     words = ["bash", str(submit)]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
         try:
-            told, errors = process.communicate(timeout=SUBMIT_TIMEOUT_S)
+            output, errors = process.communicate(timeout=SUBMIT_TIMEOUT_S)
         except subprocess.TimeoutExpired as error:
             os.killpg(process.pid, signal.SIGKILL)
             raise ConfigError(
-                f"sbatch did not answer in {SUBMIT_TIMEOUT_S:g} s; look with squeue before you try again: bash {submit}"
+                f"sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s; check with squeue before you submit again: "
+                f"bash {submit}"
             ) from error
     if process.returncode:
         raise ConfigError(f"sbatch refused: {' '.join(errors.split())}")
-    click.echo(errors.strip() or told.strip())
+    click.echo(errors.strip() or output.strip())

@@ -46,26 +46,17 @@ def blend(
     live = [
         _Live(iter(rows), weight, math.inf if cap is None else cap)
         for (rows, weight), cap in zip(sources, bounds, strict=True)
+        if cap != 0
     ]
-    return _draw([source for source in live if source.left > 0], random.Random(seed))
+    return _draw(live, random.Random(seed))
 
 
 def _draw(live: list[_Live[RowT]], dice: random.Random) -> Iterator[RowT]:
     while live:
-        source = _pick(live, dice.random())
+        [source] = dice.choices(live, [each.weight for each in live])
         row = next(source.rows, None)
         if row is not None:
             source.left -= 1
             yield row
         if row is None or source.left <= 0:
             live.remove(source)
-
-
-def _pick(live: Sequence[_Live[RowT]], chance: float) -> _Live[RowT]:
-    """`chance` in [0, 1) falls into one source's share of the weights."""
-    point = chance * sum(source.weight for source in live)
-    for source in live:
-        point -= source.weight
-        if point < 0:
-            return source
-    return live[-1]

@@ -1,4 +1,4 @@
-"""One row of work, as it stands in its source."""
+"""One row of work, as its source has it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from gymgate.errors import DataError
 
 @dataclass(frozen=True)
 class Row:
-    """A validated row: it has `responses_create_params` with `input`; the rest is the environment's business."""
+    """A row that has `responses_create_params` with `input`; the rest is for the environment."""
 
     data: dict[str, Any]
     """Verbatim."""
     key: str
-    """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*`
-    entries."""
+    """16 hex digits of its content; the same for equal rows, whatever the source, order of keys or `_ng_*` entries."""
     agent: str | None
-    """Agent instance that `agent_ref` names."""
+    """The agent instance that `agent_ref` names."""
     source: str
-    """File or dataset it was read from."""
+    """The file or dataset that it was read from."""
     line: int
     """1-based."""
 
 
 def make_row(data: dict[str, Any], source: str, line: int) -> Row:
-    """Validate a row. Raises `DataError` with the source and line."""
+    """Return a validated row. Raises `DataError` with the source and line."""
     params = data.get("responses_create_params")
     if not isinstance(params, Mapping) or "input" not in params:
         raise row_error(_lacks_params(data, params), source, line)
@@ -41,13 +40,13 @@ def make_row(data: dict[str, Any], source: str, line: int) -> Row:
 
 
 def row_key(data: Mapping[str, Any]) -> str:
-    """16 hex digits of a row's content; Gym's own `_ng_*` entries do not enter."""
+    """Return 16 hex digits of a row's content, without NeMo Gym's own `_ng_*` entries."""
     own = {key: value for key, value in data.items() if not key.startswith("_ng_")}
     return hashlib.sha256(canonical(own)).hexdigest()[:16]
 
 
 def row_error(reason: str, source: str, line: int) -> DataError:
-    """`SOURCE:LINE: reason`, with both as attributes."""
+    """The error `SOURCE:LINE: reason`, with source and line as attributes."""
     return DataError(f"{source}:{line}: {reason}", path=source, line=line)
 
 
@@ -57,8 +56,8 @@ def _lacks_params(data: Mapping[str, Any], params: Any) -> str:
     lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
     keys = ", ".join(repr(key) for key in list(data)[:5]) or "nothing"
     return (
-        f"{lack}; it looks like raw data ({keys}), which a prompt must be put to first: `gymgate data prepare ENV` "
-        f"for data of an environment or benchmark, with --input FILE --prompt FILE for data of your own"
+        f"{lack}; it looks like raw data ({keys}), to which a prompt must be added first: `gymgate data prepare ENV` "
+        f"for the data of an environment or benchmark, with --input FILE --prompt FILE for your own"
     )
 
 

@@ -1,4 +1,4 @@
-"""A JSONL file as a sequence of dicts, never whole in memory."""
+"""A JSONL file as a sequence of dicts that is never read into memory as a whole."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _READ = 1 << 20
 class RowFile(Sequence[dict[str, Any]]):
     """Rows of a JSONL file by byte offset.
 
-    Iteration streams and needs no index, so that the first rows of a large file come at once. `len()` and
-    indexing use an index that is built on first use and cached by path, size and time. Blank lines are
-    skipped. Safe between threads and across fork; pickles as its path. A malformed line raises `DataError`
-    with path and line.
+    Iteration streams and needs no index, so the first rows of a large file come at once. `len()` and indexing use an
+    index that is built on first use and cached by path, size and time. Blank lines are skipped. Safe between threads and
+    across fork; pickles as its path. A malformed line raises `DataError` with path and line.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -68,7 +67,7 @@ class RowFile(Sequence[dict[str, Any]]):
                 f"{self.path} changed while it was being read; open it again", path=str(self.path)
             )
         start = index.offsets[position]
-        line = index.line(position)
+        line = index.lines[position]
         return line, self._parse(_read_exactly(handle, index.end(position) - start, start), line)
 
     def _parse(self, line: bytes, number: int) -> dict[str, Any]:
@@ -78,7 +77,7 @@ class RowFile(Sequence[dict[str, Any]]):
             raise row_error(str(error), str(self.path), number) from error
 
     def _index(self) -> tuple[int, LineIndex]:
-        """The file's descriptor and index, opened on first use and kept as long as this object."""
+        """Return the file's descriptor and index; opened on first use and kept as long as this object."""
         with self._lock:
             if self._opened is None:
                 index = line_index(self.path)
@@ -95,7 +94,7 @@ class RowFile(Sequence[dict[str, Any]]):
 
 
 def _read_exactly(handle: int, size: int, start: int) -> bytes:
-    """`os.pread` may give less than asked for: at most 2 GiB on Linux."""
+    """Read `size` bytes; `os.pread` may return fewer, at most 2 GiB on Linux."""
     parts, done = [], 0
     while done < size and (part := os.pread(handle, size - done, start + done)):
         parts.append(part)

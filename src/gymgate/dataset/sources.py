@@ -1,4 +1,4 @@
-"""Where rows come from: packaged data, a user's JSONL, a Hugging Face dataset."""
+"""Open the rows of packaged data, of a user's JSONL file, or of a Hugging Face dataset."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 import orjson
 
@@ -17,15 +17,28 @@ from gymgate.dataset.rowfile import RowFile
 from gymgate.errors import ConfigError, DataError, MissingExtraError
 
 
-class Rows(Sequence[Row]):
-    """Validated rows of one source; a slice is a list. Iterating streams; `len()` and indexing may build an
-    index first. Raises `DataError` where a row is malformed, when that row is reached."""
+class _Reader(Protocol):
+    """Rows as dicts, each with its 1-based line."""
 
-    source: str
-    """File or dataset, as shown in errors."""
+    def __len__(self) -> int: ...
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]: ...
+    def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]: ...
+
+
+class Rows(Sequence[Row]):
+    """Validated rows of one file or dataset; a slice is a list. Iterating streams; `len()` and indexing may build an
+    index first. Raises `DataError` for a malformed row when that row is reached."""
+
+    def __init__(self, reader: _Reader, source: str) -> None:
+        self._reader = reader
+        self.source = source
+        """File or dataset, as shown in errors."""
+
+    def __len__(self) -> int:
+        return len(self._reader)
 
     def __iter__(self) -> Iterator[Row]:
-        return (make_row(data, self.source, line) for line, data in self._numbered())
+        return (make_row(data, self.source, line) for line, data in self._reader.numbered())
 
     @overload
     def __getitem__(self, position: int) -> Row: ...
@@ -34,56 +47,29 @@ class Rows(Sequence[Row]):
     def __getitem__(self, position: int | slice) -> Row | list[Row]:
         if isinstance(position, slice):
             return [self[index] for index in range(*position.indices(len(self)))]
-        line, data = self._numbered_at(position)
+        line, data = self._reader.numbered_at(position)
         return make_row(data, self.source, line)
 
-    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        raise NotImplementedError
 
-    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
-        raise NotImplementedError
+class _DatasetReader:
+    """Reads a Hugging Face dataset, which lies on disk as Arrow tables.
 
-
-class FileRows(Rows):
-    """Rows of a JSONL file."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = RowFile(path)
-        self.source = str(path)
-
-    def __len__(self) -> int:
-        return len(self._file)
-
-    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return self._file.numbered()
-
-    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
-        return self._file.numbered_at(position)
-
-
-class DatasetRows(Rows):
-    """Rows of a Hugging Face dataset, which lies on disk as Arrow tables.
-
-    Arrow gives every struct the union of all keys, with nulls; within `responses_create_params`, where absent
-    and null mean the same, they are taken out again. That field may also be a JSON string.
+    Arrow gives every struct the union of all keys, with nulls. They are removed again within `responses_create_params`,
+    where absent and null mean the same. That field may also be a JSON string.
     """
 
-    def __init__(self, dataset: Any, source: str) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self.source = source
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def _numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return ((line, _unpadded(data)) for line, data in enumerate(self._dataset, 1))
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return ((line, _without_padding(data)) for line, data in enumerate(self._dataset, 1))
 
-    def _numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
-        count = len(self)
-        if not -count <= position < count:
-            raise IndexError(f"row {position} of {count} in {self.source}")
-        position %= count
-        return position + 1, _unpadded(self._dataset[position])
+    def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        position = range(len(self))[position]
+        return position + 1, _without_padding(self._dataset[position])
 
 
 @dataclass(frozen=True)
@@ -100,16 +86,16 @@ class RowSource:
 
     @property
     def name(self) -> str:
-        """The file or dataset, as errors show it."""
+        """The file or dataset, as shown in errors."""
         return str(getattr(self.rows, "source", None) or self.environment or "the input")
 
     def readable(self) -> Iterator[tuple[int, Row | DataError]]:
-        """Each position with its row, or with why that row cannot be read. Raises where the source itself cannot."""
+        """Yield each position with its row, or with the error if that row cannot be read. Raises if the source itself cannot."""
         for position in range(len(self)):
             try:
                 yield position, self.rows[position]
             except DataError as error:
-                if error.line is None:  # not this row's fault: the file changed or is gone
+                if error.line is None:  # the file changed or is gone
                     raise
                 yield position, error
 
@@ -120,11 +106,11 @@ class RowSource:
 
 
 def open_rows(source: str, *, environment: Environment | None) -> Rows:
-    """Rows of `source`: packaged data of `environment` by name (`example`), a path to a JSONL file, a
-    Hugging Face dataset as `hf:owner/name[:split]`, or a directory that a dataset was saved to.
+    """Return the rows of `source`: packaged data of `environment` by name (`example`), a path to a JSONL file, a Hugging
+    Face dataset as `hf:owner/name[:split]`, or a directory that a dataset was saved to.
 
-    Raises `ConfigError` with the choices for an unknown name, `DataError` for a missing file and
-    `MissingExtraError` where `datasets` is not installed.
+    Raises `ConfigError` with the choices for an unknown name, `DataError` for a missing file and `MissingExtraError` if
+    `datasets` is not installed.
     """
     if source.startswith("hf:"):
         return _hugging_face(source)
@@ -136,16 +122,20 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
             f"no data {source!r}: name a JSONL file or hf:owner/name, or an environment with it"
         )
     try:
-        return FileRows(environment.data_file(source).path)
+        return _of_file(environment.data_file(source).path)
     except ConfigError:
         if path.exists():
             return _by_path(source, path)
         raise
 
 
+def _of_file(path: Path) -> Rows:
+    return Rows(RowFile(path), str(path))
+
+
 def _by_path(source: str, path: Path) -> Rows:
     if not path.is_dir():
-        return FileRows(path)
+        return _of_file(path)
     files = sorted(path.glob("*.jsonl"))
     if files and not _was_saved(path):
         raise ConfigError(f"{source!r} is a directory; name one of its files: {', '.join(map(str, files))}")
@@ -168,7 +158,7 @@ def _hugging_face(source: str) -> Rows:
     except Exception as error:  # the library raises its own, the hub's, HTTP's and the file system's
         first = str(error).strip().split("\n", 1)[0]
         raise ConfigError(f"cannot load {source!r}: {type(error).__name__}: {first}") from error
-    return DatasetRows(_one_split(loaded, split, source), source)
+    return Rows(_DatasetReader(_one_split(loaded, split, source)), source)
 
 
 def _name_and_split(text: str) -> tuple[str, str | None]:
@@ -193,7 +183,7 @@ def _one_split(loaded: Any, split: str | None, source: str) -> Any:
     return loaded[wanted]
 
 
-def _unpadded(data: Any) -> dict[str, Any]:
+def _without_padding(data: Any) -> dict[str, Any]:
     params = data.get("responses_create_params")
     if isinstance(params, str):
         try:

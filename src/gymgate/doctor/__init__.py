@@ -1,5 +1,1 @@
-"""What is looked at before a training: versions, servers, the renderer, and one rollout of each agent."""
-
-from gymgate.doctor.training import Target, run_training_checks
-
-__all__ = ["Target", "run_training_checks"]
+"""Checks before a run or a training: this machine, package versions, servers, the renderer, and a rollout of each agent."""

@@ -1,4 +1,4 @@
-"""What a plain client, that tokenises text again, would make of exact ids. Pure functions."""
+"""Compare the ids that were sampled with those that a client gets when it tokenises their text. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import NamedTuple
 from gymgate.tokens import TokenTurn
 
 
-class Drift(NamedTuple):
-    """How the ids that were sampled differ from those of their text."""
+class Retokenised(NamedTuple):
+    """How sampled ids differ from the ids of their text."""
 
     sampled: int
     """Ids, over all turns."""
     differing: int
-    """Of them, those from the first that differs to their turn's end."""
+    """Ids from the first that differs to the end of its turn, over all turns."""
     example: str
-    """The first difference; empty without one."""
+    """The first difference; empty if there is none."""
 
 
-def retokenised(
+def retokenise(
     turns: Sequence[TokenTurn], decode: Callable[[list[int]], str], encode: Callable[[str], list[int]]
-) -> Drift:
+) -> Retokenised:
     """Tokenise the text of each turn's sampled ids again."""
     differing, example = 0, ""
     for number, turn in enumerate(turns, 1):
@@ -32,11 +32,11 @@ def retokenised(
             continue
         differing += len(ids) - min(at, len(ids))
         example = example or f"call {number}, from id {at} on: {ids[at : at + 3]} become {again[at : at + 3]}"
-    return Drift(sum(len(turn.completion_ids) for turn in turns), differing, example)
+    return Retokenised(sum(len(turn.completion_ids) for turn in turns), differing, example)
 
 
 def first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """Position at which two sequences part; `None` if they are equal."""
+    """Return the first position at which two sequences differ; `None` if they are equal."""
     for position, (one, other) in enumerate(zip(ids, others, strict=False)):
         if one != other:
             return position

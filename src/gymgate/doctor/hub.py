@@ -1,4 +1,4 @@
-"""The model hub: whether it answers, and doing without it where it does not."""
+"""The model hub: find out whether it answers, and do without it if it does not."""
 
 from __future__ import annotations
 
@@ -19,51 +19,47 @@ TIMEOUT_S = 5.0
 _NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)?")
 _FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")
 _RETRIED = (429, 500, 502, 503, 504)
-"""Answers after which the hub's client asks again."""
+"""Statuses after which the hub's client asks again."""
 
 
 @contextmanager
 def hub_or_cache(model: str) -> Iterator[str]:
-    """While it is open, the hub's client reads its cache alone if the hub does not answer for `model` within
-    `TIMEOUT_S`: it would ask six times for every file, a minute or more. Gives why the hub is not asked; empty if it
-    is, or `model` is no name of the hub's. Raises `ConfigError` if the cache has nothing either.
-    """
-    from huggingface_hub import constants
+    """Let the hub's client read only its cache meanwhile, if the hub does not answer for `model` within `TIMEOUT_S`.
 
-    was = constants.HF_HUB_OFFLINE
-    if was or Path(model).is_dir() or not _NAME.fullmatch(model):
+    (The client would ask six times for every file, for more than a minute.) Gives the reason why the hub is not asked;
+    empty if it is, or if `model` is not a name on the hub. Raises `ConfigError` if the cache does not have it either.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    before = constants.HF_HUB_OFFLINE
+    if before or Path(model).is_dir() or not _NAME.fullmatch(model):
         yield ""
         return
-    reason = _unanswered(f"{constants.ENDPOINT}/{model}/resolve/main/config.json")
-    told = f"the model hub at {constants.ENDPOINT} does not answer: {reason}" if reason else ""
-    if told and not _cached(model):  # nor need the libraries that load models be imported, which takes long
-        raise no_model(model, told)
-    constants.HF_HUB_OFFLINE = bool(told)
+    failure = _failure(f"{constants.ENDPOINT}/{model}/resolve/main/config.json")
+    reason = f"the model hub at {constants.ENDPOINT} does not answer: {failure}" if failure else ""
+    if reason and not any(isinstance(try_to_load_from_cache(model, name), str) for name in _FILES):
+        raise no_model(model, reason)  # before the slow import of the libraries that load models
+    constants.HF_HUB_OFFLINE = bool(reason)
     try:
-        yield told
+        yield reason
     finally:
-        constants.HF_HUB_OFFLINE = was
+        constants.HF_HUB_OFFLINE = before
 
 
 def no_model(model: str, reason: str) -> ConfigError:
-    """The error for a model that is not to be had."""
-    return ConfigError(f"no model or tokenizer of {model!r} ({reason}); name its directory: --model DIR")
+    """The error for a model that cannot be loaded."""
+    return ConfigError(
+        f"cannot load a model or tokenizer {model!r} ({reason}); name its directory: --model DIR"
+    )
 
 
-def _cached(model: str) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return any(isinstance(try_to_load_from_cache(model, name), str) for name in _FILES)
-
-
-def _unanswered(url: str) -> str | None:
-    """Why there is no answer in time, as far as is known; `None` if there is one."""
-    told: SimpleQueue[str | None] = SimpleQueue()
-    Thread(
-        target=lambda: told.put(_ask(url)), daemon=True
-    ).start()  # a name's look-up has no deadline of its own
+def _failure(url: str) -> str | None:
+    """Why there is no answer in time; `None` if there is one."""
+    failures: SimpleQueue[str | None] = SimpleQueue()
+    # In a thread, because resolving a host name has no deadline of its own.
+    Thread(target=lambda: failures.put(_ask(url)), daemon=True).start()
     try:
-        return told.get(timeout=TIMEOUT_S)
+        return failures.get(timeout=TIMEOUT_S)
     except Empty:
         return f"nothing within {TIMEOUT_S:g} s"
 
@@ -75,7 +71,7 @@ def _ask(url: str) -> str | None:
     except HTTPError as error:
         with error:
             return f"HTTP {error.code}" if error.code in _RETRIED else None
-    except URLError as error:  # somebody's certificate is an answer: what to trust is the client's to say
+    except URLError as error:  # an unknown certificate is an answer: the hub's client decides what to trust
         return None if isinstance(error.reason, ssl.SSLError) else str(error.reason)
     except (OSError, HTTPException, ValueError) as error:
         return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""The policy that the doctor rolls out with: a server's or a local model's ids, and what was sent for them."""
+"""The policy for the doctor's rollouts, which samples token ids at a server or in this process; and its checks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import aiohttp
 
 from gymgate.doctor.compare import first_difference
+from gymgate.doctor.findings import Finding
 from gymgate.doctor.hub import hub_or_cache, no_model
-from gymgate.doctor.servers import Served
+from gymgate.doctor.servers import ServedModel, server_root
 from gymgate.errors import GymgateError, MissingExtraError, PolicyError
-from gymgate.runtime.checks import Check
 from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.conversation import Renderer, make_renderer
+from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine
 
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
-"""What trainers set unless told otherwise."""
+"""The trainers' defaults."""
 MAX_COMPLETION = 1024
-"""Ids of a rollout after its first prompt: enough to see several turns, and short."""
+"""Ids of a rollout after its first prompt: enough for several turns, and short."""
 _FIRST = [{"role": "user", "content": "Say one word."}]
 _NEXT = {"role": "user", "content": "Another."}
+_NAME_RENDERER = "name the model's renderer with --renderer"
 
 
 class RecordingEngine:
@@ -40,17 +41,17 @@ class RecordingEngine:
         return await self.engine.generate(prompt_ids, sampling, session=session)
 
     async def close(self) -> None:
-        """The connections of an engine that has any."""
+        """Close the connections of an engine that has any."""
         if isinstance(self.engine, VLLMCompletionsEngine):
             await self.engine.close()
 
 
 def load_policy(
-    model: str, url: str | None, renderer: str | None, served: Served
+    model: str, url: str | None, renderer: str | None, served: ServedModel
 ) -> tuple[Any, TokenPolicy, RecordingEngine]:
-    """The model's tokenizer, and a policy that samples at `url`, or else with the model loaded here.
+    """Return the model's tokenizer, and a policy that samples at `url`, or else with the model loaded here.
 
-    `ConfigError` where there is none; within seconds where the model hub does not answer.
+    Raises `ConfigError` if the model cannot be loaded, within seconds if the model hub does not answer.
     """
     with hub_or_cache(model) as unanswered:
         from transformers import AutoTokenizer
@@ -62,17 +63,14 @@ def load_policy(
             )
         except (OSError, ValueError) as error:
             raise no_model(model, unanswered or _first_line(error)) from error
-        return tokenizer, _policy(engine, make_renderer(tokenizer, renderer), served), engine
-
-
-def _policy(engine: RecordingEngine, renderer: Renderer, served: Served) -> TokenPolicy:
-    return TokenPolicy(
-        engine,
-        renderer,
-        sampling=SAMPLING,
-        max_model_len=served.max_model_len,
-        max_completion_len=MAX_COMPLETION,
-    )
+        policy = TokenPolicy(
+            engine,
+            make_renderer(tokenizer, renderer),
+            sampling=SAMPLING,
+            max_model_len=served.max_model_len,
+            max_completion_len=MAX_COMPLETION,
+        )
+        return tokenizer, policy, engine
 
 
 def _in_process(model: str, tokenizer: Any) -> Engine:
@@ -92,68 +90,67 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-async def template_check(policy: TokenPolicy) -> Check:
-    """Whether a second prompt extends the exact ids of the first call."""
+async def check_two_turns(policy: TokenPolicy) -> Finding:
+    """Check that a second prompt extends the exact ids of the first call."""
     conversation = policy.conversation()
     try:
         answer = await conversation({"messages": list(_FIRST), "max_tokens": 16})
-        said = answer["choices"][0]["message"]
-        await conversation({"messages": [*_FIRST, said, _NEXT], "max_tokens": 16})
+        message = answer["choices"][0]["message"]
+        await conversation({"messages": [*_FIRST, message, _NEXT], "max_tokens": 16})
     except GymgateError as error:
-        return Check("two turns", False, f"{error}")
+        return Finding("two turns", False, str(error))
     first, second = conversation.turns
     seen = [*first.prompt_ids, *first.completion_ids]
     if list(second.prompt_ids[: len(seen)]) == seen:
         added = len(second.prompt_ids) - len(seen)
-        return Check(
+        return Finding(
             "two turns", True, f"the second prompt is the first call's {len(seen)} ids and {added} more"
         )
     at = first_difference(seen, second.prompt_ids)
-    told = f"the second prompt leaves the first call's ids at {at} of {len(seen)}"
-    if said.get("reasoning_content"):
+    miss = f"the second prompt differs from the first call's {len(seen)} ids at position {at}"
+    if message.get("reasoning_content"):
+        cause = "reasoning is dropped when a user message follows, which costs one more training row"
         fix = "a renderer with thinking_retention='all' keeps it"
-        return Check(
-            "two turns",
-            None,
-            f"{told}, where reasoning is dropped when a user speaks: a training row more; {fix}",
-        )
-    fix = "name the model's renderer with --renderer"
-    return Check("two turns", False, f"{told}: every turn becomes a training row of its own; {fix}")
+        return Finding("two turns", None, f"{miss}: {cause}; {fix}")
+    return Finding(
+        "two turns", False, f"{miss}: every turn becomes a training row of its own; {_NAME_RENDERER}"
+    )
 
 
-async def chat_template_check(policy: TokenPolicy, url: str, model: str | None) -> Check:
-    """Whether the renderer's ids are those of the server's own chat template."""
+async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) -> Finding:
+    """Check that the renderer's ids are those of the server's own chat template."""
     body = {"model": model, "messages": _FIRST, "add_generation_prompt": True}
-    root = url.rstrip("/").removesuffix("/v1")
+    address = f"{server_root(url)}/tokenize"
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-            session.post(f"{root}/tokenize", json=body) as answer,
+            session.post(address, json=body) as answer,
         ):
             theirs = (await answer.json())["tokens"]
     except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-        return Check("chat template", None, f"{root}/tokenize gives no ids to compare with")
+        return Finding("chat template", None, f"{address} gives no ids to compare with")
     ours = await asyncio.to_thread(policy.render, _FIRST, None)
     if (at := first_difference(ours, theirs)) is None:
-        return Check(
+        return Finding(
             "chat template", True, f"the renderer's {len(ours)} ids are those of the server's chat template"
         )
-    told = f"the renderer's ids differ from the server's chat template at {at}: {ours[at : at + 5]}, there {theirs[at : at + 5]}"
-    return Check("chat template", None, f"{told}; name the model's renderer with --renderer")
+    return Finding(
+        "chat template",
+        None,
+        f"the renderer's ids differ from the server's chat template at {at}: {ours[at : at + 5]} instead of "
+        f"{theirs[at : at + 5]}; {_NAME_RENDERER}",
+    )
 
 
-async def greedy_check(policy: TokenPolicy, engine: RecordingEngine) -> Check:
-    """Whether sampling parameters arrive: at temperature 0 an answer repeats."""
+async def check_greedy(policy: TokenPolicy, engine: RecordingEngine) -> Finding:
+    """Check that sampling parameters arrive: at temperature 0 an answer repeats."""
     prompt = await asyncio.to_thread(policy.render, _FIRST, None)
     sampling = {**SAMPLING, "temperature": 0.0, "max_tokens": 16}
     try:
         answers = [await engine.engine.generate(prompt, sampling, session="doctor") for _ in range(2)]
     except PolicyError as error:
-        return Check("temperature", False, str(error))
+        return Finding("temperature", False, str(error))
     if answers[0].token_ids == answers[1].token_ids:
-        return Check("temperature", True, "at temperature 0 an answer repeats")
-    return Check(
-        "temperature",
-        None,
-        "at temperature 0 two answers differ: parameters do not arrive, or batches are not exact",
-    )
+        return Finding("temperature", True, "at temperature 0 an answer repeats")
+    causes = "sampling parameters do not arrive, or batches are not exact"
+    return Finding("temperature", None, f"at temperature 0 two answers differ: {causes}")

@@ -1,118 +1,103 @@
-"""One rollout of an agent, and what its ids show."""
+"""Check one rollout of an agent: its outcome, and what its ids show."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gymgate.doctor.compare import retokenised
+from gymgate.doctor.compare import retokenise
+from gymgate.doctor.findings import Finding
 from gymgate.doctor.policy import SAMPLING, RecordingEngine
 from gymgate.rollout import Rollout
-from gymgate.runtime.checks import Check
 from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses
 
 _FIXES: Mapping[str, str] = {
-    "policy": "look at the server's log",
-    "environment": "`gymgate check` tells whether the environment works at all",
+    "policy": "see the server's log",
+    "environment": "`gymgate check` shows whether the environment works at all",
     "data": "the row does not fit the agent: name another with --data",
     "timeout": "give it more time: --timeout",
-    "infrastructure": "`gymgate doctor` without an environment looks at this machine",
+    "infrastructure": "`gymgate doctor` without an environment checks this machine",
 }
 
 
-def rollout_checks(
+def check_rollout(
     agent: str,
     rollout: Rollout,
     conversation: TokenConversation,
     policy: TokenPolicy,
     engine: RecordingEngine,
     tokenizer: Any,
-) -> Iterator[Check]:
-    """Its outcome, lengths, retokenisation, prefix misses and sampling, a line each."""
+) -> Iterator[Finding]:
+    """Yield findings about its outcome, lengths, tokenisation, prefixes and sampling."""
     yield _outcome(agent, rollout, conversation, policy)
-    if not conversation.turns:
+    turns = conversation.turns
+    if not turns:
         return
-    yield _lengths(agent, conversation, policy)
-    yield _tokenised_again(agent, conversation, tokenizer)
-    if len(conversation.turns) > 1:
-        yield _extension(agent, conversation)
+    sampled = sum(len(turn.completion_ids) for turn in turns)
+    longest = max(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
+    lengths = f"{sampled} ids sampled, at most {longest} of {policy.max_model_len or '?'} in one call"
+    if any(turn.logprobs is None and turn.completion_ids for turn in turns):
+        yield Finding(f"{agent} lengths", False, f"{lengths}, without logprobs; the server must return them")
+    else:
+        yield Finding(f"{agent} lengths", True, f"{lengths}, a finite logprob for each")
+    yield _retokenised(agent, conversation, tokenizer)
+    if len(turns) > 1:
+        yield _prefixes(agent, conversation)
     yield _sampling(agent, policy, engine)
 
 
-def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, policy: TokenPolicy) -> Check:
-    if rollout.error is not None:
-        error = rollout.error
-        return Check(agent, False, f"rollout failed ({error.kind}): {error.message}; {_FIXES[error.kind]}")
-    told = f"{rollout.status}, reward {rollout.reward}, {rollout.timing.total_s:.1f} s"
-    if not conversation.turns and rollout.status == "truncated":
-        limit = policy.max_model_len
-        return Check(
-            agent,
-            False,
-            f"{told}: its first prompt leaves no room within {limit} ids; serve the model with more (--max-model-len)",
-        )
-    if not conversation.turns:
-        return Check(
-            agent,
-            False,
-            f"{told}, but the policy was never asked: nothing to train on; try another row: --data",
-        )
-    segments = len(conversation.segments)
-    return Check(
-        agent,
-        True,
-        f"{told}, {len(conversation.turns)} calls, {segments} training row{'s' * (segments != 1)}",
-    )
+def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, policy: TokenPolicy) -> Finding:
+    if (error := rollout.error) is not None:
+        return Finding(agent, False, f"rollout failed ({error.kind}): {error.message}; {_FIXES[error.kind]}")
+    outcome = f"{rollout.status}, reward {rollout.reward}, {rollout.timing.total_s:.1f} s"
+    if conversation.turns:
+        segments = len(conversation.segments)
+        rows = f"{segments} training row{'s' * (segments != 1)}"
+        return Finding(agent, True, f"{outcome}, {len(conversation.turns)} calls, {rows}")
+    if rollout.status == "truncated":
+        problem = f"its first prompt is longer than {policy.max_model_len} ids allow"
+        fix = "serve the model with a larger --max-model-len"
+    else:
+        problem = "the agent never called the policy, so there is nothing to train on"
+        fix = "try another row: --data"
+    return Finding(agent, False, f"{outcome}: {problem}; {fix}")
 
 
-def _lengths(agent: str, conversation: TokenConversation, policy: TokenPolicy) -> Check:
-    turns = conversation.turns
-    sampled = sum(len(turn.completion_ids) for turn in turns)
-    longest = max(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
-    told = f"{sampled} ids sampled, at most {longest} of {policy.max_model_len or '?'} in one call"
-    if any(turn.logprobs is None and turn.completion_ids for turn in turns):
-        return Check(f"{agent} lengths", False, f"{told}, without logprobs; the server must give them")
-    return Check(f"{agent} lengths", True, f"{told}, a finite logprob for each")
-
-
-def _tokenised_again(agent: str, conversation: TokenConversation, tokenizer: Any) -> Check:
-    again = retokenised(
+def _retokenised(agent: str, conversation: TokenConversation, tokenizer: Any) -> Finding:
+    result = retokenise(
         conversation.turns,
         lambda ids: str(tokenizer.decode(ids)),
         lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
     )
-    name = f"{agent} ids"
-    if not again.differing:
-        return Check(name, True, "the text, tokenised again, gives the ids that were sampled")
-    told = f"tokenised again, {again.differing} of {again.sampled} ids would differ ({again.example})"
-    return Check(name, None, f"{told}; training gets them as they were sampled")
-
-
-def _extension(agent: str, conversation: TokenConversation) -> Check:
-    turns = conversation.turns
-    name, misses = f"{agent} turns", prefix_misses(turns)
-    if not misses:
-        return Check(name, True, f"each of {len(turns)} prompts extends the ids before it")
-    told = f"{misses} of {len(turns) - 1} further prompts do not extend the ids before them"
-    return Check(
-        name,
+    if not result.differing:
+        return Finding(f"{agent} ids", True, "the text, tokenised again, gives the ids that were sampled")
+    return Finding(
+        f"{agent} ids",
         None,
-        f"{told}: the agent rewrites its history, or the template drops reasoning; more training rows",
+        f"{result.differing} of {result.sampled} ids would differ if the text were tokenised again ({result.example}); "
+        "training gets the ids that were sampled",
     )
 
 
-def _sampling(agent: str, policy: TokenPolicy, engine: RecordingEngine) -> Check:
-    wrong = sorted(
-        {name for sent in engine.sent for name, value in SAMPLING.items() if sent.get(name) != value}
+def _prefixes(agent: str, conversation: TokenConversation) -> Finding:
+    turns = conversation.turns
+    missed = prefix_misses(turns)
+    if not missed:
+        return Finding(f"{agent} turns", True, f"each of {len(turns)} prompts extends the ids before it")
+    return Finding(
+        f"{agent} turns",
+        None,
+        f"{missed} of {len(turns) - 1} later prompts do not extend the ids before them (prefix misses), which makes more "
+        "training rows: the agent rewrites its history, or the template drops reasoning",
     )
-    name = f"{agent} sampling"
+
+
+def _sampling(agent: str, policy: TokenPolicy, engine: RecordingEngine) -> Finding:
+    wrong = {name for sent in engine.sent for name, value in SAMPLING.items() if sent.get(name) != value}
     if wrong:
-        return Check(
-            name,
-            False,
-            f"{', '.join(wrong)} did not go out as set; this is a defect of gymgate, please report it",
-        )
-    told = ", ".join(f"{key} {value:g}" for key, value in SAMPLING.items())
+        problem = f"{', '.join(sorted(wrong))} did not go out as set"
+        return Finding(f"{agent} sampling", False, f"{problem}; this is a bug in gymgate, please report it")
+    parameters = ", ".join(f"{key} {value:g}" for key, value in SAMPLING.items())
     overruled = ", ".join(sorted(policy.guard.overruled))
-    asks = f"; the row asks for another {overruled}: the trainer's wins" if overruled else ""
-    return Check(name, True, f"{told} on each of {len(engine.sent)} calls{asks}")
+    note = f"; the row asks for another {overruled}, but the trainer's value is used" if overruled else ""
+    return Finding(f"{agent} sampling", True, f"{parameters} on each of {len(engine.sent)} calls{note}")

@@ -1,4 +1,4 @@
-"""The interpreter and virtual environment that NeMo Gym runs in: found or made, once per release and requirements."""
+"""The interpreter and virtual environment that NeMo Gym runs in: one for each release and set of requirements."""
 
 from gymgate.runtime.ensure import Runtime, ensure_runtime, find_runtime
 from gymgate.runtime.environment import clean_env, daemon_env

@@ -1,4 +1,4 @@
-"""What the processes we start get to see of the caller's environment variables."""
+"""The environment variables that gymgate's child processes get: an allow-list, so that no secret reaches them by chance."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gymgate.runtime.pip_settings import index_settings
 
-_ALLOWED_NAMES = """
+_COMMON_NAMES = """
     PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TERM TMPDIR TMP TEMP LD_LIBRARY_PATH
     SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE CURL_CA_BUNDLE
     HTTP_PROXY HTTPS_PROXY ALL_PROXY NO_PROXY http_proxy https_proxy all_proxy no_proxy
@@ -18,8 +18,7 @@ _ALLOWED_NAMES = """
     CUDA_VISIBLE_DEVICES CUDA_HOME NVIDIA_VISIBLE_DEVICES OPENBLAS_CORETYPE
     NEMO_SKILLS_SANDBOX_HOST NEMO_SKILLS_SANDBOX_PORT
 """
-_ALLOWED = frozenset(_ALLOWED_NAMES.split())
-_ALLOWED_PREFIXES = ("LC_",)
+_EVERY_PROCESS = frozenset(_COMMON_NAMES.split())
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _BUILD_NAMES = """
@@ -28,21 +27,12 @@ _BUILD_NAMES = """
     DBUS_SESSION_BUS_ADDRESS XDG_CONFIG_DIRS NPM_TOKEN
 """
 _BUILDING = frozenset(_BUILD_NAMES.split())
+"""How packages are fetched and built, with the credentials that registries ask for."""
 _BUILDING_PREFIXES = ("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_CONFIG_", "npm_config_", "GIT_CONFIG_")
-"""How packages are fetched and built, what registries ask for included."""
 _OWN_PREFIXES = (
-    "GYMGATE_",
-    "UV_",
-    "PIP_",
-    "PYTHON",
-    "VIRTUAL_ENV",
-    "__PYVENV",
-    "PYENV_",
-    "CONDA_",
-    "XDG_",
-    "MALLOC_",
+    *("GYMGATE_", "UV_", "PIP_", "PYTHON", "VIRTUAL_ENV", "__PYVENV", "PYENV_", "CONDA_", "XDG_", "MALLOC_"),
 )
-"""What gymgate's own processes read beside that."""
+"""What gymgate's own processes read, too."""
 
 _UV_NAMES = """
     UV_INDEX UV_DEFAULT_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INDEX_STRATEGY UV_KEYRING_PROVIDER
@@ -51,70 +41,66 @@ _UV_NAMES = """
     UV_PYTHON_DOWNLOADS UV_PYTHON_INSTALL_DIR UV_PYTHON_INSTALL_MIRROR UV_PYTHON_CACHE_DIR UV_PYTHON_DOWNLOADS_JSON_URL
     UV_LOCK_TIMEOUT
 """
-_UV_KEPT = frozenset(_UV_NAMES.split())
-"""uv's settings of where packages come from and how the network is reached. The others (UV_PYTHON, UV_CONSTRAINT,
-UV_RESOLUTION, UV_PROJECT_ENVIRONMENT, ...) would change what is installed, or where."""
-_UV_KEPT_PREFIXES = ("UV_INDEX_",)
-
-
-def _seen(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
-    """What every process may see of this one's variables, and what else is named. Nothing else gets through."""
-    wanted, begins = _ALLOWED.union(names), (*_ALLOWED_PREFIXES, *prefixes)
-    return {name: value for name, value in os.environ.items() if name in wanted or name.startswith(begins)}
+_UV = frozenset(_UV_NAMES.split())
+"""uv's settings for the origin of packages and for the network. Its others (UV_PYTHON, UV_CONSTRAINT, UV_RESOLUTION,
+UV_PROJECT_ENVIRONMENT, ...) would change what is installed, or where."""
+_UV_PREFIXES = ("UV_INDEX_",)
 
 
 def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
-    """The allow-listed environment of NeMo Gym's processes, and the variables named in `extra` that are set.
+    """Return the environment of NeMo Gym's processes: the allow-list, and the variables named in `extra` that are set.
 
-    No provider key, no `UV_PYTHON`, `VIRTUAL_ENV` or `PYTHONPATH` gets through; loopback never goes through a
-    proxy, and the SDK's virtual environment is not on `PATH`.
+    No provider key, no `UV_PYTHON`, `VIRTUAL_ENV` or `PYTHONPATH` gets through. Loopback never goes through a proxy, and
+    the SDK's virtual environment is not on `PATH`.
     """
-    kept = _seen(extra)
+    kept = _allowed(extra)
     if "PATH" in kept:
-        kept["PATH"] = _without_own_environment(kept["PATH"])
-    return kept | _loopback_direct(kept)
+        roots = (os.environ.get("VIRTUAL_ENV"), sys.prefix if sys.prefix != sys.base_prefix else None)
+        own = {Path(root) / "bin" for root in roots if root}
+        entries = kept["PATH"].split(os.pathsep)
+        kept["PATH"] = os.pathsep.join(entry for entry in entries if entry and Path(entry) not in own)
+    return kept | _loopback_without_proxy(kept)
 
 
 def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
-    """The environment of gymgate's own processes, a stack's daemon first: what its servers get, and what installing takes.
+    """Return the environment of gymgate's own processes: `clean_env`'s variables and those that installing needs.
 
-    No key of an endpoint's, unless named: those are read in the caller's process and reach the daemon over its socket.
+    No endpoint's key, unless named in `extra`: keys are read in the caller's process and reach the daemon over its socket.
     """
-    return _seen(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
+    return _allowed(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
 
 
 def installer_env() -> dict[str, str]:
-    """The environment of uv and npm: how they reach packages and build them, and no other key or token.
+    """Return the environment of uv and npm: how they reach and build packages, and no other key or token.
 
-    What would point uv at another interpreter or other versions is left out. Where it has no index settings of its
-    own, it gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
+    Variables that point uv at another interpreter or other versions are left out. Without index settings of uv's own, it
+    gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
     """
-    kept = _seen(_BUILDING | _UV_KEPT, (*_BUILDING_PREFIXES, *_UV_KEPT_PREFIXES))
+    kept = _allowed(_BUILDING | _UV, (*_BUILDING_PREFIXES, *_UV_PREFIXES))
     if offline():
         kept["UV_OFFLINE"] = "1"
-    return {**index_settings({**os.environ, **kept}), **kept, **_loopback_direct(kept)}
+    return {**index_settings({**os.environ, **kept}), **kept, **_loopback_without_proxy(kept)}
 
 
 def offline() -> bool:
-    """Whether the user wants no network: `GYMGATE_OFFLINE` or `UV_OFFLINE`."""
+    """Return whether the user switched the network off: `GYMGATE_OFFLINE` or `UV_OFFLINE`."""
     return any(
         os.environ.get(name, "").lower() in ("1", "true", "yes", "on")
         for name in ("GYMGATE_OFFLINE", "UV_OFFLINE")
     )
 
 
-def _loopback_direct(environment: dict[str, str]) -> dict[str, str]:
-    def direct(name: str) -> str:
+def _allowed(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+    """This process's variables that every child may have, and those with the given names and prefixes."""
+    allowed, beginnings = _EVERY_PROCESS.union(names), ("LC_", *prefixes)
+    return {
+        name: value for name, value in os.environ.items() if name in allowed or name.startswith(beginnings)
+    }
+
+
+def _loopback_without_proxy(environment: dict[str, str]) -> dict[str, str]:
+    def extended(name: str) -> str:
         hosts = [host.strip() for host in environment.get(name, "").split(",")]
         return ",".join(dict.fromkeys([*filter(None, hosts), *_LOOPBACK]))
 
-    return {name: direct(name) for name in ("NO_PROXY", "no_proxy")}
-
-
-def _without_own_environment(path: str) -> str:
-    own = {Path(root) / "bin" for root in (os.environ.get("VIRTUAL_ENV"), _virtual_environment()) if root}
-    return os.pathsep.join(entry for entry in path.split(os.pathsep) if entry and Path(entry) not in own)
-
-
-def _virtual_environment() -> str | None:
-    return sys.prefix if sys.prefix != sys.base_prefix else None
+    return {name: extended(name) for name in ("NO_PROXY", "no_proxy")}

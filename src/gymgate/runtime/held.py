@@ -1,6 +1,6 @@
-"""What of the cache is in use: each part has a file that its users lock, shared, for as long as they live.
+"""Which parts of the cache are in use: each has a file on which its users hold a shared lock for as long as they live.
 
-The kernel lets go of a lock when the last process that has it ends, however that happens; a forked child has its parent's.
+The kernel releases a lock when the last process that has it ends, however it ends; forked children share their parent's.
 The file's modification time says when the part was last used.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PATIENCE_S = 2.0
-"""Beyond what moving a part out of its place, or looking whether it is in use, takes."""
+"""Longer than it takes to move a part out of its place, or to find out whether it is in use."""
 _POLL_S = 0.01
 
 _held: dict[Path, int] = {}
@@ -22,19 +22,21 @@ _held: dict[Path, int] = {}
 
 
 def hold(file: Path) -> bool:
-    """Keep what `file` stands for from being removed while this process lives, and note that it is used now.
+    """Keep the part of `file` from being removed while this process lives, and note that it is used now.
 
-    `False` if it is gone. Where the file system has no locks, or the cache cannot be written, only what can be done is.
+    `False` if it is gone. Does what it can where the file system has no locks or the cache cannot be written.
     """
-    if not _is(file, _held.get(file)):
+    if not _is_open(file, _held.get(file)):
         try:
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
-        if not (_locked(descriptor) and _is(file, descriptor)):
+        if not (_share(descriptor) and _is_open(file, descriptor)):
             os.close(descriptor)
             return False
-        _held[file] = descriptor  # of two threads at once the first's lock stays, too
+        _held[file] = (
+            descriptor  # of two threads that come here at once, the first one's lock stays open, too
+        )
     with contextlib.suppress(OSError):
         os.utime(file)
     return True
@@ -42,9 +44,9 @@ def hold(file: Path) -> bool:
 
 @contextlib.contextmanager
 def alone(file: Path) -> Iterator[bool]:
-    """Whether no process holds `file`; none can begin to while this lasts. What has no such file is in nobody's use.
+    """Give whether no process holds `file`; none can begin to hold it meanwhile. A file that is not there is unused.
 
-    `OSError` where that cannot be known.
+    Raises `OSError` where locks do not work.
     """
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)  # network file systems want it writable
@@ -58,7 +60,7 @@ def alone(file: Path) -> Iterator[bool]:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file for this process alone, if nobody has locked it."""
+    """Lock an open file for this process alone, unless a process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -67,18 +69,18 @@ def try_lock(descriptor: int) -> bool:
 
 
 def holders(file: Path) -> list[int]:
-    """The processes that have locked `file`, as far as the kernel says: of this machine and this PID namespace."""
+    """Return the processes that have locked `file`, of those that this machine and PID namespace show."""
     try:
         status, locks = file.stat(), Path("/proc/locks").read_text(encoding="ascii")
     except OSError:
         return []
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     lines = [line.split() for line in locks.splitlines() if " FLOCK " in line]
-    return sorted({int(words[4]) for words in lines if words[5] == place and words[4].isdecimal()})
+    return sorted({int(words[4]) for words in lines if words[5] == inode and words[4].isdecimal()})
 
 
-def _locked(descriptor: int) -> bool:
-    """Take the shared lock; not while somebody has the file alone for longer than it takes to look."""
+def _share(descriptor: int) -> bool:
+    """Take the shared lock; give up if another process has the file alone for longer than a check takes."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -88,15 +90,13 @@ def _locked(descriptor: int) -> bool:
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_S)
-        except OSError:  # no locks here
+        except OSError:  # this file system has no locks
             return True
 
 
-def _is(file: Path, descriptor: int | None) -> bool:
-    """Whether the descriptor is open, and of the file that is now at that place."""
-    if descriptor is None:
-        return False
+def _is_open(file: Path, descriptor: int | None) -> bool:
+    """Whether the descriptor is open on the file that is now at that path."""
     try:
-        return os.path.samestat(os.fstat(descriptor), file.stat())
+        return descriptor is not None and os.path.samestat(os.fstat(descriptor), file.stat())
     except OSError:
         return False

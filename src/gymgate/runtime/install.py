@@ -1,4 +1,4 @@
-"""What is put into NeMo Gym's environment: the release, pinned by its lock, then what servers require beside it."""
+"""Fill an environment for NeMo Gym: the release, pinned by its lock, then what servers require beside it."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gymgate.errors import SetupError
-from gymgate.runtime.command import CommandError, run_command
+from gymgate.runtime.command import CommandError, Progress, run_command
 from gymgate.runtime.environment import clean_env
-from gymgate.runtime.installer import Progress, UvFailedError, run_uv
+from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.runtime.interpreters import Interpreter, Version, text
 from gymgate.runtime.lockfile import package_of, pins, split_lock
 from gymgate.runtime.venv import noted_interpreter
 
 _CHECK_TIMEOUT_S = 300.0
-_FACTS_TIMEOUT_S = 60.0
+_INSPECT_TIMEOUT_S = 60.0
 _REMIND_S = 10.0
 _NO_BUILD = re.compile(
     r"no wheels|no usable wheels|matching Python|Failed to build|depends on Python|satisfy Python"
 )
-"""uv's words for a package that this interpreter, rather than the index or the network, stands in the way of."""
+"""What uv writes when a package does not fit this interpreter; the index and the network are fine."""
 _CHECK = (
     "import importlib, pkgutil, nemo_gym\n"
     "names = sorted(m.name for m in pkgutil.iter_modules(nemo_gym.__path__) if m.name.startswith('base_'))\n"
     "for name in ['server_utils', *names]: importlib.import_module('nemo_gym.' + name)\n"
 )
-"""What every server imports. Run once, it proves the environment and leaves behind the bytecode that a start needs (3 s
+"""Imports what every server imports: this proves the environment and leaves behind the bytecode that a start needs (3 s
 of imports instead of 6). Compiling all 16,000 files would add 28 s of CPU time."""
-_FACTS = (
-    "import importlib.metadata, importlib.util, json, os, sys\n"
+_INSPECT = (
+    "import importlib.metadata, importlib.util, json, os\n"
     "try: version = importlib.metadata.version('nemo-gym')\n"
     "except importlib.metadata.PackageNotFoundError: version = None\n"
     "spec = importlib.util.find_spec('nemo_gym')\n"
-    "site = os.path.dirname(list(spec.submodule_search_locations)[0]) if spec else None\n"
-    "print(json.dumps([site, version, '.'.join(map(str, sys.version_info[:3]))]))"
+    "print(json.dumps([os.path.dirname(list(spec.submodule_search_locations)[0]) if spec else None, version]))"
 )
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides an environment's content, the interpreter apart."""
+    """Decides, together with the interpreter, what is in an environment."""
 
     version: str
     floor: Version
     """Python that the release declares as its minimum."""
     lock: str | None
-    """Hash-pinned requirements; `None` for a release without a lock, which is resolved when it is installed."""
+    """Requirements with hashes; `None` for a release without a lock, which is resolved when it is installed."""
     requirements: tuple[str, ...]
     digest: str
 
@@ -64,109 +64,97 @@ class Recipe:
 
 
 class UnusableInterpreterError(Exception):
-    """The release cannot be installed for this interpreter, or does not import on it; another may do."""
+    """The release cannot be installed for this interpreter, or does not import on it; another one may do."""
 
 
-def make_environment(
-    recipe: Recipe, interpreter: Interpreter, base: Path | None, say: Progress, path: Path, held: int
-) -> dict[str, Any]:
-    """Make it at `path`, prove that it works, and return what to note of it.
-
-    `base` is the package directory of the same release without further requirements, whose bytecode is shared.
-    Raises `UnusableInterpreterError`, `UvFailedError`, `SetupError`.
-    """
-    with _step(say, f"making an environment for nemo-gym {recipe.version} with {interpreter}"):
-        run_uv("venv", "--clear", "--relocatable", "--python", interpreter.path, path, held=held)
-    installation = _Installation(recipe, interpreter, path, held, say)
-    with _step(say, f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
-        installation.install_release()
-    if recipe.requirements:
-        with _step(say, f"installing {', '.join(recipe.requirements)}"):
-            installation.install_requirements()
-    with _step(say, "checking that NeMo Gym imports"):
-        if base is not None:
-            _share_bytecode(base, path / base.parent.parent.name / base.parent.name / base.name)
-        check_imports(path / "bin" / "python", interpreter)
-    site, release, python = inspect_interpreter(path / "bin" / "python")
-    return {
-        "site": os.path.relpath(site or path, path),
-        "nemo_gym": release,
-        "python": python,
-        "requirements": list(recipe.requirements),
-        "interpreter": noted_interpreter(interpreter, path / "bin" / "python"),
-    }
-
-
-def inspect_interpreter(python: Path) -> tuple[Path | None, str | None, str]:
-    """The directory that holds its nemo_gym, that release, and its own version. `SetupError` if it does not run."""
+def inspect_interpreter(python: Path) -> tuple[Path, str]:
+    """Return the directory that holds this interpreter's nemo_gym, and its release. Raises `SetupError`."""
     try:
-        told = run_command([python, "-I", "-c", _FACTS], env=clean_env(), timeout_s=_FACTS_TIMEOUT_S)
-        site, release, own = json.loads(told)
-    except (CommandError, ValueError) as error:
-        raise SetupError(f"interpreter {str(python)!r} does not run: {_end_of(error)}") from error
-    return Path(site) if site else None, release, own
-
-
-def check_imports(python: Path, interpreter: Interpreter) -> None:
-    """Import what every server imports. Raises `UnusableInterpreterError` with the reason."""
-    with tempfile.TemporaryDirectory(prefix="gymgate-") as nowhere:
-        try:
-            run_command(
-                [python, "-I", "-c", _CHECK], env=clean_env(), cwd=nowhere, timeout_s=_CHECK_TIMEOUT_S
-            )
-        except CommandError as error:
-            raise UnusableInterpreterError(
-                f"NeMo Gym does not import on {interpreter}: {_end_of(error)}"
-            ) from error
-
-
-def _end_of(error: Exception) -> str:
-    """The last line that a command wrote to stderr, a traceback's end; else what became of it."""
-    errors = error.errors if isinstance(error, CommandError) else ""
-    return (errors.strip().splitlines() or [str(error)])[-1]
-
-
-def _share_bytecode(base: Path, site: Path) -> None:
-    """Link what is compiled already; Python passes over what does not fit its source's size and time."""
-    for compiled in base.rglob("__pycache__/*.pyc"):
-        place = site / compiled.relative_to(base)
-        if place.parent.parent.is_dir():
-            place.parent.mkdir(exist_ok=True)
-            with contextlib.suppress(FileExistsError):
-                os.link(compiled, place)
+        answer = run_command([python, "-I", "-c", _INSPECT], env=clean_env(), timeout_s=_INSPECT_TIMEOUT_S)
+        site, release = json.loads(answer)
+    except CommandError as error:
+        raise SetupError(f"interpreter {str(python)!r} does not run: {error.last_line}") from error
+    except ValueError as error:
+        raise SetupError(f"interpreter {str(python)!r} does not run: {error}") from error
+    if site is None or release is None:
+        raise SetupError(f"interpreter {str(python)!r} has no nemo-gym installed")
+    return Path(site), release
 
 
 @dataclass(frozen=True)
-class _Installation:
+class Installation:
+    """The making of one environment, in the directory `path`."""
+
     recipe: Recipe
     interpreter: Interpreter
     path: Path
     held: int
+    """Descriptor of the lock, for uv to inherit."""
     say: Progress
 
     @property
-    def _lifted(self) -> tuple[str, ...]:
-        """What makes uv take nemo-gym, a pure Python wheel, for an interpreter below the declared minimum.
+    def python(self) -> Path:
+        """The environment's own interpreter."""
+        return self.path / "bin" / "python"
+
+    @property
+    def site(self) -> Path:
+        """The directory of its packages."""
+        major, minor, _ = self.interpreter.version
+        return self.path / "lib" / f"python{major}.{minor}" / "site-packages"
+
+    def make(self, base: Path | None) -> dict[str, Any]:
+        """Make it, prove that it works, and return its marker's content.
+
+        `base` is the package directory of the same release without further requirements, whose bytecode is shared.
+        Raises `UnusableInterpreterError`, `UvFailedError`, `SetupError`.
+        """
+        recipe = self.recipe
+        with self._step(f"making an environment for nemo-gym {recipe.version} with {self.interpreter}"):
+            run_uv(
+                *("venv", "--clear", "--relocatable", "--python", self.interpreter.path, self.path),
+                held=self.held,
+            )
+        with self._step(f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
+            self._install_release()
+        if recipe.requirements:
+            with self._step(f"installing {', '.join(recipe.requirements)}"):
+                self._install_requirements()
+        with self._step("checking that NeMo Gym imports"):
+            if base is not None:
+                _share_bytecode(base, self.site)
+            self._check_imports()
+        return {
+            "site": os.path.relpath(self.site, self.path),
+            "nemo_gym": self._installed()["nemo-gym"],
+            "python": self.interpreter.label,
+            "requirements": list(recipe.requirements),
+            "interpreter": noted_interpreter(self.interpreter, self.python),
+        }
+
+    @property
+    def _raised(self) -> tuple[str, ...]:
+        """Lets uv install nemo-gym, as if on the Python that it declares, although this one is older.
 
         (An override of its metadata does not do: the package index declares the minimum too.)
         """
         below = self.interpreter.version < self.recipe.floor
         return ("--python-version", text(self.recipe.floor)) if below else ()
 
-    def install_release(self) -> None:
-        """All else first, as this interpreter is; then nemo-gym, lifted over the declared minimum if need be."""
+    def _install_release(self) -> None:
+        """Install everything else for this interpreter as it is, then nemo-gym, if need be past its declared minimum."""
         release = self.recipe.version
         lock = self.recipe.lock
         if lock is None:
-            self.say(f"warning: no lock ships for nemo-gym {release}; resolving its requirements now")
+            self.say(f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now")
             lock = self._resolve()
         own, others = split_lock(lock)
         exact = ("--no-deps", "--require-hashes")
+        copied = ("--link-mode", "copy")  # servers write beside their code, which must not be uv's cache
         try:
-            with _file(others) as rest, _file(own) as itself:
+            with _file([others]) as rest, _file([own]) as itself:
                 self._install(*exact, "-r", rest)
-                copied = ("--link-mode", "copy")  # servers write beside their code: never into uv's cache
-                self._install(*exact, *self._lifted, *copied, "-r", itself)
+                self._install(*exact, *self._raised, *copied, "-r", itself)
         except UvFailedError as error:
             if not _NO_BUILD.search(str(error)):
                 raise
@@ -175,113 +163,112 @@ class _Installation:
             ) from error
 
     def _resolve(self) -> str:
+        """Return a lock for a release that has none."""
         release = self.recipe.version
-        with _file(f"nemo-gym=={release}") as wanted:
-            command = ("pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate")
-            quiet = ("--no-emit-index-url", "--no-emit-find-links")
-            python = ("--python", os.fspath(self.interpreter.path))
+        command = ("pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate")
+        quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
+        with _file([f"nemo-gym=={release}"]) as wanted:
             try:
-                return run_uv(*command, *quiet, *python, *self._lifted, wanted, say=self.say, held=self.held)
+                return run_uv(*command, *quiet, *self._raised, wanted, say=self.say, held=self.held)
             except UvFailedError as error:
                 if error.kind == "conflict" and f"no version of nemo-gym=={release}" in str(error):
                     raise SetupError(f"there is no nemo-gym {release} on the package index") from error
                 raise
 
-    def install_requirements(self) -> None:
-        """Beside the release, whose own versions are held where that is possible; what moves is told."""
+    def _install_requirements(self) -> None:
+        """Install them beside the release with the release's versions kept, or as few of them changed as possible."""
         wanted = self.recipe.requirements
-        held = pins(self.recipe.lock) if self.recipe.lock else self._installed_pins()
-        named = {package_of(requirement) for requirement in wanted}
-        freed = {package: pin for package, pin in held.items() if package not in named}
         before = self._installed()
-        for attempt, constraints in enumerate((held, freed, {})):
+        locked = pins(self.recipe.lock) if self.recipe.lock else _pinned(before)
+        named = {package_of(requirement) for requirement in wanted}
+        free = {package: pin for package, pin in locked.items() if package not in named}
+        complete = (*wanted, *self._declared())
+        for requirements, constraints in ((wanted, locked), (complete, free), (complete, {})):
             try:
-                self._install_held(wanted if attempt == 0 else (*wanted, *self._declared()), constraints)
+                with _file(requirements) as file, _file(constraints.values()) as held:
+                    self._install("-r", file, "-c", held)
                 break
             except UvFailedError as error:
                 if error.kind != "conflict":
                     raise
-                if attempt == 2:
-                    raise SetupError(
-                        f"{', '.join(wanted)} cannot be installed beside nemo-gym {self.recipe.version}: {error}"
-                    ) from error
-        if attempt:
-            self._tell_moved(before)
-
-    def _install_held(self, wanted: Sequence[str], constraints: dict[str, str]) -> None:
-        with _file("\n".join(wanted)) as requirements, _file("\n".join(constraints.values())) as held:
-            self._install("-r", requirements, "-c", held)
-
-    def _declared(self) -> list[str]:
-        """The release's own requirements, which hold whatever a server asks for."""
-        site, *_ = inspect_interpreter(self.path / "bin" / "python")
-        assert site is not None
-        [metadata] = site.glob("nemo_gym-*.dist-info/METADATA")
-        prefix = "Requires-Dist: "
-        lines = [
-            line for line in metadata.read_text(encoding="utf-8").splitlines() if line.startswith(prefix)
-        ]
-        return [line.removeprefix(prefix) for line in lines if "extra ==" not in line]
-
-    def _tell_moved(self, before: dict[str, str]) -> None:
+                failure = error
+        else:
+            raise SetupError(
+                f"{', '.join(wanted)} cannot be installed beside nemo-gym {self.recipe.version}: {failure}"
+            ) from failure
         after = self._installed()
-        moved = [
+        changed = [
             f"{package} {version} -> {after[package]}"
             for package, version in before.items()
             if after.get(package, version) != version
         ]
-        if moved:
+        if changed:
             self.say(
-                f"warning: {', '.join(self.recipe.requirements)} moved {', '.join(moved)} from the versions that "
-                f"nemo-gym {self.recipe.version} was locked with"
+                f"warning: {', '.join(wanted)} changed {', '.join(changed)}; nemo-gym {self.recipe.version} was locked "
+                "with the former"
             )
 
-    def _installed(self) -> dict[str, str]:
-        listed = json.loads(
-            run_uv("pip", "list", "--format", "json", "--python", self.path / "bin" / "python")
-        )
-        return {package_of(each["name"]): each["version"] for each in listed}
+    def _declared(self) -> list[str]:
+        """The release's own requirements, which hold whatever a server asks for."""
+        [release] = metadata.distributions(name="nemo-gym", path=[str(self.site)])
+        return [requirement for requirement in release.requires or () if "extra ==" not in requirement]
 
-    def _installed_pins(self) -> dict[str, str]:
-        return {
-            name: f"{name}=={version}" for name, version in self._installed().items() if name != "nemo-gym"
-        }
+    def _installed(self) -> dict[str, str]:
+        """The version of each installed package, by normalised name."""
+        found = metadata.distributions(path=[str(self.site)])
+        return {package_of(each.name): each.version for each in found}
 
     def _install(self, *arguments: str | Path) -> None:
-        run_uv(
-            "pip",
-            "install",
-            "--python",
-            self.path / "bin" / "python",
-            *arguments,
-            say=self.say,
-            held=self.held,
-        )
+        run_uv("pip", "install", "--python", self.python, *arguments, say=self.say, held=self.held)
+
+    def _check_imports(self) -> None:
+        """Import what every server imports. Raises `UnusableInterpreterError` with the reason."""
+        command: list[str | Path] = [self.python, "-I", "-c", _CHECK]
+        with tempfile.TemporaryDirectory(prefix="gymgate-") as empty:
+            try:
+                run_command(command, env=clean_env(), cwd=empty, timeout_s=_CHECK_TIMEOUT_S)
+            except CommandError as error:
+                raise UnusableInterpreterError(
+                    f"NeMo Gym does not import on {self.interpreter}: {error.last_line}"
+                ) from error
+
+    @contextlib.contextmanager
+    def _step(self, line: str) -> Iterator[None]:
+        """Report a step, and every 10 s how long it has taken so far."""
+        done = threading.Event()
+        started = time.monotonic()
+
+        def remind() -> None:
+            while not done.wait(_REMIND_S):
+                self.say(f"still {line} ({time.monotonic() - started:.0f} s)")
+
+        self.say(line)
+        reminder = threading.Thread(target=remind, daemon=True)
+        reminder.start()
+        try:
+            yield
+        finally:
+            done.set()
+            reminder.join()
+
+
+def _pinned(installed: dict[str, str]) -> dict[str, str]:
+    return {name: f"{name}=={version}" for name, version in installed.items() if name != "nemo-gym"}
+
+
+def _share_bytecode(base: Path, site: Path) -> None:
+    """Link the bytecode of the same sources; Python ignores what does not fit its source's size and time."""
+    for compiled in base.rglob("__pycache__/*.pyc"):
+        place = site / compiled.relative_to(base)
+        if place.parent.parent.is_dir():
+            place.parent.mkdir(exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.link(compiled, place)
 
 
 @contextlib.contextmanager
-def _step(say: Progress, line: str) -> Iterator[None]:
-    """Say what is being done, and every 10 s how long it has taken."""
-    done = threading.Event()
-    started = time.monotonic()
-
-    def remind() -> None:
-        while not done.wait(_REMIND_S):
-            say(f"still {line} ({time.monotonic() - started:.0f} s)")
-
-    say(line)
-    reminder = threading.Thread(target=remind, daemon=True)
-    reminder.start()
-    try:
-        yield
-    finally:
-        done.set()
-        reminder.join()
-
-
-@contextlib.contextmanager
-def _file(content: str) -> Iterator[Path]:
+def _file(lines: Iterable[str]) -> Iterator[Path]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt", prefix="gymgate-", encoding="utf-8") as handle:
-        handle.write(content)
+        handle.write("\n".join(lines))
         handle.flush()
         yield Path(handle.name)

@@ -1,4 +1,4 @@
-"""pip's settings of where packages come from, for uv, which does not read them."""
+"""Translate pip's settings of where packages come from for uv, which does not read them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _OWN_INDEX = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_UR
 
 
 def index_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """uv's variables that say what pip's variables and files say; empty where uv has index settings of its own.
+    """Return uv's variables for pip's variables and files; empty if uv has index settings of its own.
 
-    Several indexes are equal to pip, and a lock's hashes make that safe, so uv is told the same: its default,
-    to look no further than the first index that has a package, finds an old copy and stops there.
+    pip treats several indexes as equal, and a lock's hashes make that safe, so uv is set to do the same. By default uv
+    stops at the first index that has a package, which may only have an old release.
     """
     if any(environment.get(name) for name in _OWN_INDEX) or _uv_has_index(environment):
         return {}
@@ -33,7 +33,7 @@ def index_settings(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _pip_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Later files override earlier ones, `PIP_...` variables override all, as in pip."""
+    """Read pip's settings as pip does: later files override earlier ones, `PIP_...` variables override all."""
     settings: dict[str, str] = {}
     for path in _pip_files(environment):
         parser = configparser.RawConfigParser()

@@ -1,1 +1,1 @@
-"""Policy servers that gymgate starts: their commands, the nodes they run on, and who looks after them."""
+"""Policy servers that gymgate starts: their commands, the nodes they run on, and the supervisor that keeps them up."""

@@ -1,19 +1,19 @@
-"""What is to be served, and with which commands: vLLM's own, or one that the caller writes."""
+"""Servers to start and their commands: vLLM's, or one that the caller writes."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gymgate.errors import ConfigError
 from gymgate.runtime import clean_env
+from gymgate.runtime.command import CommandError, run_command
 
 FIRST_PORT = 8000
+_NVIDIA_SMI_TIMEOUT_S = 30.0
 OWN_ARGUMENTS = {
     "--host": "--host",
     "--port": "--port",
@@ -22,7 +22,7 @@ OWN_ARGUMENTS = {
     "--tensor-parallel-size": "--tensor-parallel",
     "-tp": "--tensor-parallel",
 }
-"""vLLM's options that have one of ours in their place."""
+"""vLLM's options that gymgate sets itself, by an option of its own."""
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,27 @@ class Server:
     name: str
     argv: tuple[str, ...]
     url: str
-    """Answers when it is ready; a policy's, up to /v1."""
+    """Answers when the server is ready; a policy's, up to and including /v1."""
     environment: tuple[tuple[str, str], ...] = ()
-    """Beside the caller's own variables."""
-    port: int = 0
-    """To be held for it on this machine until it has it; 0: none."""
+    """Variables added to this process's own."""
     is_policy: bool = True
 
     @property
     def probe(self) -> str:
-        """What to ask."""
+        """The URL that answers when the server is ready."""
         return f"{self.url}/models" if self.is_policy else self.url
 
 
 @dataclass(frozen=True)
 class PolicyServers:
-    """What is to be started; `ConfigError` for what does not belong together."""
+    """The policy servers to start. Raises `ConfigError` for settings that contradict each other."""
 
     model: str | None = None
-    """Served by vLLM."""
+    """Model for vLLM to serve."""
     arguments: Sequence[str] = ()
-    """Of vLLM's, further ones."""
+    """Extra arguments for vLLM."""
     command: str | None = None
-    """Of another server, `{port}` and `{host}` in it."""
+    """Command of another server, with `{port}` and perhaps `{host}` in it."""
     data_parallel: int | None = None
     """Copies behind one address, by vLLM's own option."""
     replicas: int | None = None
@@ -62,31 +60,31 @@ class PolicyServers:
     tensor_parallel: int | None = None
     """GPUs per copy."""
     nodes: Sequence[str] = ()
-    """To start them on, with srun; none: this machine."""
+    """Nodes to start them on with srun; none: this machine."""
     srun: Sequence[str] = ()
-    """Further options of srun's."""
+    """Extra options for srun."""
     host: str | None = None
-    """To listen on. Loopback on this machine; every address on other nodes."""
+    """Address to listen on; `None`: loopback on this machine, every address on other nodes."""
     port: int | None = None
-    """The first one; `None`: free ones on this machine, from 8000 on elsewhere."""
+    """The first port; `None`: free ones on this machine, from 8000 on elsewhere."""
 
     def __post_init__(self) -> None:
         if self.model is not None and self.command is not None:
             raise ConfigError(
-                f"MODEL {self.model!r} is for vLLM, --command is another server: give one of them"
+                f"MODEL {self.model!r} is for vLLM and --command for another server: give one of them"
             )
         if self.model is None and self.command is None:
             raise ConfigError("name a MODEL for vLLM to serve, or another server's --command")
         vllm_only = {"--data-parallel": self.data_parallel, "--tensor-parallel": self.tensor_parallel}
         vllm_only["arguments after --"] = self.arguments or None  # type: ignore[assignment]
         if self.command is not None and (idle := [name for name, value in vllm_only.items() if value]):
-            raise ConfigError(f"{' and '.join(idle)}: for vLLM only; write it into --command")
+            raise ConfigError(f"{' and '.join(idle)}: only for vLLM; write it into --command")
         if self.command is not None and "{port}" not in self.command:
             raise ConfigError(f"--command {self.command!r}: write {{port}} where the server takes its port")
         if (self.data_parallel or 1) > 1 and (self.replicas or 1) > 1:
             raise ConfigError(
                 f"--data-parallel {self.data_parallel} (copies behind one address) and --replicas {self.replicas} "
-                "(an address each) are two ways to the same: give one of them"
+                "(an address each) do the same: give one of them"
             )
         for argument in self.arguments:
             if own := OWN_ARGUMENTS.get(argument.partition("=")[0]):
@@ -95,7 +93,7 @@ class PolicyServers:
             raise ConfigError("--srun is for the nodes of a Slurm job: add --slurm-nodes")
 
     def servers(self, gpus: Sequence[str], ports: Sequence[int] = ()) -> list[Server]:
-        """Each with its command; `gpus` are those of one node, `ports` free ones for servers of this machine."""
+        """Return the servers with their commands. `gpus` are those of one node, `ports` are free ones on this machine."""
         shares = self.shares(gpus)
         return [
             self._server(node, number, shares[number], self._port(number, ports))
@@ -104,16 +102,18 @@ class PolicyServers:
         ]
 
     def shares(self, gpus: Sequence[str]) -> list[tuple[str, ...]]:
-        """The GPUs of each server of a node; empty for one that is to see all of them."""
+        """Return the GPUs of each server of a node; empty for a server that sees all of them."""
         count, each = self.replicas or 1, (self.tensor_parallel or 1) * (self.data_parallel or 1)
         if gpus and count * each > len(gpus):
             wanted = f"{count} server{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}"
-            raise ConfigError(f"{wanted} need {count * each}, and here are {len(gpus)}: {', '.join(gpus)}")
+            raise ConfigError(
+                f"{wanted} need {count * each}, but there are only {len(gpus)}: {', '.join(gpus)}"
+            )
         if count == 1:
             return [()]
         if not gpus and self.model is not None:
             raise ConfigError(
-                f"--replicas {count}: no GPUs found to divide among them; set CUDA_VISIBLE_DEVICES to those they may use"
+                f"--replicas {count}: found no GPUs to divide among them; set CUDA_VISIBLE_DEVICES to those that they may use"
             )
         if not gpus:
             return [()] * count
@@ -137,7 +137,6 @@ class PolicyServers:
             argv=tuple(argv),
             url=f"http://{reached}:{port}/v1",
             environment=() if node else tuple(seen.items()),
-            port=0 if node else port,
         )
 
     def _command(self, host: str, port: int) -> list[str]:
@@ -154,7 +153,7 @@ class PolicyServers:
 
 
 def sandbox_server(command: str, url: str) -> Server:
-    """A program that runs beside the policy, such as a sandbox for code. Raises `ConfigError` for a URL that is none."""
+    """Return a server that runs beside the policy, such as a sandbox for code. Raises `ConfigError` for an invalid URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--sandbox-url {url!r} must look like http://host:port/path")
@@ -162,30 +161,21 @@ def sandbox_server(command: str, url: str) -> Server:
 
 
 def gpus_here(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """GPUs that this process may use, as CUDA names them: what its variables say, else what nvidia-smi lists."""
+    """Return the GPUs that this process may use, as CUDA names them: from its variables, else from nvidia-smi."""
     if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for part in visible.split(",") if (name := part.strip()) and name != "-1"]
     if (count := environment.get("SLURM_GPUS_ON_NODE", "")).isdecimal():
         return [str(number) for number in range(int(count))]
-    if shutil.which("nvidia-smi") is None:
-        return []
     try:
-        done = subprocess.run(
-            ["nvidia-smi", "--list-gpus"],
-            env=clean_env(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        listed = run_command(["nvidia-smi", "--list-gpus"], env=clean_env(), timeout_s=_NVIDIA_SMI_TIMEOUT_S)
+    except CommandError:
         return []
-    listed = [line for line in done.stdout.splitlines() if line.startswith("GPU ")]
-    return [str(number) for number in range(len(listed))]
+    gpus = [line for line in listed.splitlines() if line.startswith("GPU ")]
+    return [str(number) for number in range(len(gpus))]
 
 
 def _srun(node: str, options: Sequence[str]) -> list[str]:
-    """A step of the job on one node; it ends when its program does, and its program when it does."""
+    """Run a program as a step of the job on one node; both end together."""
     further = [f"--{option.removeprefix('--')}" for option in options]
     return ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", *further]
 

@@ -9,16 +9,17 @@ from collections.abc import Iterator, Mapping
 
 from gymgate.errors import ConfigError
 
-_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
+_ENTRY = re.compile(r"(?:[^,\[\]\s]|\[[^\[\]]*\])+")
+_BRACKETS = re.compile(r"\[(.*?)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 LARGEST = 100_000
-"""Nodes of one list; more is a mistake."""
+"""Nodes of one list; a longer list is a mistake."""
 
 
 def job_nodes(environment: Mapping[str, str] = os.environ, group: int | None = None) -> list[str]:
-    """Hostnames of the job that this process is part of; of one group of a heterogeneous job, or of its only one.
+    """Return the hostnames of this process's job, or of one group of a heterogeneous job.
 
-    Raises `ConfigError` outside of a job, and for a list that is none.
+    Raises `ConfigError` outside of a job, and for a list that cannot be read.
     """
     suffix = "" if group is None else f"_HET_GROUP_{group}"
     names = (f"SLURM_JOB_NODELIST{suffix}", f"SLURM_NODELIST{suffix}")
@@ -29,47 +30,28 @@ def job_nodes(environment: Mapping[str, str] = os.environ, group: int | None = N
 
 
 def expand(text: str) -> list[str]:
-    """`node[01-03,7],login` as `node01 node02 node03 node7 login`. Raises `ConfigError`."""
-    found: list[str] = []
-    for part in _parts(text):
-        found += _expand_part(part, text)
-        if len(found) > LARGEST:
-            raise ConfigError(f"Slurm node list {text!r} has more than {LARGEST:,} nodes")
-    if not found:
-        raise ConfigError(f"Slurm node list {text!r} names no node")
+    """Expand `node[01-03,7],login` to `node01 node02 node03 node7 login`. Raises `ConfigError`."""
+    entries = _ENTRY.findall(text)
+    if not entries or ",".join(entries) != text:
+        raise ConfigError(f"Slurm node list {text!r} cannot be read; it must look like node[01-03,7],login")
+    names = itertools.chain.from_iterable(_expand_entry(entry, text) for entry in entries)
+    found = list(itertools.islice(names, LARGEST + 1))
+    if len(found) > LARGEST:
+        raise ConfigError(f"Slurm node list {text!r} has more than {LARGEST:,} nodes")
     return found
 
 
-def _parts(text: str) -> Iterator[str]:
-    """Split at the commas that are not within brackets."""
-    depth, start = 0, 0
-    for place, character in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(character, 0)
-        if depth not in (0, 1):
-            raise ConfigError(f"Slurm node list {text!r}: brackets do not match")
-        if character == "," and depth == 0:
-            yield text[start:place]
-            start = place + 1
-    if depth:
-        raise ConfigError(f"Slurm node list {text!r}: brackets do not match")
-    yield text[start:]
-
-
-def _expand_part(part: str, whole: str) -> list[str]:
-    if not part or part != part.strip():
-        raise ConfigError(f"Slurm node list {whole!r} has an empty entry")
-    pieces = _BRACKETS.split(part)
-    choices = [list(_numbers(piece, whole)) if place % 2 else [piece] for place, piece in enumerate(pieces)]
-    return ["".join(chosen) for chosen in itertools.product(*choices)]
+def _expand_entry(entry: str, whole: str) -> Iterator[str]:
+    pieces = _BRACKETS.split(entry)  # text and the content of brackets in turn
+    choices = [_numbers(piece, whole) if place % 2 else [piece] for place, piece in enumerate(pieces)]
+    return map("".join, itertools.product(*choices))
 
 
 def _numbers(text: str, whole: str) -> Iterator[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
-        if match is None:
-            raise ConfigError(f"Slurm node list {whole!r}: {part!r} is no number or range")
-        first, last = match[1], match[2] or match[1]
-        if not int(first) <= int(last) < int(first) + LARGEST:
-            raise ConfigError(f"Slurm node list {whole!r}: {part!r} is no range")
-        for number in range(int(first), int(last) + 1):
-            yield str(number).zfill(len(first))
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if match is None or not first <= last < first + LARGEST:
+            raise ConfigError(f"Slurm node list {whole!r}: {part!r} is not a number or range such as 01-03")
+        for number in range(first, last + 1):
+            yield str(number).zfill(len(match[1]))

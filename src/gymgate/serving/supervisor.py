@@ -1,4 +1,4 @@
-"""Servers as processes: started together, waited for with a deadline, started again when they die, ended together."""
+"""Child processes that serve: started together, awaited with a deadline, restarted when they die, and ended together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -16,40 +16,89 @@ from gymgate.errors import GymgateError, ServerDiedError, StackStartError
 from gymgate.files import tail
 from gymgate.gateway.backends.ready import answers
 from gymgate.http_client import HTTPClient
+from gymgate.runtime.command import Progress
 from gymgate.serving.servers import Server
 from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
-Say = Callable[[str], None]
 POLL_S = 0.1
 REMIND_S = 30.0
 GRACE_S = 15.0
-"""For a server to end after TERM."""
+"""Time that a server has to end after TERM."""
 LONGEST_PAUSE_S = 30.0
 TAIL = 2000
 
 
-class Supervised:
-    """One server's process, and those that take its place."""
+def _end_with_parent() -> None:
+    """In the child: the kernel sends it TERM when this process dies, however it dies."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class ChildProcess:
+    """A program in a session of its own, so that a terminal's Ctrl-C does not reach it. It ends when this process does."""
+
+    def __init__(
+        self, argv: Sequence[str], variables: Mapping[str, str], output: IO[bytes] | None = None
+    ) -> None:
+        self._argv = argv
+        self._variables = variables
+        self._output = output
+        """File for its stdout and stderr; `None`: this process's own."""
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Start it, also again. Raises `OSError` if the program cannot be run."""
+        self._process = await asyncio.create_subprocess_exec(
+            *self._argv,
+            env={**os.environ, **self._variables},
+            stdin=None if self._output is None else asyncio.subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit code, negative for a signal."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    def signal(self, number: signal.Signals, *, group: bool = False) -> None:
+        """Send a signal to the program, or to its whole process group."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number) if group else self._process.send_signal(number)
+
+    async def stop(self, grace_s: float, *, group: bool = False) -> None:
+        """Send TERM to it, or to its group, and after `grace_s` KILL to whatever is left of its group. Idempotent."""
+        if self._process is None:
+            return
+        if self.running:
+            self.signal(signal.SIGTERM, group=group)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.wait()
+        self.signal(signal.SIGKILL, group=True)
+        await self.wait()
+
+
+class ServerProcess(ChildProcess):
+    """A server's process, started again when it dies; its output goes to `log`."""
 
     def __init__(self, server: Server, log: IO[bytes]) -> None:
+        super().__init__(server.argv, dict(server.environment), log)
         self.server = server
         self.restarts = 0
         self.was_ready = False
         self._log = log
-        self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
         """Raises `StackStartError` if its program cannot be run."""
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *self.server.argv,
-                env={**os.environ, **dict(self.server.environment)},
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
+            await super().start()
         except OSError as error:
             program = self.server.argv[0]
             raise StackStartError(
@@ -57,77 +106,72 @@ class Supervised:
                 server=self.server.name,
             ) from error
 
-    async def ended(self) -> int:
-        """Wait for its end; the exit code."""
-        assert self._process is not None
-        return await self._process.wait()
-
-    async def stop(self) -> None:
-        """TERM, a while, then KILL to the whole process group; idempotent."""
-        process = self._process
-        if process is None:
-            return
-        if process.returncode is None:
-            self._signal(signal.SIGTERM)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GRACE_S):
-                    await process.wait()
-        self._signal(signal.SIGKILL)
-        await process.wait()
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
-
     def tail(self) -> str:
-        """The end of what it and those before it wrote."""
+        """Return the end of its output, and of the output before its restarts."""
         return tail(Path(self._log.name), size=TAIL).strip()
+
+    @property
+    def last_line(self) -> str:
+        """The end of an error message: the last line of its output."""
+        lines = self.tail().splitlines()
+        return f"; its last line of output: {lines[-1][:300]}" if lines else ""
+
+    def died(self, code: int) -> GymgateError:
+        """The error for a server that ended with `code`."""
+        when = f"after {self.restarts} restarts" if self.was_ready else "before it answered"
+        message = f"{self.server.name} ended with {_code(code)} {when}{self.last_line}"
+        error = ServerDiedError if self.was_ready else StackStartError
+        return error(message, server=self.server.name, log_tail=self.tail())
 
 
 class Supervisor:
-    """All servers; `ready` and `watch` raise what one of them ended with."""
+    """Waits for all servers, and restarts them."""
 
-    def __init__(self, supervised: Sequence[Supervised], restarts: int, say: Say) -> None:
-        self.supervised = supervised
+    def __init__(self, servers: Sequence[ServerProcess], restarts: int, say: Progress) -> None:
+        self._servers = servers
         self._restarts = restarts
         self._say = say
 
     async def ready(self, within_s: float) -> None:
-        """Until each answers. Raises `StackStartError` for one that ended, or has not answered by then."""
-        async with alone(self._end_is_error(each) for each in self.supervised), alone([self._remind()]):
+        """Wait until every server answers. Raises `StackStartError` for one that ended, or has not answered in time."""
+        async with beside(self._raise_at_end(each) for each in self._servers), beside([self._remind()]):
             try:
                 async with (
                     asyncio.timeout(within_s),
                     HTTPClient() as client,
                     asyncio.TaskGroup() as group,
                 ):
-                    for each in self.supervised:
+                    for each in self._servers:
                         group.create_task(self._until_ready(each, client))
             except TimeoutError:
-                raise self._late(within_s) from None
+                late = next(each for each in self._servers if not each.was_ready)
+                raise StackStartError(
+                    f"no answer after {within_s:g} s from {self._waiting()}; wait longer with --wait{late.last_line}",
+                    server=late.server.name,
+                    log_tail=late.tail(),
+                ) from None
 
     async def watch(self) -> None:
-        """Start a server that ends again, with growing pauses, so many times; then raise `ServerDiedError`."""
-        async with alone(self._keep_up(each) for each in self.supervised):
+        """Restart servers that end, after growing pauses; raise `ServerDiedError` when one has no restarts left."""
+        async with beside(self._keep_up(each) for each in self._servers):
             await asyncio.get_running_loop().create_future()
 
-    async def _keep_up(self, each: Supervised) -> None:
+    async def _keep_up(self, each: ServerProcess) -> None:
         while True:
-            code = await each.ended()
+            code = await each.wait()
             if each.restarts >= self._restarts:
-                raise self._died(each, code)
+                raise each.died(code)
             each.restarts += 1
             pause = min(2.0 ** (each.restarts - 1), LONGEST_PAUSE_S)
             self._say(
-                f"{each.server.name} ended with {_code(code)}; starting it again in {pause:g} s "
+                f"{each.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
                 f"({each.restarts} of {self._restarts})"
             )
-            await each.stop()
+            await each.stop(GRACE_S, group=True)
             await asyncio.sleep(pause)
             await each.start()
 
-    async def _until_ready(self, each: Supervised, client: HTTPClient) -> None:
+    async def _until_ready(self, each: ServerProcess, client: HTTPClient) -> None:
         while True:
             if await answers(each.server.probe, client):
                 break
@@ -135,50 +179,44 @@ class Supervisor:
         each.was_ready = True
         self._say(f"{each.server.name} answers at {each.server.url}")
 
-    async def _end_is_error(self, each: Supervised) -> None:
-        raise self._died(each, await each.ended())
+    async def _raise_at_end(self, each: ServerProcess) -> None:
+        raise each.died(await each.wait())
 
     async def _remind(self) -> None:
         started = time.monotonic()
         while True:
             await asyncio.sleep(REMIND_S)
-            waiting = [
-                f"{each.server.name} ({each.server.probe})" for each in self.supervised if not each.was_ready
-            ]
-            self._say(f"waiting for {', '.join(waiting)} since {time.monotonic() - started:.0f} s")
+            self._say(f"waiting for {self._waiting()} since {time.monotonic() - started:.0f} s")
 
-    def _late(self, within_s: float) -> StackStartError:
-        late = [each for each in self.supervised if not each.was_ready]
-        named = ", ".join(f"{each.server.name} ({each.server.probe})" for each in late)
-        message = f"no answer after {within_s:g} s from {named}; give it longer with --wait{_said(late[0])}"
-        return StackStartError(message, server=late[0].server.name, log_tail=late[0].tail())
-
-    def _died(self, each: Supervised, code: int) -> GymgateError:
-        when = f"after {each.restarts} restarts" if each.was_ready else "before it answered"
-        message = f"{each.server.name} ended with {_code(code)} {when}{_said(each)}"
-        error = ServerDiedError if each.was_ready else StackStartError
-        return error(message, server=each.server.name, log_tail=each.tail())
+    def _waiting(self) -> str:
+        """Names and addresses of the servers that have not answered yet."""
+        late = [each.server for each in self._servers if not each.was_ready]
+        return ", ".join(f"{server.name} ({server.probe})" for server in late)
 
 
 @asynccontextmanager
 async def supervise(
-    servers: Sequence[Server], logs: Path, *, restarts: int = 3, say: Say = lambda message: None
+    servers: Sequence[Server], logs: Path, *, restarts: int = 3, say: Progress = lambda message: None
 ) -> AsyncIterator[Supervisor]:
-    """Start servers; end them, and all that they started, on leaving. Their output goes to `logs`/NAME.log."""
+    """Start servers; on leaving, end them and all that they started. Their output goes to `logs`/NAME.log."""
     async with contextlib.AsyncExitStack() as exits:
-        supervised = []
-        for server in servers:
-            log = exits.enter_context((logs / f"{server.name}.log").open("ab"))
-            supervised.append(Supervised(server, log))
-        exits.push_async_callback(_stop_all, supervised)
-        for each in supervised:
+        processes = [
+            ServerProcess(server, exits.enter_context((logs / f"{server.name}.log").open("ab")))
+            for server in servers
+        ]
+
+        async def stop_all() -> None:
+            await asyncio.gather(*(each.stop(GRACE_S, group=True) for each in processes))
+
+        exits.push_async_callback(stop_all)
+        for each in processes:
             await each.start()
-        yield Supervisor(supervised, restarts, say)
+        yield Supervisor(processes, restarts, say)
 
 
 @asynccontextmanager
-async def alone(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Work beside the body, cancelled when that is done; the first error of either ends both, as itself."""
+async def beside(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
+    """Run tasks beside the body and cancel them when it is done; the first error of either ends both, as itself."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -196,20 +234,5 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
-async def _stop_all(supervised: Sequence[Supervised]) -> None:
-    await asyncio.gather(*(each.stop() for each in supervised))
-
-
-def die_with_parent() -> None:
-    """In the child: a supervisor that is killed takes its servers with it."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def _code(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
-
-
-def _said(each: Supervised) -> str:
-    """The last line that it wrote."""
-    lines = each.tail().splitlines()
-    return f"; it said last: {lines[-1][:300]}" if lines else ""

@@ -173,7 +173,7 @@ def link_programs(plan: EnvironmentPlan, context: EnvironmentContext) -> None:
     """Put the commands that agents run on their PATH. Blocks, for about 15 s where npm installs one."""
     for instance in plan.servers:
         if instance.name in plan.agents:
-            command = npm.ensure_program(instance.type, instance.block, context.progress)
+            command = npm.ensure_agent_command(instance.type, instance.block, context.progress)
             if command is not None:
                 with contextlib.suppress(FileExistsError):
                     (context.fork_servers.agents_commands() / command.name).symlink_to(command)

@@ -1,0 +1,125 @@
+"""Check everything that a run needs of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
+from gymgate.doctor.findings import Finding
+from gymgate.errors import SetupError
+from gymgate.runtime.command import CommandError, run_command
+from gymgate.runtime.ensure import runtimes_dir
+from gymgate.runtime.environment import installer_env, offline
+from gymgate.runtime.installer import find_uv
+from gymgate.runtime.interpreters import find_interpreters
+from gymgate.runtime.venv import read_installed
+
+_UV_TIMEOUT_S = 20.0
+FILES_WANTED = 4096
+"""Open files that a few hundred concurrent rollouts need."""
+SPACE_WANTED_GB = 3.0
+"""Free space that making a runtime with a cold package cache takes."""
+
+
+def check_machine() -> Iterator[Finding]:
+    """Yield each finding when it is made; no check needs the network. A runtime makes uv and interpreters optional."""
+    runtimes = list(_runtimes())
+    missing = None if any(finding.ok for finding in runtimes) else False
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    yield Finding("gymgate", True, f"{metadata.version('gymgate')} on {python}")
+    yield _uv(missing)
+    interpreters = ", ".join(map(str, find_interpreters()))
+    advice = "none found; `uv python install 3.13`, or name one with --python"
+    yield Finding("CPython >= 3.12", True if interpreters else missing, interpreters or advice)
+    yield from runtimes
+    yield _cache()
+    yield _free_space(missing)
+    yield _open_files()
+    yield _loopback()
+    for package, extra in (("verifiers", "nemogym"), ("datasets", "datasets")):
+        try:
+            yield Finding(package, True, metadata.version(package))
+        except metadata.PackageNotFoundError:
+            yield Finding(package, None, f"not installed; pip install 'gymgate[{extra}]'")
+    yield _docker()
+    if offline():
+        yield Finding("network", None, "switched off by GYMGATE_OFFLINE or UV_OFFLINE")
+
+
+def _uv(missing: bool | None) -> Finding:
+    try:
+        path = find_uv()
+        version = run_command([path, "--version"], env=installer_env(), timeout_s=_UV_TIMEOUT_S)
+    except SetupError as error:
+        return Finding("uv", missing, str(error))
+    except CommandError as error:
+        return Finding("uv", missing, f"{path} does not run: {error}")
+    return Finding("uv", True, f"{version.strip()} at {path}")
+
+
+def _runtimes() -> Iterator[Finding]:
+    for version in SUPPORTED_NEMO_GYM:
+        paths = sorted(runtimes_dir().glob(f"nemo-gym-{version}-py*"))
+        if names := [path.name for path in paths if read_installed(path)]:
+            detail = f"{len(names)} in {runtimes_dir()}: {', '.join(names)}"
+            yield Finding(f"nemo-gym {version}", True, detail)
+        elif version == DEFAULT_NEMO_GYM:
+            yield Finding(f"nemo-gym {version}", None, f"not installed yet; gymgate setup --gym {version}")
+
+
+def _cache() -> Finding:
+    path = cache_dir()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        return Finding("cache directory", False, f"cannot write {path}: {error.strerror}; set GYMGATE_CACHE")
+    return Finding("cache directory", True, str(path))
+
+
+def _free_space(missing: bool | None) -> Finding:
+    existing = next(each for each in (cache_dir(), *cache_dir().parents) if each.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    enough = free >= SPACE_WANTED_GB
+    advice = "" if enough else f"; making a runtime takes {SPACE_WANTED_GB:g} GB: set GYMGATE_CACHE"
+    return Finding("free space", True if enough else missing, f"{free:.1f} GB{advice}")
+
+
+def _open_files() -> Finding:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limit = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    enough = hard == resource.RLIM_INFINITY or hard >= FILES_WANTED
+    advice = "" if enough else f"; raise `ulimit -n` to {FILES_WANTED}"
+    return Finding("open files", enough, f"up to {limit}{advice}")
+
+
+def _loopback() -> Finding:
+    try:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=5),
+        ):
+            return Finding("loopback", True, "127.0.0.1 answers")
+    except OSError as error:
+        return Finding("loopback", False, f"127.0.0.1 does not answer: {error}")
+
+
+def _docker() -> Finding:
+    path = shutil.which("docker")
+    purpose = "only environments with a sandbox need it"
+    if path is None:
+        return Finding("docker", None, f"not found; {purpose}")
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    server = Path(host.removeprefix("unix://"))
+    if host.startswith("unix://") and not os.access(server, os.R_OK | os.W_OK):
+        return Finding("docker", None, f"{path}, but {server} is not accessible; {purpose}")
+    return Finding("docker", True, path)

@@ -1,0 +1,92 @@
+"""`./dev newest`: the fast lanes with the newest verifiers, TRL and nemo-gym of the package index, and what drifted.
+
+Runs in .venv-newest, where pyproject.toml's upper bounds for these packages are lifted. A lane that fails does not stop
+the others; the exit code is 1 if any did.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from gymgate.config import DEFAULT_NEMO_GYM
+from gymgate.runtime.installer import run_uv
+
+ROOT = Path(__file__).parents[1]
+FAST = ("-m", "not gym and not heavy", "-q", "--tb=line", "-p", "no:cacheprovider")
+LANES = {
+    "tests": (
+        "--ignore",
+        "tests/training",
+        "--ignore",
+        "tests/unit/test_mutants.py",
+        "-n",
+        "2",
+        "--dist",
+        "loadfile",
+    ),
+    "tests/training": ("tests/training",),
+}
+GYM = (
+    ("setup",),
+    ("list", "--json"),
+    ("run", "mcqa", "-r", "2"),
+    ("run", "example_session_state_mgmt", "-r", "2"),
+)
+"""Commands that are run with a nemo-gym that is not supported yet."""
+
+
+def locked(package: str) -> str:
+    lines = (ROOT / "locks" / "train.txt").read_text()
+    found = re.search(rf"^{package}==(\S+)", lines, re.MULTILINE)
+    return found[1] if found else "(none)"
+
+
+def newest_nemo_gym() -> str:
+    wanted = ROOT / ".venv-newest" / "nemo-gym.in"
+    wanted.write_text("nemo-gym\n")
+    pinned = run_uv(
+        "pip",
+        "compile",
+        "-q",
+        "--no-deps",
+        "--no-header",
+        "--no-annotate",
+        "--python-version",
+        "3.14",
+        wanted,
+    )
+    return pinned.strip().removeprefix("nemo-gym==")
+
+
+def passes(*command: str) -> bool:
+    print("$", *command[1:], flush=True)
+    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+
+
+def main() -> int:
+    report = [
+        f"{name}: locked {locked(name)}, newest {metadata.version(name)}" for name in ("verifiers", "trl")
+    ]
+    failed = [
+        f"{lane} with these versions"
+        for lane, arguments in LANES.items()
+        if not passes(sys.executable, "-m", "pytest", *FAST, *arguments)
+    ]
+    release = newest_nemo_gym()
+    report.append(f"nemo-gym: default {DEFAULT_NEMO_GYM}, newest {release}")
+    if release != DEFAULT_NEMO_GYM:
+        failed += [
+            f"gymgate {' '.join(command)} with nemo-gym {release}"
+            for command in GYM
+            if not passes(sys.executable, "-m", "gymgate", *command, "--gym", release)
+        ]
+    print("", *report, *(f"FAILED: {each}" for each in failed), sep="\n")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
