@@ -32,7 +32,7 @@ from gymgate.runtime import ensure_runtime
             "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling t={{a:[.inf]}}",
             "inf is not a finite number",
         ),
-        ("setup --gym abc", "nemo-gym release 'abc' is no version; write one such as 0.7.0"),
+        ("setup --gym abc", "nemo-gym release 'abc' is not a version; write one such as 0.7.0"),
     ],
 )
 def test_one_line_and_code_1(
@@ -67,7 +67,7 @@ def test_what_does_not_fit_the_command_line_is_code_2(
 
 @pytest.mark.parametrize("version", ["", "abc", "0.7.0 ; x", "../0.7.0", "-r x"])
 def test_a_release_is_a_version(version: str) -> None:
-    with pytest.raises(ConfigError, match="is no version"):
+    with pytest.raises(ConfigError, match="is not a version"):
         ensure_runtime(RuntimeConfig(version=version))
 
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymgate.cli.options import json_option
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -27,7 +29,7 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
 
 
 @click.group("cache", invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
     """List runtimes, commands and downloads in the cache; `gymgate cache clean` removes what is not used.
@@ -69,7 +71,7 @@ def command(context: click.Context, as_json: bool) -> None:
     "--all", "everything", is_flag=True, help="Remove everything that no process uses at this moment."
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove runtimes, commands, downloads and indexes that were not used for a while.
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.cli.options import Seconds
+from gymgate.cli.options import Seconds, gym_option, json_option
 
 if TYPE_CHECKING:
+    from gymgate.config import RuntimeConfig
     from gymgate.doctor.findings import Finding
 
 _SIGNS = {True: "ok", False: "FAILED", None: "-"}
@@ -27,7 +28,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 @click.option("--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
 @click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
 @click.option("--data", default="example", show_default=True, help="Rows; the first one is rolled out.")
-@click.option("--gym", metavar="VERSION", help="nemo-gym release. [0.7.0]")
+@gym_option
 @click.option(
     "--timeout",
     type=Seconds(0, min_open=True),
@@ -35,7 +36,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
     show_default=True,
     help="Seconds per rollout.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(as_json: bool, **options: Any) -> None:
     """Check what a run needs of this machine; exit code 1 if something required is missing.
 
@@ -63,7 +64,7 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 async def _findings(
-    trainer: str | None, gym: str | None, timeout: float, **options: Any
+    trainer: str | None, gym: RuntimeConfig, timeout: float, **options: Any
 ) -> AsyncIterator[Finding]:
     from gymgate.doctor.machine import check_machine
 
@@ -71,10 +72,8 @@ async def _findings(
         yield finding
     if trainer is None and not any(options[name] for name in ("environments", "urls", "model")):
         return
-    from gymgate.config import RuntimeConfig
     from gymgate.doctor.training import TrainingSetup, check_training
 
-    runtime = RuntimeConfig(version=gym) if gym else RuntimeConfig()
-    setup = TrainingSetup(trainer=trainer or "tokens", timeout_s=timeout, runtime=runtime, **options)  # type: ignore[arg-type]
+    setup = TrainingSetup(trainer=trainer or "tokens", timeout_s=timeout, runtime=gym, **options)  # type: ignore[arg-type]
     async for finding in check_training(setup, lambda line: click.echo(line, err=True)):
         yield finding

@@ -16,7 +16,8 @@ from typing import Self
 
 import click
 
-from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.cli.options import gym_option
+from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, StackStartError
 from gymgate.runtime import daemon_env
 
@@ -40,7 +41,7 @@ STOP_TIMEOUT_S = 5.0
 @click.option(
     "--port", default=0, type=click.IntRange(0, 65535), help="0 takes a free one.", show_default=True
 )
-@click.option("--gym", default=DEFAULT_NEMO_GYM, help="nemo-gym release.", show_default=True)
+@gym_option
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when stdin does.")
 def command(
     environments: tuple[str, ...],
@@ -49,7 +50,7 @@ def command(
     index: int | None,
     host: str,
     port: int,
-    gym: str,
+    gym: RuntimeConfig,
     end_with_stdin: bool,
 ) -> None:
     """Serve the rollouts recorded for ENV as a policy (chat, Responses and messages, plain and streamed).
@@ -62,7 +63,7 @@ def command(
         )
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
-    paths = [*_recording_files(environments, RuntimeConfig(version=gym)), *files]
+    paths = [*_recording_files(environments, gym), *files]
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gymgate.cli.options import json_option
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @click.option(
     "--python", metavar="PYTHON", help="Interpreter to use: a path, a command or a version. [found]"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def command(environments: Sequence[str], version: str, python: str | None, as_json: bool) -> None:
     """Install NeMo Gym in an environment of its own, and what ENVs require beside it.
 
