@@ -148,7 +148,7 @@ async def test_a_harness_that_fails_is_no_score(tmp_path: Path, monkeypatch: pyt
         (rollout,) = await run(stack, policies(1))
     assert rollout.error is not None
     assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
-    assert "without having asked the policy" in rollout.error.message
+    assert "before its first model call" in rollout.error.message
     assert "7" in rollout.error.message
 
 

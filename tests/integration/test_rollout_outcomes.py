@@ -108,7 +108,7 @@ async def test_no_policy_call_no_reward(tmp_path: Path) -> None:
         assert rollout.error is not None
         assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
         assert rollout.error.type == "EnvironmentServerError"
-        assert rollout.error.message.startswith("agent 'own_agent' ended without having asked the policy: ")
+        assert rollout.error.message.startswith("agent 'own_agent' exited before its first model call: ")
         assert "the container failed to start" in rollout.error.message
     assert len(judged.calls) == 1
     assert (asked.status, asked.reward, asked.error) == ("completed", 0.5, None)

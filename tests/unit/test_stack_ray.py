@@ -25,7 +25,7 @@ class Forking(ForkServerClient):
 async def test_two_fork_servers_find_their_own_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forkserver_client, "ray_directory", lambda: tmp_path)
     nothing: Any = None
-    clients = [Forking(nothing, tmp_path / f"forkserver-{n}.log", nothing, []) for n in "ab"]
+    clients = [Forking(nothing, tmp_path / f"forkserver-{n}.log", nothing) for n in "ab"]
     found = await asyncio.gather(*(client.ray_address(print) for client in clients))
     assert found == ["address of forkserver-a.log", "address of forkserver-b.log"]
     assert await clients[0].ray_address(print) == found[0]  # started once

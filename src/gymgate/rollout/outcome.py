@@ -1,6 +1,6 @@
 """What a rollout counts for: one truth table for every SDK, table, log and export. Pure functions.
 
-The table stands in docs/reliability.md, where a test reads it.
+The table is in docs/reliability.md, where a test reads it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from gymgate.rollout.record import Rollout, RolloutError
 from gymgate.rollout.result import number
 
 Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
-"""completed, truncated: scored; unscored: finished without a reward; masked: Gym says that its reward measures
-nothing; failed: there is no result, or the agent or a judge says that it broke down."""
+"""completed, truncated: scored; unscored: finished without a reward; masked: Gym says that the reward measures
+nothing; failed: there is no result, or the agent or a judge reports a breakdown."""
 
-NEVER_ASKED = "ended without having asked the policy"
-"""Stands in the message of each rollout that failed for that."""
+NEVER_ASKED = "exited before its first model call"
+"""Part of the message of each rollout that failed because its policy was never asked."""
 
 SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
     {"remote_agent": "the service that it calls may ask a model of its own"}
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = False) -> Outcome:
-    """What a rollout counts for; from its record, or the dict of it that is kept on disk.
+    """Return what a rollout counts for, given its record, or the dict of it on disk.
 
     `score_truncated` is the trainer's option: truncated rollouts are left out of training unless it is set.
     """
@@ -69,16 +69,11 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
 
 
 def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
-    """Whether another attempt may end otherwise: not where the policy says for good that it refuses."""
+    """Whether another attempt may end differently: not if the policy refuses for good."""
     if error is None:
         return False
     described = error if isinstance(error, Mapping) else error.__dict__
     return described.get("kind") != "policy" or bool(described.get("retryable"))
-
-
-def counted_rewards(rollouts: Iterable[Rollout | Mapping[str, Any]]) -> list[float]:
-    """The rewards that enter means, in order."""
-    return [reward for each in rollouts if (reward := outcome_of(each).reward) is not None]
 
 
 class ToServer(Protocol):
@@ -89,5 +84,5 @@ class ToServer(Protocol):
 
 
 def asked_policy(calls: Iterable[ToServer], servers: Collection[str] = (POLICY,)) -> bool:
-    """Whether the policy was asked; `servers` are the model servers that stand for it. A judge's call is none."""
+    """Whether one of the calls went to the policy, not to a judge; `servers` are the model servers that stand for it."""
     return any(call.model_server in servers for call in calls)

@@ -1,4 +1,4 @@
-"""The rollout record: what every SDK's emitter is a projection of."""
+"""The rollout record, from which each SDK's emitter takes what that SDK wants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from gymgate.config import POLICY, Dialect
 from gymgate.errors import ErrorKind
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
-"""completed: it came to its end; truncated: ended by a limit; masked: Gym says that its reward measures nothing;
-failed: no result. What each counts for: `gymgate.outcome_of`."""
+"""completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;
+failed: no result. `gymgate.outcome_of` says what each counts for."""
 
 
 class Record(BaseModel):
@@ -41,7 +41,7 @@ Limit = Literal["max_calls", "context_length"]
 
 
 class BodySource(Protocol):
-    """Where a `ModelCall` finds its bodies when they are first asked for."""
+    """Where a `ModelCall` reads its bodies from, on first access."""
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The body of that name, one of `BODIES`."""
@@ -49,10 +49,10 @@ class BodySource(Protocol):
 
 
 class ModelCall(Record):
-    """One request to a model and what came of it.
+    """One request to a model, and its answer.
 
-    Bodies of calls that come from a stack are parsed when they are first read. What several requests of a rollout have in
-    common they share: change a copy.
+    Bodies of calls that come from a stack are parsed when they are first read. Requests of a rollout share what they have
+    in common: change a copy.
     """
 
     index: int
@@ -77,7 +77,7 @@ class ModelCall(Record):
     completion_token_ids: list[int] | None = None
     logprobs: list[float] | None = None
     details: dict[str, Any] = Field(default_factory=dict)
-    """What the endpoint's side tells beside the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index` and
+    """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index` and
     `turn` of a replay, with `tool_output_differs` or `observation_missing` where the conversation only resembles the recorded."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
@@ -87,7 +87,7 @@ class ModelCall(Record):
 
     @classmethod
     def reading_from(cls, source: BodySource, **fields: Any) -> ModelCall:
-        """A call whose bodies are in `source`; the other fields are trusted, not validated."""
+        """Return a call whose bodies are in `source`. The other fields are not validated."""
         call = cls.model_construct(**fields)
         call._source = source
         for name in BODIES:

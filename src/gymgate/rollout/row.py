@@ -1,4 +1,4 @@
-"""What a row must have to be run, and the agent that it names."""
+"""What a row must contain to be run, and the agent that it names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymgate.errors import DataError
 
 
 def row_json(row: Mapping[str, Any]) -> bytes:
-    """The row as JSON. Raises `DataError` for a row that no agent can take, or that JSON cannot hold."""
+    """Return the row as JSON. Raises `DataError` for a row that no agent can take, or that JSON cannot hold."""
     check_row(row)
     try:
         return codec.dumps(dict(row))
@@ -30,7 +30,7 @@ def check_row(row: Mapping[str, Any]) -> None:
 
 
 def agent_of(row: Mapping[str, Any]) -> str | None:
-    """The agent that the row names, if it does."""
+    """Return the agent that the row names, if any."""
     reference = row.get("agent_ref")
     name = reference.get("name") if isinstance(reference, dict) else reference
     return name if isinstance(name, str) and name else None

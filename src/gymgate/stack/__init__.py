@@ -1,4 +1,4 @@
-"""Stacks: NeMo Gym's servers for one config, started once, shared by all who acquire them, gone with the last.
+"""Stacks: NeMo Gym's servers for one config, started once, shared by all who acquire them, stopped after the last.
 
 async with acquire(StackConfig(environments=("mcqa",))) as stack:
     rollout = await stack.run(row, policy=HTTPEndpoint(base_url="http://host:8000/v1"))

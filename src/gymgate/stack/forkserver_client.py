@@ -18,7 +18,7 @@ from typing import Any, Self
 from gymgate.errors import StackStartError
 from gymgate.files import tail
 from gymgate.stack import forkserver
-from gymgate.stack.children import Child, disk_full
+from gymgate.stack.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
 
 KILL_TIMEOUT_S = 1.5
@@ -31,13 +31,7 @@ logger = logging.getLogger(__name__)
 class ForkServerClient:
     """One fork server, in one NeMo Gym interpreter. Belongs to the event loop that started it."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        log: Path,
-        orders: asyncio.StreamWriter,
-        ray_directories: list[Path],
-    ) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, orders: asyncio.StreamWriter) -> None:
         self.process = process
         self.log = log
         self.dead = asyncio.Event()
@@ -49,20 +43,12 @@ class ForkServerClient:
         self._children: dict[int, Child] = {}
         self._events: asyncio.Task[None] | None = None
         self._ray: asyncio.Task[str] | None = None
-        self._ray_directories = ray_directories
 
     @classmethod
-    async def start(
-        cls,
-        python: Path,
-        environment: Mapping[str, str],
-        directory: Path,
-        ray_directories: list[Path] | None = None,
-    ) -> Self:
+    async def start(cls, python: Path, environment: Mapping[str, str], directory: Path) -> Self:
         """Start a fork server in `directory`. Returns when NeMo Gym is imported.
 
-        The directories of a Ray that it starts are added to `ray_directories`. Raises `StackStartError` with the end of
-        the log if NeMo Gym cannot be imported.
+        Raises `StackStartError` with the end of the log if NeMo Gym cannot be imported.
         """
         ours, theirs = socket.socketpair()
         log = directory / f"forkserver-{os.urandom(3).hex()}.log"
@@ -79,7 +65,7 @@ class ForkServerClient:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_unix_connection(sock=ours, limit=_LINE_LIMIT)
-        client = cls(process, log, writer, [] if ray_directories is None else ray_directories)
+        client = cls(process, log, writer)
         try:
             await client._await_ready(reader)
         except BaseException:
@@ -162,7 +148,6 @@ class ForkServerClient:
 
     async def _start_ray(self) -> str:
         directory = ray_directory()
-        self._ray_directories.append(directory)
         log = self.log.with_name(self.log.name.replace("forkserver", "ray"))
         address = log.with_suffix(".address")
         address.unlink(missing_ok=True)
@@ -173,7 +158,8 @@ class ForkServerClient:
                 return address.read_text()
             await asyncio.sleep(RAY_POLL_S)
         text = child.log_tail()
-        raise StackStartError(f"Ray did not start: {text.splitlines()[-1:]}", server="ray", log_tail=text)
+        reason = reason_in(text) or "its log is empty"
+        raise StackStartError(f"Ray did not start: {reason}", server="ray", log_tail=text)
 
     def _ray_died(self, _: object) -> None:
         """Kill the servers that work through the dead Ray: they would fail one rollout after another."""

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ class ForkServerPool:
         self._directory = directory
         self._progress = progress
         self._clients: dict[Path, asyncio.Task[ForkServerClient]] = {}
-        self._ray_directories: list[Path] = []
         self._ray = {**_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
     async def client(self, python: Path) -> ForkServerClient:
@@ -45,9 +43,7 @@ class ForkServerPool:
         task = self._clients.get(python)
         if task is None or (task.done() and (not succeeded(task) or task.result().dead.is_set())):
             self._progress("importing NeMo Gym")
-            starting = ForkServerClient.start(
-                python, self._environment(python), self._directory, self._ray_directories
-            )
+            starting = ForkServerClient.start(python, self._environment(python), self._directory)
             task = self._clients[python] = asyncio.create_task(starting)
         return await asyncio.shield(task)
 
@@ -65,11 +61,6 @@ class ForkServerPool:
     async def close(self) -> None:
         """End all of them."""
         await asyncio.gather(*(_close(task) for task in self._clients.values()))
-
-    def remove_files(self) -> None:
-        """Remove Ray's files, once none of its processes runs."""
-        for directory in self._ray_directories:
-            shutil.rmtree(directory, ignore_errors=True)
 
     def _environment(self, python: Path) -> dict[str, str]:
         """Return the variables of a fork server: as in an activated environment, for programs that servers call (uv, pytest)."""

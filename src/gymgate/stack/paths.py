@@ -65,6 +65,12 @@ def ray_directory() -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{_RAY}{os.getpid()}-", dir=base))
 
 
+def remove_ray_directories() -> None:
+    """Remove what `ray_directory` made in this process, once no Ray of it runs."""
+    for directory in Path("/tmp").glob(f"{_RAY}{os.getpid()}-*"):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def shared_directory() -> Path:
     """Return the directory for stacks that every process of this user may use."""
     path = base_directory() / _SHARED

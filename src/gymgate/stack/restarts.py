@@ -1,4 +1,4 @@
-"""How often an environment's servers may be restarted, and how long to wait before each restart."""
+"""How often an environment's servers may restart, and how long to wait before each restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONGEST_WAIT_S = 30.0
 class Restarts:
     """At most `limit` restarts within `window_s` seconds.
 
-    The first restart in a window comes at once. Each further one waits twice as long as the one before: 0.5 s, 1 s, 2 s, up
+    The first restart in a window has no wait. Each further one waits twice as long as the one before: 0.5 s, 1 s, 2 s, up
     to 30 s.
     """
 

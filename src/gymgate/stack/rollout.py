@@ -136,7 +136,9 @@ class RolloutRun:
 
     async def _on_servers(self, stack: RunningStack, port: int | None = None) -> None:
         """Run it on the environment's servers, unless one dies; `port` is the agent's, if it has a process of its own."""
-        self.waits_for = "other rollouts to end, because few files may be open; raise `ulimit -n`"
+        self.waits_for = (
+            "other rollouts to end: the open-file limit allows no more at once; raise `ulimit -n`"
+        )
         async with stack.file_limit:
             self.waits_for = "the environment's servers"
             generation = await self.environment.generation()

@@ -1,15 +1,15 @@
-"""How a rollout's key reaches its model calls, agent by agent, since agents and releases differ in what they hand on.
+"""How a rollout's key reaches its model calls. Agents and releases differ in what they forward.
 
 url       `_ng_rollout_id` in the body of `/run` puts `/ng-rollout/<key>` before the path of every model call
 indices   `_ng_task_index` and `_ng_rollout_index` do the same, in releases that know no `_ng_rollout_id`
 metadata  an entry in `responses_create_params.metadata`, which the agent sends to the model unchanged
-remote    the same entry, in place of the key the base URL of the rollout's policy: the row goes to a service of the user's
+remote    the same entry with the base URL of the rollout's policy: the row goes to a service of the user
 body      `policy_base_url` and `policy_api_key` in the body of `/run`
 process   the agent cannot forward the key: each of its processes serves one rollout and has gateway ports of its own
-none      its config sends its model calls elsewhere than to the gateway: its rows are refused
+none      its config sends its model calls past the gateway: its rows are refused
 
-Which of them an agent takes is found out from the installed release: its base classes are asked (`Handing`), the agent's code
-is read (`AgentCode`). Nothing goes by a version number.
+The installed release decides which of them an agent takes, not its version number: its base classes are tried
+(`KeyForwarding`) and the agent's code is read (`AgentCode`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ BY_METADATA: frozenset[Strategy] = frozenset({"metadata", "remote"})
 BY_URL: tuple[Literal["url", "indices"], ...] = ("url", "indices")
 """Best first."""
 _CHOSEN: Mapping[str, Strategy] = {
-    "labbench2_vlm_agent": "metadata",  # makes its body anew, and 0.7 leaves the rollout's id out of that
+    "labbench2_vlm_agent": "metadata",  # makes a new body, and 0.7 leaves the rollout's id out of it
     "remote_agent": "remote",
 }
-"""Agents whose code does not show how to route them."""
+"""Agents whose code does not show their strategy."""
 _METADATA_KEPT = frozenset(
     {
         "simple_agent",
@@ -57,15 +57,15 @@ _METADATA_KEPT = frozenset(
         "scicode_agent",
     }
 )
-"""Agents that send `responses_create_params` to the model as it came, in every release that has them."""
+"""Agents that send `responses_create_params` to the model unchanged, in every release that has them."""
 
 
 @dataclass(frozen=True)
 class Handing:
-    """What a release's base classes do with a key in the body of `/run`; see `forkserver.handing`."""
+    """What a release's base classes do with a key in the body of `/run`; see `forkserver.forwarding`."""
 
     body: Literal["url", "indices"] | None = None
-    """Which entries of the body bring it into the URLs of model calls; `None`: none do."""
+    """Which entries of the body put it into the URLs of model calls; `None`: none do."""
     switches: tuple[str, ...] = ()
     """Settings under which they do."""
     plain: bool = False
@@ -80,15 +80,17 @@ class Handing:
 
 
 def url_entries(by: Literal["url", "indices"], key: str) -> dict[str, str]:
-    """Entries of a `/run` body that name its rollout. Of indices NeMo Gym makes `<task>-<rollout>`, and an attempt's suffix
-    (`-a0`) is no part of a key."""
+    """Return the entries of a `/run` body that name its rollout.
+
+    NeMo Gym makes `<task>-<rollout>` of indices; the suffix of an attempt (`-a0`) is not part of a key.
+    """
     return {ROLLOUT_ID: key} if by == "url" else {TASK_INDEX: key, ROLLOUT_INDEX: "a0"}
 
 
 def strategy_for(agent_type: str, handing: Handing, agent: AgentCode, *, own_urls: bool = False) -> Strategy:
-    """How to route an agent of this implementation, with this code, in a release that hands keys on like this.
+    """Return the strategy for an agent of this implementation, with this code, in a release that forwards keys like this.
 
-    `own_urls`: it is configured with the policy's URL in place of a model server, to which Gym adds no key.
+    `own_urls`: its config has the policy's URL in place of a model server, and Gym adds no key to such a URL.
     """
     if own_urls:
         return "process"
@@ -102,9 +104,9 @@ def strategy_for(agent_type: str, handing: Handing, agent: AgentCode, *, own_url
 
 
 def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
-    """The error for an agent of strategy `none`."""
+    """Return the error for an agent of strategy `none`."""
     return ConfigError(
-        f"agent {agent!r} ({agent_type}, nemo-gym {version}) is given a model of its own by a URL in its config, so its "
+        f"the config of agent {agent!r} ({agent_type}, nemo-gym {version}) gives it a model of its own by a URL, so its "
         f"calls would not reach the policy; give it model_server: {{type: responses_api_models, name: {POLICY}}} or "
         f"the URL ${{policy_base_url}}"
     )
@@ -113,9 +115,9 @@ def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
 def routed_row(
     row: bytes, strategy: Strategy, *, key: str, base_url: str, metadata: Mapping[str, str]
 ) -> bytes:
-    """The body for `/run`, as JSON: the row, which stays as it is, with what routes it.
+    """Return the body for `/run` as JSON: the row with the entries that route it.
 
-    Raises `DataError` for a row whose metadata has no room for that.
+    Raises `DataError` for a row whose metadata has no room for the entry.
     """
     if strategy in BY_METADATA:
         body = _parsed(row)
@@ -131,7 +133,7 @@ def routed_row(
 
 
 def _parsed(row: bytes) -> dict[str, Any]:
-    """The row without the index that Gym would append to the key."""
+    """Return the row without the index that Gym would append to the key."""
     try:
         value: dict[str, Any] = codec.loads(row)
     except ValueError as error:

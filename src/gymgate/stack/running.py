@@ -23,6 +23,7 @@ from gymgate.stack import forkserver
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
+from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import EnvironmentContext, with_address
 from gymgate.stack.rollout import new_client
 
@@ -87,7 +88,7 @@ class RunningStack:
                 await self._exits.aclose()
         for pid in forkserver.descendants(os.getpid()):
             forkserver.send_signal(pid, signal.SIGKILL)
-        self._fork_servers.remove_files()
+        remove_ray_directories()
 
     def describe(self) -> dict[str, Any]:
         """Return what a client needs to know once the stack is up."""

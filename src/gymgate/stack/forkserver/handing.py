@@ -1,7 +1,7 @@
-"""How the installed release's base classes hand a rollout's key on to its model calls. Imports nothing of ours.
+"""How the installed release's base classes forward a rollout's key to its model calls. Imports nothing of gymgate.
 
-Which entries of a `/run` body name the rollout, and which settings put that name into URLs, differs from release to release.
-So the base agent and the client of this release are given a body with a key, and the URLs that they make of it are looked at.
+Releases differ in which entries of a `/run` body name the rollout, and in which settings put that name into URLs. So the
+base agent and the client of this release get a body with a key, and the URLs that they make are checked for it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MODEL = "model"
 
 
 def handing_on(order: dict[str, Any]) -> dict[str, Any]:
-    """What this release does with each of `order["bodies"]` under the settings in `order["switches"]`, the usual ones first.
+    """Return what this release does with each of `order["bodies"]` under the settings in `order["switches"]`, usual ones first.
 
-    `body`: the first of the bodies, by name, whose key comes out in URLs under the usual settings, or `None`. `switches`: all
-    settings under which it does. `plain`: whether it does where an agent's request model declares no entries of its own.
+    `body`: the name of the first body whose key appears in URLs under the usual settings, or `None`. `switches`: all
+    settings under which it does. `plain`: whether it does if an agent's request model declares no entries of its own.
     `client`: whether the client adds the key by itself to model calls made while `/run` is handled.
     """
     usual = next(iter(order["switches"].values()))

@@ -1,4 +1,4 @@
-"""Imports what every NeMo Gym server needs, on one thread and without what none needs to answer."""
+"""Imports what every NeMo Gym server needs, on one thread, and defers packages that no server needs to answer."""
 
 from __future__ import annotations
 
