@@ -1,4 +1,4 @@
-"""JSON at the edges of gymgate: what `loads` returns can always be written again.
+"""JSON at the edges of gymgate: every value that `loads` returns can be written again.
 
 orjson does the work. The standard library takes over for documents that orjson refuses but peers send: lone
 surrogates, which CLI agents make by cutting output inside an emoji, and NaN, which some engines emit.
@@ -38,7 +38,7 @@ def loads(data: bytes) -> Any:
 
 
 def parse(data: bytes) -> tuple[Any, bytes]:
-    """As `loads`, with the bytes that say exactly this: `data`, or a new document where something was replaced."""
+    """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced."""
     try:
         value, lenient = orjson.loads(data), False
     except orjson.JSONDecodeError:
@@ -115,7 +115,7 @@ def _integer(digits: str) -> int | float:
 
 
 def _may_be_deep(data: bytes) -> bool:
-    """Whether there are enough brackets for it."""
+    """Whether there are enough brackets for more than `MAX_DEPTH` levels."""
     return data.count(b"[") + data.count(b"{") > MAX_DEPTH
 
 

@@ -281,14 +281,12 @@ class _Connection(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self.transport = cast(asyncio.Transport, transport)
         self._lost = False
         self._all.add(self)
         self._parser = httptools.HttpResponseParser(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._lost = True
         self._all.discard(self)
         del self._parser  # it refers to this object
@@ -298,7 +296,6 @@ class _Connection(asyncio.Protocol):
             self._fail(DroppedError(_reason(exc) if exc else "closed before the whole answer had arrived"))
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         if self._answer is None or self._answer.done():
             self.reusable = False
             self.abort()  # nobody asked for this: it must not become the next request's answer
@@ -323,7 +320,6 @@ class _Connection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """See `httptools.HTTPProtocol`."""
         self._status = self._parser.get_status_code()
         length = self._headers.get("content-length")
         self._is_delimited = length is not None or "transfer-encoding" in self._headers
@@ -333,14 +329,12 @@ class _Connection(asyncio.Protocol):
             self._fail(_too_long(self._status))
 
     def on_body(self, body: bytes) -> None:
-        """See `httptools.HTTPProtocol`."""
         self._pieces.append(body)
         self._size += len(body)
         if self._size > MAX_BODY:
             self._fail(_too_long(self._status))
 
     def on_message_complete(self) -> None:
-        """See `httptools.HTTPProtocol`."""
         if self._status >= 200 and self._answer is not None and not self._answer.done():
             self.reusable = self._parser.should_keep_alive()
             self._finish()

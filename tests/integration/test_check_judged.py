@@ -16,7 +16,7 @@ from gymgate.check import Check, Job, check_all
 from gymgate.check.judges import RecordedJudge, serving
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.dataset import open_rows
-from gymgate.gateway.replay.answer import response_object
+from gymgate.gateway.replay.backend import response_object
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway import Gateway
-from gymgate.gateway.backends.answers import fault_of
+from gymgate.gateway.backends.base import fault_of
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
 

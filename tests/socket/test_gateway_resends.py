@@ -17,7 +17,7 @@ from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstrea
 
 from gymgate.gateway import CallableBackend, Gateway, Route
 from gymgate.gateway.call import Call
-from gymgate.gateway.resends import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, Resends
+from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, RetryDeduplicator
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -362,10 +362,10 @@ async def test_a_keyless_call_that_nobody_came_back_for_is_forgotten(monkeypatch
         await connection.post("/v1/chat/completions", BODY)
         await judge.arrivals(1)
         await connection.drop()
-        assert list(gateway.keyless._resends._unwritten) != []
+        assert list(gateway.keyless._repeated._unwritten) != []
         gate.opened.set()
         async with asyncio.timeout(10):
-            while gateway.keyless._resends._unwritten:  # noqa: ASYNC110
+            while gateway.keyless._repeated._unwritten:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         connection = await RawConnection.open(port)
         await connection.post("/v1/chat/completions", BODY)
@@ -387,7 +387,7 @@ def test_what_may_be_asked_for_again_is_bounded(marked: bool, bound: int) -> Non
     def held(calls: list[Call]) -> list[int]:
         return [call.index for call in calls if call.payload]
 
-    resends = Resends()
+    resends = RetryDeduplicator()
     calls = [answered(number, b"short") for number in range(bound + 5)]
     assert held(calls) == list(range(5, bound + 5))
     assert (len(resends._marked) + len(resends._recent), resends._unwritten) == (bound, {})

@@ -19,7 +19,7 @@ import pytest
 
 from gymgate.cli.serve import ReplayServer
 from gymgate.errors import ConfigError, StackStartError
-from gymgate.gateway.keyless import serve_replay
+from gymgate.gateway.serve import serve_replay
 
 QUESTION = "what is the weather?"
 CALL = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway.backends.answers import fault_of
+from gymgate.gateway.backends.base import fault_of
 from gymgate.gateway.dialects import (
     ConversationMemory,
     finish_reason_of,
@@ -22,7 +22,7 @@ from gymgate.gateway.dialects import (
     translate_request,
     usage_of,
 )
-from gymgate.gateway.dialects.fingerprints import message_mark
+from gymgate.gateway.dialects.memory import message_fingerprint
 
 Json = dict[str, Any]
 FAST = settings(max_examples=60, deadline=None)
@@ -88,7 +88,7 @@ def answer_of(message: Json) -> Json:
 def test_every_answer_extends_the_prompt_before_it(opening: list[Json], said: Any, keep_ids: bool) -> None:
     """responses -> chat: each call's messages begin with the previous call's and the answer to it."""
     # Without item ids, answers that read the same cannot be told apart (content null or "").
-    assume(keep_ids or len({message_mark(message) for message, _ in said}) == len(said))
+    assume(keep_ids or len({message_fingerprint(message) for message, _ in said}) == len(said))
     memory = ConversationMemory()
     items = copy.deepcopy(opening)
     expected: list[Json] = []

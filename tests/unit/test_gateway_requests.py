@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gymgate.gateway.backends.answers import error_text, fault_of, shortened
+from gymgate.gateway.backends.base import error_text, fault_of, shortened
 from gymgate.gateway.call import Call
 from gymgate.gateway.requests import (
     METADATA_KEY,
@@ -13,7 +13,7 @@ from gymgate.gateway.requests import (
     take_routing_entry,
     without_attempt,
 )
-from gymgate.gateway.resends import HASHED, RequestKey, Resends
+from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
 
 KEY = "0123456789abcdef" * 2
 
@@ -64,7 +64,7 @@ def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> No
         for middle in (b"1", b"2")
     )
     assert hash(sent) == hash(other)
-    resends, call = Resends(), Call(0, "policy_model", "chat", 0.0)
+    resends, call = RetryDeduplicator(), Call(0, "policy_model", "chat", 0.0)
     resends.add(sent, call)
     assert resends.find(RequestKey(*sent), retry=False) is call
     assert resends.find(other, retry=False) is None

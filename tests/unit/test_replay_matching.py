@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
 from gymgate.errors import ConfigError, UnknownConversationError
-from gymgate.gateway.backends.replay import ReplayBackend
 from gymgate.gateway.replay import Recording, ReplayIndex, Turn, blocks_of, load_index
+from gymgate.gateway.replay.backend import ReplayBackend
 
 CLICK = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
 SYSTEM = {"role": "system", "content": "be good"}
@@ -224,7 +224,7 @@ async def test_answers_are_complete_responses(tmp_path: Path) -> None:
     one["response"] |= {"usage": usage, "incomplete_details": {"reason": "max_output_tokens"}}
     recordings(tmp_path / "r.jsonl", one)
     tools = [{"type": "function", "name": "f", "parameters": {}}]
-    backend = ReplayBackend.load([tmp_path / "r.jsonl"])
+    backend = ReplayBackend([tmp_path / "r.jsonl"])
     answer = await backend.call({"input": "q", "tools": tools, "tool_choice": "required", "model": "asked"})
     body = answer.body
     assert (body["id"], body["created_at"], body["model"]) == ("resp_1", 7, "m")
@@ -242,7 +242,7 @@ async def test_usage_of_several_calls_is_not_given_to_one(tmp_path: Path) -> Non
     several = record("q", [call("1"), output("1"), said("a")])
     several["response"]["usage"] = {"input_tokens": 3, "output_tokens": 2, "total_tokens": 5}
     recordings(tmp_path / "r.jsonl", several)
-    backend = ReplayBackend.load([tmp_path / "r.jsonl"])
+    backend = ReplayBackend([tmp_path / "r.jsonl"])
     first = (await backend.call({"input": "q"})).body
     last = await backend.call({"input": [user("q"), call("1"), output("1", "other")]})
     assert (first["usage"], last.body["usage"]) == (None, None)

@@ -14,7 +14,7 @@ from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay import Block, Match, Recording, ReplayIndex, blocks_of, items_of
-from gymgate.gateway.replay.answer import recorded_answer, response_object
+from gymgate.gateway.replay.backend import recorded_answer, response_object
 from gymgate.gateway.replay.conversation import exact_key
 
 STAND_IN = "[[A=B]]\nYes\n1"

@@ -6,7 +6,7 @@ from typing import Any
 
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay import Recording
-from gymgate.gateway.replay.answer import response_object
+from gymgate.gateway.replay.backend import response_object
 from gymgate.gateway.replay.conversation import Item
 
 MCP = "mcp__"

@@ -71,7 +71,7 @@ def command(
 
 
 async def _serve(paths: Sequence[str], index: int | None, host: str, port: int, end_with_stdin: bool) -> None:
-    from gymgate.gateway.keyless import serve_replay
+    from gymgate.gateway.serve import serve_replay
 
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

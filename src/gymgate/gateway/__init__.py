@@ -4,7 +4,7 @@ async with Gateway() as gateway:
     route = gateway.open(HTTPEndpoint(base_url="http://host:8000/v1"))
     ...                       # agents call route.base_url
     await route.close()
-    route.calls               # what they asked and got
+    route.calls               # requests and answers
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gymgate.gateway.agent_ports import AgentPorts
     from gymgate.gateway.backends import Backend, BackendAnswer, CallableBackend, HTTPBackend, make_backend
-    from gymgate.gateway.delivery import StreamTimes
+    from gymgate.gateway.handler import StreamTimes
     from gymgate.gateway.requests import METADATA_KEY
     from gymgate.gateway.route import Route
     from gymgate.gateway.server import Gateway
@@ -33,13 +33,13 @@ __all__ = [
     "make_backend",
 ]
 
-# Imported when used: the dialects below are pure functions that need no server.
+# Imported when used: the dialects are pure functions that need no server.
 _MODULES = {
     "METADATA_KEY": "requests",
     "AgentPorts": "agent_ports",
     "Gateway": "server",
     "Route": "route",
-    "StreamTimes": "delivery",
+    "StreamTimes": "handler",
 }
 
 

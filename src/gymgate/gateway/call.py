@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiohttp import web
 
 from gymgate.config import Dialect
 from gymgate.errors import PolicyError
-from gymgate.gateway.dialects import finish_reason_of, token_data_of, usage_of
+from gymgate.gateway.dialects import TokenData
 from gymgate.rollout.bodies import BodyLog, BodyReader, RecordedBodies
 from gymgate.rollout.record import ModelCall, Usage
 
 Connection = web.RequestHandler
-
-
-class Facts(NamedTuple):
-    """What the record keeps of an answer beside its body."""
-
-    usage: Usage
-    finish_reason: str | None
-    prompt_ids: list[int] | None
-    completion_ids: list[int] | None
-    logprobs: list[float] | None
-
-
-NO_FACTS = Facts(Usage(), None, None, None, None)
-
-
-def facts_of(answer: dict[str, Any], dialect: Dialect) -> Facts:
-    """Usage, finish reason and token data of an answer in `dialect`."""
-    prompt_ids, completion_ids, logprobs = token_data_of(answer, dialect)
-    return Facts(
-        usage_of(answer, dialect), finish_reason_of(answer, dialect), prompt_ids, completion_ids, logprobs
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -51,15 +30,17 @@ class Call:
     response: bytes | None = None
     upstream_request: int | None = None
     upstream_response: bytes | None = None
-    facts: Facts = NO_FACTS
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    tokens: TokenData = TokenData(None, None, None)  # noqa: RUF009
     details: dict[str, Any] = field(default_factory=dict)
     status: int | None = None
     error: str | None = None
     failure: PolicyError | None = None
-    """Why it failed, if the endpoint did."""
+    """The endpoint's failure, if it failed."""
     duration_s: float = 0.0
     payload: bytes = b""
-    """What is written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for it again."""
+    """The bytes written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for them again."""
     streamed: bool = False
     """Whether `payload` is a stream of server-sent events."""
     done: bool = False
@@ -77,7 +58,7 @@ class Call:
             self._done.set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether the call came to its end, in time."""
+        """Wait for the call's end; return whether it came in time."""
         if self.done:
             return True
         if self._done is None:
@@ -91,7 +72,7 @@ class Call:
 
     @property
     def failed(self) -> bool:
-        """Finished with anything else than an answer."""
+        """Whether the call ended without an answer."""
         return self.done and (self.status is None or self.status >= 400)
 
     @property
@@ -101,7 +82,6 @@ class Call:
 
     def fields(self) -> dict[str, Any]:
         """The fields of a `ModelCall` beside its bodies."""
-        facts = self.facts
         return {
             "index": self.index,
             "model_server": self.model_server,
@@ -109,13 +89,13 @@ class Call:
             "status_code": self.status,
             "error": self.error,
             "details": self.details,
-            "usage": facts.usage,
-            "prompt_token_ids": facts.prompt_ids,
-            "completion_token_ids": facts.completion_ids,
-            "logprobs": facts.logprobs,
+            "usage": self.usage,
+            "prompt_token_ids": self.tokens.prompt_ids,
+            "completion_token_ids": self.tokens.completion_ids,
+            "logprobs": self.tokens.logprobs,
             "started_s": self.started_s,
             "duration_s": self.duration_s,
-            "finish_reason": facts.finish_reason,
+            "finish_reason": self.finish_reason,
         }
 
     def record(self, requests: BodyLog) -> ModelCall:

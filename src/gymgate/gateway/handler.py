@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from gymgate import codec, http_client
-from gymgate.config import POLICY
+from gymgate.config import POLICY, Dialect
 from gymgate.errors import PolicyError
 from gymgate.gateway.agent_ports import AgentPorts
-from gymgate.gateway.delivery import RELEASED, StreamTimes, deliver, error_response
+from gymgate.gateway.call import Call
+from gymgate.gateway.dialects import error_body
 from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import (
     DIALECTS,
@@ -28,19 +30,29 @@ from gymgate.gateway.requests import (
     take_routing_entry,
     without_attempt,
 )
-from gymgate.gateway.resends import RequestKey, is_marked_retry
-from gymgate.gateway.route import KeylessRoute, Route
+from gymgate.gateway.retries import RequestKey, is_marked_retry
+from gymgate.gateway.route import Route
+
+if TYPE_CHECKING:
+    from gymgate.gateway.server import Gateway
 
 logger = logging.getLogger(__name__)
 
+JSON_HEADERS = CIMultiDict({"Content-Type": "application/json"})
+ERROR_HEADERS = CIMultiDict({"Content-Type": "application/json", "x-should-retry": "false"})
+"""The gateway has retried already: SDKs that know this header do not retry again."""
+STREAM_HEADERS = CIMultiDict(
+    {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+)
 _ROUTING_ENTRY = METADATA_KEY.encode()
+_RELEASED = "the rollout of this call was released; no further calls are answered for it"
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
     "'Authorization: Bearer <key>' or 'x-api-key: <key>'"
 )
 _NO_ENDPOINT_OF_ITS_OWN = (
-    "this call to model server {0!r} carries no rollout key, so only an endpoint of its own can answer it, and it has "
-    'none: give the stack one with models={{"{0}": ...}} or --judge {0}=URL'
+    "this call to model server {0!r} carries no rollout key, and the model server has no endpoint for such calls: "
+    'give the stack one with models={{"{0}": ...}} or --judge {0}=URL'
 )
 _NO_TOKENIZER = (
     "there is no tokenizer behind this endpoint: gymgate passes model calls on and cannot count or list tokens; "
@@ -48,22 +60,23 @@ _NO_TOKENIZER = (
 )
 
 
-class Routes(Protocol):
-    """Where a handler finds the rollouts."""
+class StreamTimes(NamedTuple):
+    """When a stream begins, and how often it shows a sign of life.
 
-    def find(self, key: str) -> Route | None: ...
+    A stream's status line is held back until the answer is there, so that a failure of the endpoint arrives as a proper
+    HTTP status, which every SDK understands. Clients give up on a silent connection after 5 minutes (Node's fetch) or
+    more. So after `hold_s` the stream begins, with a comment (Anthropic: a `ping` event) every `ping_s`, and a failure
+    after that is the dialect's error event.
+    """
 
-    @property
-    def keyless(self) -> KeylessRoute: ...
-
-    @property
-    def stream_times(self) -> StreamTimes: ...
+    hold_s: float = 60.0
+    ping_s: float = 15.0
 
 
 class Handler:
     """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these."""
 
-    def __init__(self, gateway: Routes, model_server: str, agent_ports: AgentPorts | None = None) -> None:
+    def __init__(self, gateway: Gateway, model_server: str, agent_ports: AgentPorts | None = None) -> None:
         self._gateway = gateway
         self._model_server = model_server
         self._agent_ports = agent_ports
@@ -75,30 +88,30 @@ class Handler:
                 return await self._model_call(request, path)
             return self._other(request, path)
         except Refusal as refusal:
-            return error_response(path.dialect, refusal.status, refusal.message, refusal.kind)
+            return _error_response(path.dialect, refusal.status, refusal.message, refusal.kind)
         except ConnectionError:
-            return web.Response()  # the agent is gone, in the middle of its request
+            return web.Response()  # the agent closed the connection in the middle of its request
 
     async def _model_call(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:
         raw, body, route = await self._read(request, path)
         if (connection := request.protocol) is None or connection.transport is None:
             return web.Response()  # gone already: nothing was started, so there is nothing to join
         call_key = RequestKey(self._model_server, path.operation, raw, request.headers.get("Idempotency-Key"))
-        call = route.find_resent(call_key, retry=is_marked_retry(request.headers))
+        call = route.find_repeated(call_key, retry=is_marked_retry(request.headers))
         if call is None:
             call = await route.start(call_key, DIALECTS[path.operation], body, connection)
         else:
             logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.index)
             call.connection = connection
-        response, written = await deliver(request, call, self._gateway.stream_times)
+        response, written = await _deliver(request, call, self._gateway.stream_times)
         if call.connection is connection or written:
             route.settle(call_key, call, written=written)
         return response
 
     async def _read(self, request: web.BaseRequest, path: Path) -> tuple[bytes, dict[str, Any], Route]:
-        """The request without our routing entry, as sent and as parsed, and the rollout that it belongs to.
+        """Return the request without our routing entry, as bytes and parsed, and the rollout that it belongs to.
 
-        Nothing is read of a body that nobody may send, and nothing parsed that has nowhere to go.
+        A body is read only if its sender may send one, and parsed only if there is somewhere to send it.
         """
         check_encoding(request.headers)
         route = self._keyed_route(request, path)
@@ -117,12 +130,14 @@ class Handler:
 
     def _keyed_route(self, request: web.BaseRequest, path: Path) -> Route | None:
         """The live rollout whose key is in the URL or the headers."""
+        if self._gateway.is_open:
+            return self._gateway.keyless
         key = _key_of(request, path)
         route = self._gateway.find(without_attempt(key)) if key is not None else None
         return None if route is None or route.closed else route
 
     def _other_route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
-        """The rollout of a request that brings its key in its body, or none; `Refusal` if there is none."""
+        """The rollout of a request with its key in the body, or without a key; `Refusal` if there is none."""
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
             return self._keyless_route() if self._agent_ports is None else self._agent_ports.holder()
@@ -132,7 +147,7 @@ class Handler:
         return route
 
     def _refuse_strangers(self, request: web.BaseRequest, path: Path) -> None:
-        """Without a live rollout's key, serve only processes of this user, and root, who can be anybody."""
+        """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
         if owner_of(request.transport) in (os.getuid(), 0):
             return
         if _key_of(request, path) is not None:
@@ -172,7 +187,7 @@ class Handler:
         name = getattr(target.backend, "model", None) if target is not None else None
         model = {"id": name or self._model_server, "object": "model", "created": 0, "owned_by": "gymgate"}
         body = model if one else {"object": "list", "data": [model]}
-        return web.Response(body=codec.dumps(body), content_type="application/json")
+        return web.Response(body=codec.dumps(body), headers=JSON_HEADERS)
 
 
 def _key_of(request: web.BaseRequest, path: Path) -> str | None:
@@ -181,11 +196,11 @@ def _key_of(request: web.BaseRequest, path: Path) -> str | None:
 
 def _unknown_key(path: Path) -> Refusal:
     status, kind = (401, "authentication_error") if path.key is None else (404, "not_found_error")
-    return Refusal(status, f"no rollout has this key: it was never opened, or {RELEASED}", kind)
+    return Refusal(status, f"no rollout has this key: it was never opened, or {_RELEASED}", kind)
 
 
 async def _body(request: web.BaseRequest) -> bytes:
-    """As `request.read` gives it, with one copy of a long body less."""
+    """Read the body with a bound, and with one copy of a long body less than `request.read`."""
     if (request.content_length or 0) > http_client.MAX_BODY:
         raise _too_long()
     if "Expect" in request.headers and request.transport is not None:
@@ -202,3 +217,61 @@ async def _body(request: web.BaseRequest) -> bytes:
 
 def _too_long() -> Refusal:
     return Refusal(413, f"the request's body is longer than {http_client.MAX_BODY} bytes")
+
+
+def _error_response(dialect: Dialect, status: int, message: str, kind: str) -> web.Response:
+    """An error in the envelope of `dialect`."""
+    body = codec.dumps(error_body(dialect, status, message, kind))
+    return web.Response(body=body, status=status, headers=ERROR_HEADERS)
+
+
+async def _deliver(
+    request: web.BaseRequest, call: Call, times: StreamTimes
+) -> tuple[web.StreamResponse, bool]:
+    """Wait for the call and write its answer; return also whether it was fully written to the connection."""
+    if not await call.wait(times.hold_s if call.streamed else None):
+        return await _deliver_late_stream(request, call, times)
+    return await _write(request, _response(call))
+
+
+def _response(call: Call) -> web.Response:
+    if call.status is None:
+        return _error_response(call.dialect, 404, _RELEASED, "not_found_error")
+    if call.status != 200:
+        return web.Response(body=call.payload, status=call.status, headers=ERROR_HEADERS)
+    return web.Response(body=call.payload, headers=STREAM_HEADERS if call.streamed else JSON_HEADERS)
+
+
+async def _write(request: web.BaseRequest, response: web.StreamResponse) -> tuple[web.StreamResponse, bool]:
+    if (transport := request.transport) is None or transport.is_closing():
+        return response, False
+    # With no buffer allowed, write_eof returns when the kernel has taken everything.
+    transport.set_write_buffer_limits(high=0)
+    try:
+        await response.prepare(request)
+        await response.write_eof()
+    except ConnectionError:
+        return response, False
+    return response, request.transport is not None and not transport.is_closing()
+
+
+async def _deliver_late_stream(
+    request: web.BaseRequest, call: Call, times: StreamTimes
+) -> tuple[web.StreamResponse, bool]:
+    response = web.StreamResponse(headers=STREAM_HEADERS)
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n' if call.dialect == "messages" else b": waiting\n\n"
+    try:
+        await response.prepare(request)
+        await response.write(ping)
+        while not await call.wait(times.ping_s):
+            await response.write(ping)
+        await response.write(call.payload if call.status == 200 else _error_event(call))
+    except ConnectionError:
+        return response, False
+    return await _write(request, response)
+
+
+def _error_event(call: Call) -> bytes:
+    body: dict[str, Any] = error_body(call.dialect, 404, _RELEASED, "not_found_error")
+    payload = call.payload if call.status is not None else codec.dumps(body)
+    return b"event: error\ndata: " + payload + b"\n\n"

@@ -1,4 +1,4 @@
-"""Which calls to judges and user simulators failed, and which rollouts that concerns.
+"""Which calls to judges and user simulators failed, and which rollouts they were made for.
 
 A judge call fails if its endpoint fails after all retries, if it has no endpoint, or if the server that made it closed
 the connection before it had the answer. A later answer to an equal request makes up for it: the server tried again.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gymgate.errors import PolicyError
 from gymgate.gateway.call import Call
-from gymgate.gateway.resends import RequestKey
+from gymgate.gateway.retries import RequestKey
 
 
 class JudgeCalls:
@@ -37,7 +37,7 @@ class JudgeCalls:
         self._open[call] = _question(key)
 
     def settled(self, key: RequestKey, call: Call, *, written: bool) -> None:
-        """Note the end of a call; `written`: the server that made it got what came of it."""
+        """Note the end of a call; `written`: the server that made it got the answer or the error."""
         self._open.pop(call, None)
         question = _question(key)
         if written and call.status == 200:
@@ -46,7 +46,7 @@ class JudgeCalls:
             self._fail(question, call.failure or given_up(call), call)
 
     def refused(self, model_server: str, error: PolicyError) -> None:
-        """Note a call that had nowhere to go."""
+        """Note a call to a model server that has no endpoint."""
         self._fail(RequestKey(model_server, "", b"", None), error)
 
     def _answered(self, question: RequestKey) -> None:
@@ -67,14 +67,14 @@ class _Watcher:
     judges: JudgeCalls
     model_servers: Collection[str]
     earlier: frozenset[Call] = field(default_factory=frozenset)
-    """Calls that were given up before the rollout began."""
+    """Calls whose connections were lost before the rollout began."""
 
     def concerns(self, model_server: str, call: Call | None) -> bool:
         return model_server in self.model_servers and call not in self.earlier
 
 
 class KeylessJudgeCalls(JudgeCalls):
-    """Calls without a rollout's key: a failure is that of every rollout that was running with this judge."""
+    """Calls without a rollout's key: a failure counts for every rollout that was running with this judge."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection within this machine."""
+"""The user at the other end of a connection within this machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _PORTS = struct.Struct("!HH16s16s")
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
 """Any interface, any cookie."""
 _UID = _HEADER.size + 4 + _PORTS.size + len(_ANY) + 12
-"""Where the user stands in the kernel's answer."""
+"""Offset of the user in the kernel's answer."""
 _TIMEOUT_S = 1.0
 
 
 def owner_of(transport: asyncio.BaseTransport | None) -> int | None:
-    """The user whose process made a TCP connection; `None` if it comes from elsewhere or the kernel does not tell.
+    """Return the user whose process made a TCP connection; `None` if it came from elsewhere or the kernel does not say.
 
-    Takes 20 us, or 2 ms where the kernel has to be asked through `/proc`.
+    Takes 20 us, or 2 ms where `/proc` has to be read.
     """
     sock = transport.get_extra_info("socket") if transport is not None else None
     if sock is None:

@@ -1,4 +1,4 @@
-"""What a request to the gateway asks for, and whose it is.
+"""What a request to the gateway asks for, and which rollout it belongs to.
 
     /ng-rollout/<key>[/training-token-capture]/v1/<operation>     key in the URL, where NeMo Gym puts it
     /v1/<operation>, /<operation>                                  key as bearer token, as x-api-key, or in metadata
@@ -16,7 +16,7 @@ from gymgate import codec
 from gymgate.config import Dialect
 
 METADATA_KEY = "gymgate_route"
-"""Entry of a request's `metadata` that carries the key of its rollout, or a base URL with it, where the URL cannot."""
+"""Entry of a request's `metadata` with the rollout's key, or a base URL that holds it, where the URL cannot carry it."""
 
 DIALECTS: Mapping[str, Dialect] = {
     "responses": "responses",
@@ -24,7 +24,7 @@ DIALECTS: Mapping[str, Dialect] = {
     "messages": "messages",
 }
 REFUSED: Mapping[str, Dialect] = {"tokenize": "chat", "messages/count_tokens": "messages"}
-"""Operations that need a tokenizer."""
+"""Operations that need a tokenizer, which the gateway does not have."""
 
 _PREFIX = "/ng-rollout/"
 _CAPTURE = "training-token-capture/"
@@ -33,14 +33,14 @@ _KEY = re.compile(r"[0-9a-f]{32}(-a\d+)?")
 
 
 class Path(NamedTuple):
-    """A request's path, taken apart."""
+    """A request's path in its parts."""
 
     key: str | None
     operation: str
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect to answer in; errors included."""
+        """The dialect to answer in, errors included."""
         return DIALECTS.get(self.operation) or REFUSED.get(self.operation) or "chat"
 
 
@@ -55,7 +55,7 @@ class Refusal(Exception):
 
 
 def parse_path(raw_path: str) -> Path:
-    """Take a request's path, with or without a query, apart."""
+    """Split a request's path, with or without a query."""
     path = raw_path.partition("?")[0]
     key = None
     if path.startswith(_PREFIX):
@@ -68,7 +68,7 @@ def parse_path(raw_path: str) -> Path:
 
 
 def key_of_headers(headers: Mapping[str, str]) -> str | None:
-    """The bearer token or API key; `None` if it cannot be a rollout's (agents send dummies)."""
+    """Return the bearer token or API key; `None` if it cannot be a rollout's key (agents send placeholders)."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     if scheme.lower() == "bearer" and looks_like_key(token.strip()):
         return token.strip()
@@ -81,19 +81,19 @@ def looks_like_key(token: str) -> bool:
 
 
 def without_attempt(key: str) -> str:
-    """The key, of a key to which NeMo Gym may have added `-a<attempt>`."""
+    """Return the key without the `-a<attempt>` that NeMo Gym may have added."""
     return key[:32] if len(key) > 32 and _KEY.fullmatch(key) else key
 
 
 def check_encoding(headers: Mapping[str, str]) -> None:
-    """Refuse a compressed body: what it holds, nobody knows before it is inflated."""
+    """Refuse a compressed body: its size is unknown before it is inflated."""
     encoding = headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise Refusal(415, f"the request's body has Content-Encoding {encoding[:50]!r}; send it uncompressed")
 
 
 def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
-    """The object that a request's body is, and its bytes as they go on; `Refusal` if it is none."""
+    """Parse a request's body; return the object and the bytes to pass on. `Refusal` for anything but a JSON object."""
     try:
         body, raw = codec.parse_bounded(raw)
     except codec.TooLargeError as error:
@@ -106,9 +106,9 @@ def parse_body(raw: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def take_routing_entry(body: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The body without our entry in its metadata, and the key in that entry.
+    """Return the body without our entry in its metadata, and the key in that entry.
 
-    A metadata left empty goes as well. The same `body` object comes back if there is no entry.
+    Metadata left empty is removed. The same `body` object comes back if there is no entry.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, dict) or METADATA_KEY not in metadata:

@@ -1,4 +1,4 @@
-"""One rollout's entry in the gateway: its key, where its calls go, and what came of them."""
+"""One rollout's entry in the gateway: its key, the endpoints of its calls, and their record."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
 from gymgate.errors import GymgateError, PolicyError
 from gymgate.gateway.backends.base import Backend
-from gymgate.gateway.call import Call, Connection, facts_of
+from gymgate.gateway.call import Call, Connection
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
     error_body,
+    finish_reason_of,
+    token_data_of,
     translate_answer,
     translate_request,
+    usage_of,
     with_usage_details,
 )
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
-from gymgate.gateway.resends import RequestKey, Resends
+from gymgate.gateway.retries import RequestKey, RetryDeduplicator
+from gymgate.retrying import BUSY
 from gymgate.rollout.bodies import BodyLog
 from gymgate.rollout.record import Limit, ModelCall
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"
-"""The policy's model server under the name that resources servers know it by, where a config makes the policy its own judge:
-their calls are no turns of the policy."""
+"""The name by which resources servers know the policy's model server where a config makes the policy its own judge. Their
+calls are not turns of the policy."""
 CLOSE_TIMEOUT_S = 0.5
-"""To wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
+"""Wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
 _KEYLESS_RESEND_S = 60.0
 _OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
 _STREAM_FIELDS = ("stream", "stream_options")
@@ -45,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Target:
-    """Where the calls to one model server go; its memory is that of the rollout's conversations there."""
+    """The backend of one model server, with the memory of the rollout's conversations there."""
 
     backend: Backend
     memory: ConversationMemory | None = field(default_factory=ConversationMemory)
@@ -69,13 +73,13 @@ class Route:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.key = secrets.token_hex(16)
-        """What the rollout's calls carry; a secret, never logged."""
+        """The secret that the rollout's calls carry; never logged."""
         self.rollout_id = rollout_id or secrets.token_hex(8)
         """The rollout's public name."""
         self.base_url = f"{base_url}/ng-rollout/{self.key}/v1"
-        """Of the policy model, for a client that takes a base URL; any API key will do with it."""
+        """The policy model's base URL for a client that takes one; any API key works with it."""
         self.metadata = {METADATA_KEY: self.key} if metadata_routing else {}
-        """To be merged into a row's `responses_create_params.metadata`, for agents that lose the URL."""
+        """Entries to merge into a row's `responses_create_params.metadata`, for agents that lose the URL."""
         self.failure: PolicyError | None = None
         """The first failure of the policy's endpoint; those of judges are in `judges`."""
         self.truncated: Limit | None = None
@@ -94,14 +98,14 @@ class Route:
         """The bodies that `log` refers to."""
         self._policy_calls = 0
         self._running: set[Call] = set()
-        self._resends = Resends()
+        self._repeated = RetryDeduplicator()
 
     def __repr__(self) -> str:
         return f"Route({self.rollout_id!r}, {len(self.log)} calls{', closed' if self.closed else ''})"
 
     @property
     def calls(self) -> list[ModelCall]:
-        """The calls so far as records; one under way has no status."""
+        """The calls so far as records; a call under way has no status."""
         return [call.record(self.requests) for call in self.log]
 
     @property
@@ -120,22 +124,22 @@ class Route:
         await asyncio.gather(*(call.wait(CLOSE_TIMEOUT_S) for call in running))
 
     def target(self, model_server: str) -> Target | None:
-        """Where calls to a model server go."""
+        """Return where calls to a model server go; `None` if it has no endpoint."""
         if model_server not in self._targets and model_server != POLICY:
             default = self._targets.get("*")
             self._targets[model_server] = None if default is None else Target(default.backend)
         return self._targets.get(model_server)
 
-    def find_resent(self, key: RequestKey, *, retry: bool) -> Call | None:
-        """The call that a request repeats, if it does."""
-        return self._resends.find(key, retry=retry)
+    def find_repeated(self, key: RequestKey, *, retry: bool) -> Call | None:
+        """Return the call that a request repeats, if it repeats one."""
+        return self._repeated.find(key, retry=retry)
 
     async def start(
         self, key: RequestKey, dialect: Dialect, body: dict[str, Any], connection: Connection
     ) -> Call:
-        """Make a new call and, unless it is to be streamed, see it through; it stays when `connection` breaks.
+        """Make a new call and, unless it is streamed, wait for its end. It goes on if `connection` breaks.
 
-        Raises `Refusal` if a limit forbids it or it has nowhere to go.
+        Raises `Refusal` if a limit forbids the call or its model server has no endpoint.
         """
         target = self._admit(key.model_server)
         call = self._new_call(key.model_server, dialect)
@@ -144,7 +148,7 @@ class Route:
         if self._record_bodies:
             call.request = self.requests.add(key.body)
         self._running.add(call)
-        self._resends.add(key, call)
+        self._repeated.add(key, call)
         if call.model_server != POLICY:
             self.judges.started(key, call)
         performing = self._perform(call, target, body, key.body)
@@ -159,7 +163,7 @@ class Route:
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
         """Note whether a call's answer was fully written to the connection that asked for it."""
         if written:
-            self._resends.written(key, call)
+            self._repeated.written(key, call)
         if call.model_server != POLICY:
             self.judges.settled(key, call, written=written)
 
@@ -235,7 +239,9 @@ class Route:
             return
         if self._record_bodies:
             call.response = response
-        call.facts = facts_of(answer.body, backend.dialect)
+        call.usage = usage_of(answer.body, backend.dialect)
+        call.finish_reason = finish_reason_of(answer.body, backend.dialect)
+        call.tokens = token_data_of(answer.body, backend.dialect)
         call.details = answer.noted()
         call.payload = b"".join(encode_stream(result, call.dialect, body)) if call.streamed else response
         call.status = 200
@@ -261,7 +267,7 @@ class Route:
 
 
 class KeylessRoute(Route):
-    """Judge calls that carry no rollout's key; counted by model server, recorded nowhere."""
+    """Calls that carry no rollout's key. They are counted by model server and recorded nowhere."""
 
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)
@@ -269,10 +275,10 @@ class KeylessRoute(Route):
         self.counts: Counter[str] = Counter()
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
-        """There is no end of a rollout at which an answer that nobody came back for is forgotten."""
+        """Forget an answer that nobody came back for after a while, since no rollout ends here."""
         super().settle(key, call, written=written)
         if not written:
-            asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self._resends.forget, key, call)
+            asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self._repeated.forget, key, call)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         self.counts[model_server] += 1
@@ -280,18 +286,18 @@ class KeylessRoute(Route):
 
 
 def relayed_status(error: PolicyError) -> int:
-    """The status an agent gets: the endpoint's 4xx unless it means "try again", else 502, or 504 for a timeout.
+    """Return the status an agent gets: the endpoint's 4xx unless it asks for a retry, else 502, or 504 for a timeout.
 
-    gymgate has tried again by then, and agents would take the endpoint's own 429 or 503 as a reason to.
+    The gateway has retried by then, and an agent would retry again at the endpoint's own 429 or 503.
     """
     code = error.status_code
-    if code is not None and 400 <= code < 500 and code not in (408, 409, 425, 429):
+    if code is not None and 400 <= code < 500 and code not in BUSY:
         return code
     return 504 if code in (408, 504) or isinstance(error.__cause__, TimeoutError) else 502
 
 
 def _without_stream(body: dict[str, Any]) -> dict[str, Any]:
-    """The same object if there is nothing to leave out: answers are collected whole and streamed by us."""
+    """Remove the fields that ask for a stream: endpoints answer whole. The same object comes back if there are none."""
     if body.get("stream") is not True:
         return body
     return {name: value for name, value in body.items() if name not in _STREAM_FIELDS}

@@ -1,4 +1,4 @@
-"""The gateway: what NeMo Gym's servers are told is their model, and where every rollout's calls find their endpoint."""
+"""The gateway: the model servers of NeMo Gym's configs, which send each rollout's calls to that rollout's endpoint."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ from gymgate.config import (
 from gymgate.errors import ConfigError
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
-from gymgate.gateway.delivery import StreamTimes
-from gymgate.gateway.handler import Handler
+from gymgate.gateway.handler import Handler, StreamTimes
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.http_client import HTTPClient
@@ -35,17 +34,17 @@ from gymgate.http_client import HTTPClient
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
 READ_AHEAD = 1 << 20
-"""Bytes of a body that may arrive before it is read; a pause costs a turn of the loop, and bodies are read whole."""
+"""Bytes of a body that may arrive before it is read. Bodies are read whole, and each pause costs a turn of the loop."""
 STOP_TIMEOUT_S = 2.0
 KEPT_REPLAYS = 32
-"""Recordings that stay in memory for the next rollout."""
+"""Number of recordings kept in memory for later rollouts."""
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger("gymgate.gateway.http")
 
 
 def _without_request_line(record: logging.LogRecord) -> bool:
-    """A malformed request's line can hold a key; its class says enough."""
+    """Log a malformed request by its class only: its first line can hold a key."""
     if record.exc_info and isinstance(record.exc_info[1], BadHttpMessage):
         record.msg, record.args = "%s", (type(record.exc_info[1]).__name__,)
         record.exc_info = None
@@ -58,33 +57,40 @@ _http_logger.addFilter(_without_request_line)
 class Gateway:
     """Listens on loopback, one port per model server that Gym's configs name, for as long as it is entered.
 
-    It belongs to the event loop that entered it. `judges` are the endpoints of model servers other than the
-    policy's for every rollout that does not bring its own, and for calls that carry no key.
+    It belongs to the event loop that entered it. `judges` are the endpoints of model servers other than the policy's,
+    for every rollout that does not bring its own and for calls that carry no key. With `open_to_all` it answers every
+    request from that backend, whatever key the request carries; the backend stays the caller's to close.
     """
 
     def __init__(
         self,
         *,
         host: str = "127.0.0.1",
+        port: int = 0,
         judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
+        open_to_all: Backend | None = None,
         stream_times: StreamTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
         self.stream_times = stream_times or StreamTimes()
         self.routes: dict[bytes, Route] = {}
-        """By their key's digest, so that how long a look-up takes tells nothing of the keys that there are."""
+        """By their key's digest, so that the time of a look-up reveals nothing about existing keys."""
         self.keyless = KeylessRoute({})
+        """The calls that carry no rollout's key."""
+        self.is_open = open_to_all is not None
+        self._open_to_all = open_to_all
         self._judges = dict(judges or {})
         self._clock = clock
         self._ports: dict[str, asyncio.Task[int]] = {}
         self._replays: dict[ReplayEndpoint, Backend] = {}
-        """Those used last, the latest at the end."""
+        """The ones used last, the latest at the end."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
-        """By the replicas' addresses: rollouts share what is known of them, however else their endpoints differ."""
+        """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
         self._exits = AsyncExitStack()
         self._client = HTTPClient()
-        self._port = 0
+        self._port = port
+        """The policy model's; 0 until it listens takes a free one."""
 
     async def __aenter__(self) -> Self:
         raise_file_limit()
@@ -92,12 +98,13 @@ class Gateway:
             await exits.enter_async_context(self._client)
             exits.push_async_callback(self._close_backends)
             self._exits = exits
-            self.keyless = KeylessRoute(
-                {
-                    name: None if judge == "none" else Target(self._backend(judge), memory=None)
-                    for name, judge in self._judges.items()
-                }
-            )
+            keyless = {
+                name: None if judge == "none" else Target(self._backend(judge), memory=None)
+                for name, judge in self._judges.items()
+            }
+            if self._open_to_all is not None:
+                keyless[POLICY] = Target(self._open_to_all, memory=None)
+            self.keyless = KeylessRoute(keyless)
             self._port = await self.port_for(POLICY)
             self._exits = exits.pop_all()
         return self
@@ -110,17 +117,17 @@ class Gateway:
 
     @property
     def port(self) -> int:
-        """Of the policy model."""
+        """The policy model's port."""
         return self._port
 
     @property
     def url(self) -> str:
-        """Of the policy model, without a path."""
+        """The policy model's URL, without a path."""
         return f"http://{self.host}:{self._port}"
 
     @property
     def keyless_calls(self) -> Mapping[str, int]:
-        """How many judge calls without a key were served, by model server."""
+        """The number of judge calls without a key that were served, by model server."""
         return self.keyless.counts
 
     @property
@@ -133,11 +140,11 @@ class Gateway:
 
     @property
     def replicas(self) -> dict[str, dict[str, Any]]:
-        """What is known of each replica, by address."""
+        """The state of each replica, by address."""
         return {url: state for pool in self._pools.values() for url, state in pool.describe().items()}
 
     async def port_for(self, model_server: str) -> int:
-        """The port of a model server by its Gym instance name; listens on it from the first call on."""
+        """Return the port of a model server by its Gym instance name, after listening on it if nobody did yet."""
         if model_server not in self._ports:
             self._ports[model_server] = asyncio.create_task(self._listen(model_server))
         try:
@@ -161,12 +168,11 @@ class Gateway:
         record_bodies: bool = True,
         metadata_routing: bool = False,
     ) -> Route:
-        """A route for one rollout, until its `close`.
+        """Open a route for one rollout, until its `close`.
 
         `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, `"none"` refuses its
         calls, and the name `"*"` stands for every one not named. `judge_policy` answers in `endpoint`'s place where
-        a judge is the policy.
-        A backend given as such stays the caller's to close.
+        a judge is the policy. A backend given as such stays the caller's to close.
         Raises `ConfigError` if an endpoint cannot be used.
         """
         policy = self._backend(endpoint)
@@ -188,7 +194,7 @@ class Gateway:
         return route
 
     def find(self, key: str) -> Route | None:
-        """The rollout of a key, if it is live."""
+        """Return the rollout of a key, if it is live."""
         return self.routes.get(_digest(key))
 
     def _retire(self, route: Route) -> None:
@@ -206,9 +212,7 @@ class Gateway:
             backend = self._replays.pop(endpoint, None) or make_backend(endpoint)
             self._replays[endpoint] = backend
             if len(self._replays) > KEPT_REPLAYS:
-                del self._replays[
-                    next(iter(self._replays))
-                ]  # it holds nothing open; routes that use it keep it
+                del self._replays[next(iter(self._replays))]  # routes that use it keep it
             return backend
         if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
             return make_backend(endpoint, client=self._client, pool=self._pool(endpoint))
@@ -231,11 +235,12 @@ class Gateway:
             keepalive_timeout=KEEPALIVE_S,
             read_bufsize=READ_AHEAD,
         )
-        listener = await loop.create_server(server, self.host, 0, backlog=4096)
+        port = self._port if model_server == POLICY and agent_ports is None else 0
+        listener = await loop.create_server(server, self.host, port, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
-        port: int = listener.sockets[0].getsockname()[1]
-        logger.info("gateway: %s listens on %s:%d", model_server, self.host, port)
-        return port
+        bound: int = listener.sockets[0].getsockname()[1]
+        logger.info("gateway: %s listens on %s:%d", model_server, self.host, bound)
+        return bound
 
     async def _close_routes(self) -> None:
         routes = [*self.routes.values(), self.keyless]

@@ -65,7 +65,7 @@ def pack_rollout(value: Mapping[str, Any], route: Route, result: bytes | None = 
     calls = []
     for call in route.log:
         fields = {**call.fields(), "request": call.request, "upstream_request": call.upstream_request}
-        fields["usage"] = call.facts.usage.__dict__
+        fields["usage"] = call.usage.__dict__
         for name in _ANSWERS:
             answer: bytes | None = getattr(call, name)
             if answer is not None:

@@ -1,4 +1,4 @@
-"""Exact tokens: what a policy was shown and what it sampled, as ids, from the rendering to the training row."""
+"""Exact tokens: the ids that a policy was shown and the ids it sampled, from the rendering to the training row."""
 
 from gymgate.tokens.conversation import TokenConversation, TokenPolicy
 from gymgate.tokens.engines import Engine, Sample

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @cache
 def _rendering_thread(pid: int) -> ThreadPoolExecutor:
-    """One for a process, whose policies may share a tokenizer: a fast one cannot encode on two threads at once."""
+    """One thread per process: its policies may share a tokenizer, which cannot encode on two threads at once."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymgate-render")
 
 
@@ -122,9 +122,9 @@ class TokenPolicy:
         return TokenConversation(self)
 
     def pause(self, wait_s: float = 0.0) -> int:
-        """Hold new model calls (a weight update); those under way go on, or are resumed by their engine.
+        """Hold new model calls (a weight update); calls under way go on, or their engine resumes them.
 
-        Waits at most `wait_s` for those under way, blocking this thread, and returns how many still are.
+        Waits at most `wait_s` for the calls under way, blocking this thread, and returns how many still are.
         """
         return self.gate.close(wait_s)
 
@@ -139,12 +139,12 @@ class TokenPolicy:
         )
 
     async def beside_the_loop(self, work: Callable[..., Result], *arguments: Any) -> Result:
-        """Do work that renders or parses in a thread: for many rollouts it would hold up the event loop."""
+        """Render or parse in a thread: for many rollouts that would block the event loop."""
         thread = _rendering_thread(os.getpid())
         return await asyncio.get_running_loop().run_in_executor(thread, work, *arguments)
 
     def render(self, messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
-        """The ids of a whole history and the opening of the answer to it."""
+        """Return the ids of a whole history and the opening of the answer to it."""
         return list(
             self.renderer.render_ids(
                 renderable(messages), tools=tool_specs(tools), add_generation_prompt=True
@@ -158,7 +158,7 @@ class TokenPolicy:
         messages: Sequence[Message],
         tools: list[Any] | None,
     ) -> list[int] | None:
-        """The exact ids of an earlier call and the rendering of the messages after it; `None` if the renderer cannot."""
+        """Return an earlier call's exact ids and the rendering of the messages after it; `None` if the renderer cannot."""
         seen = [*prompt_ids, *completion_ids]
         bridge = self.renderer.bridge_to_next_turn(
             prompt_ids, completion_ids, renderable(messages), tools=tool_specs(tools)
@@ -189,7 +189,7 @@ class TokenConversation:
 
     @property
     def turns(self) -> list[TokenTurn]:
-        """Every model call with its whole prompt, in the order they were answered; made anew each time, and large."""
+        """Every model call with its whole prompt, in the order of answers; made anew at each access, and large."""
         return [call.turn() for call in list(self._calls)]
 
     @property
@@ -199,12 +199,12 @@ class TokenConversation:
 
     @property
     def first_prompt_ids(self) -> list[int]:
-        """What the first model call was shown; empty without one."""
+        """The prompt of the first model call; empty without one."""
         return self._calls[0].prompt_ids() if self._calls else []
 
     @property
     def call_count(self) -> int:
-        """Model calls that were answered with what the engine sampled."""
+        """The number of model calls that the engine answered."""
         return len(self._calls)
 
     @property
@@ -224,7 +224,7 @@ class TokenConversation:
         return await self.policy.beside_the_loop(self._record, request, prepared, sample)
 
     def _prepare(self, request: Mapping[str, Any]) -> _Prepared:
-        """The ids to show. They extend the call whose messages these continue: the longest, where there are several."""
+        """Make the ids to show. They extend the call whose messages these continue, the longest one if there are several."""
         messages, tools = list(request["messages"]), request.get("tools") or None
         histories = history_hashes(messages, tools)
         known = [count for count, history in enumerate(histories[:-1], 1) if history in self._by_history]
@@ -255,7 +255,7 @@ class TokenConversation:
         return sampling
 
     def _room(self, prompt_length: int) -> int | None:
-        """Ids that may still be sampled; `None` without a bound."""
+        """Return how many ids may still be sampled; `None` without a bound."""
         bounds = []
         if (limit := self.policy.max_model_len) is not None:
             bounds.append(limit - prompt_length)

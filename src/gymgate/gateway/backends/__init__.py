@@ -1,4 +1,4 @@
-"""The things that answer model calls: an HTTP server, a Python callable, recorded rollouts."""
+"""Backends answer model calls: an HTTP server, a Python callable, recorded rollouts."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def make_backend(
     callables: Mapping[str, PolicyCallable] | None = None,
     pool: ReplicaPool | None = None,
 ) -> Backend:
-    """The backend that an endpoint describes; to be closed by the caller.
+    """Make the backend that an endpoint describes; the caller closes it.
 
-    `client` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name,
-    `pool` is what other backends know of the same replicas.
+    `client` is shared by HTTP backends; `callables` are those that a `CallableEndpoint` may name;
+    `pool` is the state of the endpoint's replicas, shared with other backends.
     Raises `ConfigError` for a key that is not set, a malformed URL or an unknown callable, `DataError` for
     recordings that cannot be read.
     """
@@ -47,9 +47,9 @@ def make_backend(
         case CallableEndpoint():
             return _callable_backend(endpoint, callables or {})
         case ReplayEndpoint():
-            from gymgate.gateway.backends.replay import ReplayBackend
+            from gymgate.gateway.replay.backend import ReplayBackend
 
-            return ReplayBackend.load(endpoint.rollouts, endpoint.index)
+            return ReplayBackend(endpoint.rollouts, endpoint.index)
     raise ConfigError(f"{endpoint!r} is not an endpoint; give an HTTPEndpoint, a ReplayEndpoint or a Backend")
 
 

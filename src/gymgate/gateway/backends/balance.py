@@ -24,13 +24,13 @@ from gymgate.retrying import BUSY, LONGEST_RETRY_AFTER_S
 FIRST_ABSENCE_S = 1.0
 LONGEST_ABSENCE_S = 30.0
 WAIT_S = 300.0
-"""For any replica to come back, when none is healthy."""
+"""Wait for any replica to come back, when none is healthy."""
 SILENCE_S = 2.0
-"""Without an answer, while calls are in flight, until a replica is asked whether it is there."""
+"""Probe a replica that has calls in flight and has answered nothing for this long."""
 PROBE_S = 2.5
-"""For the answer to that."""
+"""Timeout of one probe."""
 PROBES = 2
-"""Unanswered ones after which it counts as hanging."""
+"""Number of unanswered probes after which a replica counts as hanging."""
 LONGEST_BACKOFF_S = 8.0
 _POLL_S = 0.1
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """One of the servers and what is known of it."""
+    """One of the servers, with its health and load."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -47,16 +47,16 @@ class Replica:
         self.served = 0
         self.output_tokens = 0
         self.failures = 0
-        """Absences in a row; 0: healthy."""
+        """Consecutive failures; 0 means healthy."""
         self.away_until = 0.0
-        """Gets no calls before, as of `time.monotonic`: it failed, or it asked for time (`Retry-After`)."""
+        """No calls before this time (`time.monotonic`): it failed, or it asked for time (`Retry-After`)."""
         self.unanswered = 0
-        """Probes in a row."""
+        """Consecutive unanswered probes."""
         self.last_sign = 0.0
-        """Of life, as of `time.monotonic`."""
+        """Time of its last answer of any kind (`time.monotonic`)."""
 
     def is_open(self, now: float) -> bool:
-        """Healthy, or due to be tried, by one call at a time."""
+        """Whether it takes calls: it is healthy, or due for a trial, with one call at a time."""
         if now < self.away_until:
             return False
         return not self.calls if self.failures else self.unanswered == 0
@@ -77,8 +77,10 @@ class ReplicaPool:
         self._watcher: asyncio.Task[None] | None = None
 
     async def pick(self, preferred: Replica | None, avoid: set[Replica]) -> Replica:
-        """The preferred replica if it is open; else the least busy that is; those in `avoid` only if there is no
-        other. Waits for one, up to a bound; then `PolicyError`."""
+        """Choose the preferred replica if it is open, else the least busy open one; those in `avoid` come last.
+
+        Waits for one to open, up to a bound; then raises `PolicyError`.
+        """
         deadline = time.monotonic() + self._wait_s
         while True:
             now = time.monotonic()
@@ -96,7 +98,7 @@ class ReplicaPool:
     async def call(
         self, replica: Replica, backend: HTTPBackend, body: dict[str, Any], raw: bytes | None
     ) -> BackendAnswer:
-        """One call. Raises `PolicyError`; what is the replica's fault keeps further calls away from it."""
+        """Make one call. Raises `PolicyError`; a failure of the replica itself keeps further calls away from it."""
         if not replica.calls:
             replica.last_sign = time.monotonic()
         task = asyncio.create_task(backend.call(body, raw=raw))
@@ -129,7 +131,7 @@ class ReplicaPool:
         return answer
 
     def leave_out(self, replica: Replica, why: str) -> None:
-        """Keep calls away from it for a while; calls that fail together count once."""
+        """Keep calls away from a replica for a while; calls that fail together count once."""
         now = time.monotonic()
         if replica.failures and now < replica.away_until:
             return
@@ -140,7 +142,7 @@ class ReplicaPool:
         logger.warning("replica %s is left out for %g s: %s", replica.url, absence, why)
 
     def describe(self) -> dict[str, dict[str, Any]]:
-        """Of each replica: whether it is healthy, its calls in flight, those it has answered, and with how many tokens."""
+        """Return each replica's health, calls in flight, calls served and output tokens, by address."""
         return {
             replica.url: {
                 "healthy": replica.failures == 0 and replica.unanswered == 0,
@@ -188,8 +190,11 @@ class ReplicaPool:
             self._watcher = asyncio.create_task(self._watch_for_hangs())
 
     async def _watch_for_hangs(self) -> None:
-        """Long generations are normal, so silence alone is no fault: a silent replica is asked for its models,
-        and one that twice does not answer even that loses its calls to the others."""
+        """Probe silent replicas, and move the calls of hanging ones to others.
+
+        Long generations are normal, so silence alone is no fault: a silent replica is asked for its models, and counts
+        as hanging if it does not answer that twice.
+        """
         while any(replica.calls for replica in self.replicas):
             suspected = any(replica.unanswered for replica in self.replicas)
             await asyncio.sleep(_POLL_S if suspected else SILENCE_S / 4)
@@ -208,7 +213,7 @@ class ReplicaPool:
                 task.cancel()
 
     async def _answers(self, replica: Replica) -> bool:
-        """Whether it answers `GET /models` at all; a refusal is an answer."""
+        """Whether a replica answers `GET /models` at all; a refusal is an answer."""
         try:
             await self.client.send(Request(f"{replica.url}/models", method="GET"), timeout_s=PROBE_S)
         except (HTTPFailure, TimeoutError):
@@ -217,7 +222,7 @@ class ReplicaPool:
 
 
 class BalancedBackend:
-    """One rollout's way to a pool: it stays with a replica, whose cache knows the conversation."""
+    """One rollout's backend over a pool. The rollout stays with one replica, whose cache holds its conversation."""
 
     dialect: Dialect
     model: str | None

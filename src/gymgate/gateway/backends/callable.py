@@ -13,8 +13,7 @@ from typing import Any
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import GymgateError, PolicyError, described
-from gymgate.gateway.backends.answers import fault_of, shortened
-from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.backends.base import BackendAnswer, fault_of, shortened
 
 PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 
@@ -60,7 +59,7 @@ class CallableBackend:
         return self._checked(answer)
 
     async def close(self) -> None:
-        """Nothing to release: the callable is the caller's."""
+        """Release nothing: the callable belongs to the caller."""
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         answer: Any = self._fn(body) if self._is_async else await _in_thread(self._fn, body)
@@ -81,7 +80,7 @@ class CallableBackend:
 
 
 class _InThread(Exception):
-    """The callable raised in its thread; the cause says what."""
+    """The callable raised in its thread; `__cause__` is what it raised."""
 
 
 async def _in_thread(fn: Callable[[dict[str, Any]], Any], body: dict[str, Any]) -> Any:

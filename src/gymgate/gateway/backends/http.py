@@ -13,8 +13,7 @@ from yarl import URL
 from gymgate import codec
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway.backends.answers import error_text, fault_of, shortened
-from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.backends.base import BackendAnswer, error_text, fault_of, shortened
 from gymgate.http_client import (
     HTTPClient,
     HTTPFailure,

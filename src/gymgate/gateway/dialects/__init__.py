@@ -1,16 +1,20 @@
-"""The three APIs that agents and endpoints speak, and how one is said in another. Pure functions over dicts.
+"""The three APIs that agents and endpoints speak, and the translations between them. Pure functions over dicts.
 
 Agents speak Responses, chat-completions or Anthropic messages; endpoints speak chat-completions or Responses.
-Where both speak the same, bodies pass unchanged. A translation loses nothing the other side can express; what
-cannot be expressed raises `ConfigError` (a request) or `PolicyError` (an answer) and names it.
+Where both speak the same, bodies pass unchanged. A translation keeps everything that the other API can express.
+Anything else raises `ConfigError` (a request) or `PolicyError` (an answer), which names it.
 """
 
-from gymgate.gateway.dialects.envelope import error_body
 from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.sse import encode_stream
-from gymgate.gateway.dialects.token_data import TokenData, token_data_of
-from gymgate.gateway.dialects.translate import translate_answer, translate_request
-from gymgate.gateway.dialects.usage import finish_reason_of, usage_of, with_usage_details
+from gymgate.gateway.dialects.streams import encode_stream
+from gymgate.gateway.dialects.translate import error_body, translate_answer, translate_request
+from gymgate.gateway.dialects.usage import (
+    TokenData,
+    finish_reason_of,
+    token_data_of,
+    usage_of,
+    with_usage_details,
+)
 
 __all__ = [
     "ConversationMemory",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, field, mappings, stable_id
-from gymgate.gateway.dialects.fingerprints import message_mark
-from gymgate.gateway.dialects.memory import ConversationMemory, Original
-from gymgate.gateway.dialects.parts import content_to_responses
-from gymgate.gateway.dialects.reasoning import message_reasoning
+from gymgate.gateway.dialects.content import content_to_responses, message_reasoning
+from gymgate.gateway.dialects.memory import ConversationMemory, Original, message_fingerprint
+from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id
 from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tools_to_responses
 
 _HANDLED = frozenset(
@@ -26,13 +24,13 @@ _HANDLED = frozenset(
     )
 )
 _DEFAULTS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "modalities": ["text"]}
-"""Values that say nothing; a Responses endpoint may not know the field."""
+"""Default values, which are left out: a Responses endpoint may not know the field."""
 
 
 def request_to_responses(body: Json, memory: ConversationMemory) -> Json:
-    """The Responses request that says the same; unknown fields (`seed`, `stop`, engine knobs) are kept.
+    """Translate to a Responses request; unknown fields (`seed`, `stop`, engine parameters) are kept.
 
-    OpenAI's own endpoint refuses those it does not know, which beats a silent change of sampling.
+    OpenAI's own endpoint refuses fields that it does not know, which is better than a silent change of sampling.
     """
     shared = {
         name: value
@@ -80,7 +78,7 @@ def _items(messages: list[Json], memory: ConversationMemory) -> list[Json]:
         if isinstance(message, Original):
             items.append(message)
         elif role == "assistant":
-            run = memory.match("chat", "responses", [message_mark(message)], 0)
+            run = memory.match("chat", "responses", [message_fingerprint(message)], 0)
             items.extend(run.originals if run is not None else _assistant_items(message))
         elif role == "tool":
             items.append(_tool_output(message, custom_calls))

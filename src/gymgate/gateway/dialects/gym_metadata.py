@@ -1,4 +1,4 @@
-"""What NeMo Gym's model server reads from a request's `metadata` on the way to a chat-completions endpoint.
+"""The settings that NeMo Gym's model server reads from a request's `metadata` for a chat-completions endpoint.
 
 Rows carry per-sample settings there, because Gym's request model forbids unknown fields.
 """
@@ -10,14 +10,14 @@ from typing import Any
 import orjson
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, metadata_of
+from gymgate.gateway.dialects.reading import Json, metadata_of
 
 _FILES = ("audio_path", "audio_paths")
 _CONSUMED = ("extra_body", "chat_template_kwargs", "audio_data")
 
 
 def apply_gym_metadata(body: Json) -> Json:
-    """`body` (chat) with `metadata.extra_body`, `.chat_template_kwargs` and `.audio_data` put into effect.
+    """Apply `metadata.extra_body`, `.chat_template_kwargs` and `.audio_data` to a chat request.
 
     A field of the body wins over `extra_body`; `metadata.chat_template_kwargs` wins over the body's.
     `ConfigError` for JSON that does not parse, and for audio by file path, which only Gym's own server can read.
@@ -57,7 +57,7 @@ def _object(metadata: Json, name: str) -> Json:
 
 
 def _with_audio(messages: list[Json], audio: str) -> list[Json]:
-    """With the clip ahead of the last user message's text, where audio models expect it."""
+    """Put the clip before the last user message's text, where audio models expect it."""
     clip = {"type": "audio_url", "audio_url": {"url": audio}}
     for index in range(len(messages) - 1, -1, -1):
         if messages[index].get("role") == "user":

@@ -1,7 +1,7 @@
-"""What lets an answer that was translated for an agent come back to its endpoint exactly as it was given.
+"""Remembers translated answers, so that they come back to their endpoint exactly as it gave them.
 
 An agent sends its history with every call. For each answer, the memory keeps the endpoint's own form of it (one
-chat message, or a list of Responses items) under the fingerprints of the items or blocks the agent got. When a
+chat message, or a list of Responses items) under the fingerprints of the items or blocks that the agent got. When a
 run of those comes back, the endpoint gets its own form again, byte for byte, so that its prompt extends the
 previous one. Fingerprints cover what the model wrote (text, reasoning, calls with ids) and nothing that an
 agent's own validation may add, drop or reformat (item ids, statuses, nulls, white space in JSON arguments).
@@ -11,40 +11,37 @@ A run that was edited, or lost its reasoning, matches nothing and is translated 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymgate.config import Dialect
-from gymgate.gateway.dialects._read import Json
+from gymgate.gateway.dialects.content import BOTH_FIELDS, ReasoningStyle, item_reasoning, message_reasoning
+from gymgate.gateway.dialects.reading import Json, canonical_json, joined_text
 
-Fingerprint = tuple[str, ...]
-ReasoningStyle = tuple[str, ...]
-"""Fields of a chat message that carry reasoning; `THINK_TAGS` stands for `<think>` in the content."""
-
-BOTH_FIELDS: ReasoningStyle = ("reasoning_content", "reasoning")
-THINK_TAGS: ReasoningStyle = ("<think>",)
+Content = tuple[str, ...]
+"""The parts of an item or block that an agent sends back unchanged."""
 
 
-class Mark(NamedTuple):
-    """An item or block as the memory knows it."""
+class Fingerprint(NamedTuple):
+    """The identity of an item or block."""
 
-    fingerprint: Fingerprint
+    content: Content
     id: str | None = None
-    """Item id; where the agent kept it, it tells apart two answers that read the same."""
+    """Item id; where the agent kept it, it tells apart two answers with the same content."""
 
 
 class Original(dict[str, object]):
-    """A message or item as the endpoint gave it; translations pass it on untouched."""
+    """A message or item as the endpoint gave it; translations do not change it."""
 
 
 class Run(NamedTuple):
-    """One answer: what the agent got of it, and what the endpoint gave."""
+    """One answer: the contents that the agent got, and the endpoint's own form of it."""
 
-    fingerprints: tuple[Fingerprint, ...]
+    contents: tuple[Content, ...]
     originals: tuple[Original, ...]
 
 
 class ConversationMemory:
-    """The answers of one rollout. Not thread-safe; a call costs time in proportion to the history it looks up."""
+    """The answers of one rollout. It is not thread-safe; a call takes time in proportion to the history it looks up."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[Dialect, Dialect], _Runs] = {}
@@ -52,50 +49,129 @@ class ConversationMemory:
 
     @property
     def reasoning_style(self) -> ReasoningStyle:
-        """How this endpoint's chat messages carry reasoning; both known fields until it has shown one."""
+        """The fields in which this endpoint's chat messages carry reasoning; both known ones until it has used one."""
         if self._style is None:
             self._style = BOTH_FIELDS  # from now on, so that the same history is always the same request
         return self._style
 
     def learn_reasoning_style(self, style: ReasoningStyle) -> None:
-        """The first one seen, or assumed, stays."""
+        """Keep the first style seen, or assumed."""
         if self._style is None:
             self._style = style
 
     def record(
-        self, agent: Dialect, endpoint: Dialect, marks: Sequence[Mark], originals: Sequence[Json]
+        self,
+        agent: Dialect,
+        endpoint: Dialect,
+        fingerprints: Sequence[Fingerprint],
+        originals: Sequence[Json],
     ) -> None:
-        """Remember that the agent got `marks` for what the endpoint gave as `originals`."""
-        if marks:
+        """Remember the `originals` of an answer that the agent got with these `fingerprints`."""
+        if fingerprints:
             runs = self._runs.setdefault((agent, endpoint), _Runs())
-            runs.add(marks, tuple(Original(original) for original in originals))
+            runs.add(fingerprints, tuple(Original(original) for original in originals))
 
-    def match(self, agent: Dialect, endpoint: Dialect, marks: Sequence[Mark], at: int) -> Run | None:
-        """The longest recorded run that `marks` has at position `at`."""
+    def match(
+        self, agent: Dialect, endpoint: Dialect, fingerprints: Sequence[Fingerprint], at: int
+    ) -> Run | None:
+        """Return the longest recorded run that starts at position `at` of `fingerprints`."""
         runs = self._runs.get((agent, endpoint))
-        return None if runs is None else runs.match(marks, at)
+        return None if runs is None else runs.match(fingerprints, at)
 
 
 class _Runs:
-    """Runs by first fingerprint and length, so that a look-up costs a hash per length that occurs."""
+    """Runs by first content and length, so that a look-up costs a hash per length that occurs."""
 
     def __init__(self) -> None:
-        self._by_start: dict[Fingerprint, dict[int, dict[tuple[Fingerprint, ...], Run]]] = {}
+        self._by_start: dict[Content, dict[int, dict[tuple[Content, ...], Run]]] = {}
         self._by_id: dict[str, Run] = {}
 
-    def add(self, marks: Sequence[Mark], originals: tuple[Original, ...]) -> None:
-        run = Run(tuple(mark.fingerprint for mark in marks), originals)
-        by_length = self._by_start.setdefault(run.fingerprints[0], {})
-        by_length.setdefault(len(marks), {})[run.fingerprints] = run
-        for mark in marks:
-            if mark.id is not None:
-                self._by_id[mark.id] = run
+    def add(self, fingerprints: Sequence[Fingerprint], originals: tuple[Original, ...]) -> None:
+        run = Run(tuple(fingerprint.content for fingerprint in fingerprints), originals)
+        by_length = self._by_start.setdefault(run.contents[0], {})
+        by_length.setdefault(len(fingerprints), {})[run.contents] = run
+        for fingerprint in fingerprints:
+            if fingerprint.id is not None:
+                self._by_id[fingerprint.id] = run
 
-    def match(self, marks: Sequence[Mark], at: int) -> Run | None:
-        by_length = self._by_start.get(marks[at].fingerprint, {})
+    def match(self, fingerprints: Sequence[Fingerprint], at: int) -> Run | None:
+        by_length = self._by_start.get(fingerprints[at].content, {})
         for length in sorted(by_length, reverse=True):
-            here = tuple(mark.fingerprint for mark in marks[at : at + length])
+            here = tuple(fingerprint.content for fingerprint in fingerprints[at : at + length])
             if (run := by_length[length].get(here)) is not None:
-                named = self._by_id.get(marks[at].id or "")
-                return named if named is not None and named.fingerprints == here else run
+                named = self._by_id.get(fingerprints[at].id or "")
+                return named if named is not None and named.contents == here else run
         return None
+
+
+def fingerprints_of_answer(answer: Json, dialect: Dialect) -> list[Fingerprint]:
+    """Fingerprints of an answer as an agent gets it, in the order in which it will send it back."""
+    if dialect == "responses":
+        return [item_fingerprint(item) for item in answer["output"]]
+    if dialect == "chat":
+        return [message_fingerprint(answer["choices"][0]["message"])]
+    return [block_fingerprint(block) for block in answer["content"]]
+
+
+def item_fingerprint(item: Json) -> Fingerprint:
+    """The fingerprint of an assistant's Responses item."""
+    kind = str(item.get("type") or "message")
+    item_id = item.get("id")
+    return Fingerprint((kind, *_item_content(kind, item)), item_id if isinstance(item_id, str) else None)
+
+
+def _item_content(kind: str, item: Json) -> tuple[str, ...]:
+    if kind == "message":
+        return _text_and_refusal(item.get("content"))
+    if kind == "reasoning":
+        return (item_reasoning(item),)
+    if kind == "function_call":
+        return (*_call_content(item), canonical_json(item.get("arguments")))
+    if kind == "custom_tool_call":
+        return (*_call_content(item), str(item.get("input")))
+    return (canonical_json({name: value for name, value in item.items() if value is not None}),)
+
+
+def _call_content(item: Json) -> tuple[str, str]:
+    return str(item.get("call_id")), str(item.get("name"))
+
+
+def _text_and_refusal(content: Any) -> tuple[str, ...]:
+    """Text and refusal. Empty and missing content are the same, however the text is cut into parts."""
+    if content is None or isinstance(content, str):
+        return (content or "", "")
+    refusals = (part.get("refusal") for part in content if isinstance(part, dict))
+    return (joined_text(content), "".join(refusal for refusal in refusals if isinstance(refusal, str)))
+
+
+def message_fingerprint(message: Json) -> Fingerprint:
+    """The fingerprint of an assistant's chat message."""
+    text, refusal = _text_and_refusal(message.get("content"))
+    calls = [part for call in message.get("tool_calls") or [] for part in _tool_call_content(call)]
+    refusal = refusal or str(message.get("refusal") or "")
+    return Fingerprint(("assistant", text, refusal, message_reasoning(message)[0], *calls))
+
+
+def _tool_call_content(call: Json) -> tuple[str, ...]:
+    custom, function = call.get("custom"), call.get("function")
+    if isinstance(custom, dict):
+        return ("custom", str(call.get("id")), str(custom.get("name")), str(custom.get("input")))
+    function = function if isinstance(function, dict) else {}
+    name, arguments = str(function.get("name")), canonical_json(function.get("arguments"))
+    return ("function", str(call.get("id")), name, arguments)
+
+
+def block_fingerprint(block: Json) -> Fingerprint:
+    """The fingerprint of a content block of an assistant's Anthropic message."""
+    kind = str(block.get("type"))
+    if kind == "text":
+        return Fingerprint((kind, str(block.get("text") or "")))
+    if kind == "thinking":
+        return Fingerprint((kind, str(block.get("thinking") or "")))
+    if kind == "tool_use":
+        return Fingerprint(
+            (kind, str(block.get("id")), str(block.get("name")), canonical_json(block.get("input")))
+        )
+    return Fingerprint(
+        (kind, canonical_json({name: value for name, value in block.items() if name != "cache_control"}))
+    )

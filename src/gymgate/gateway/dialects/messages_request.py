@@ -1,4 +1,4 @@
-"""An Anthropic messages request as a chat-completions request, which is also the way to Responses."""
+"""An Anthropic messages request as a chat-completions request, which is also the first step to a Responses request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, field, joined_text, mappings, metadata_of, without_none
-from gymgate.gateway.dialects.fingerprints import block_mark
-from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.reasoning import set_reasoning
+from gymgate.gateway.dialects.content import set_reasoning
+from gymgate.gateway.dialects.memory import ConversationMemory, block_fingerprint
+from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, metadata_of, without_none
 
 _HANDLED = frozenset(
     (
@@ -30,11 +29,11 @@ _HANDLED = frozenset(
     )
 )
 _MAX_USER = 64
-"""Characters; OpenAI refuses a longer `user`."""
+"""Limit in characters; OpenAI refuses a longer `user`."""
 
 
 def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) -> Json:
-    """The chat request that says the same; `endpoint` is the dialect whose originals the memory is asked for.
+    """Translate to a chat request; `endpoint` is the dialect whose originals are taken from the memory.
 
     `ConfigError` for tools and content that only Anthropic's service has.
     """
@@ -109,7 +108,7 @@ def _choice(choice: Json) -> Any:
 
 
 class _Conversation:
-    """Blocks of consecutive messages of the assistant are one turn, however an agent cuts them up."""
+    """Translates the messages. Blocks of consecutive assistant messages are one turn, however an agent cuts them."""
 
     def __init__(self, memory: ConversationMemory, endpoint: Dialect) -> None:
         self._memory = memory
@@ -135,11 +134,11 @@ class _Conversation:
 
     def _flush(self) -> None:
         blocks, self._turn = self._turn, []
-        marks = [block_mark(block) for block in blocks]
+        fingerprints = [block_fingerprint(block) for block in blocks]
         unknown: list[Json] = []
         at = 0
         while at < len(blocks):
-            run = self._memory.match("messages", self._endpoint, marks, at)
+            run = self._memory.match("messages", self._endpoint, fingerprints, at)
             if run is None:
                 unknown.append(blocks[at])
                 at += 1
@@ -147,7 +146,7 @@ class _Conversation:
             self._append(unknown)
             unknown = []
             self._messages.extend(run.originals)
-            at += len(run.fingerprints)
+            at += len(run.contents)
         self._append(unknown)
 
     def _append(self, blocks: list[Json]) -> None:
@@ -192,7 +191,7 @@ def _call(block: Json) -> Json:
 
 
 def _user_messages(blocks: list[Json]) -> list[Json]:
-    """Results of tools are messages of their own, ahead of what the user says beside them."""
+    """Translate a user message. Tool results become messages of their own, before the user's text beside them."""
     results = [block for block in blocks if block.get("type") == "tool_result"]
     said = [block for block in blocks if block.get("type") != "tool_result"]
     messages = [
@@ -209,7 +208,7 @@ def _user_messages(blocks: list[Json]) -> list[Json]:
 
 
 def _content(content: Any, what: str) -> Any:
-    """Blocks as chat content: a string if there is one text only."""
+    """Translate blocks to chat content; a single text becomes a string."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = [part for block in mappings(content, f"content of {what}") for part in _parts(block, what)]

@@ -6,12 +6,10 @@ from itertools import accumulate
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, as_text, field, joined_text, mappings
-from gymgate.gateway.dialects.fingerprints import item_mark
+from gymgate.gateway.dialects.content import content_to_chat, item_reasoning, set_reasoning
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
-from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.parts import content_to_chat
-from gymgate.gateway.dialects.reasoning import item_reasoning, set_reasoning
+from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
+from gymgate.gateway.dialects.reading import Json, as_text, field, joined_text, mappings
 from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tools_to_chat
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
@@ -36,7 +34,7 @@ _HANDLED = frozenset(
 
 
 def request_to_chat(body: Json, memory: ConversationMemory) -> Json:
-    """The chat request that says the same; fields both sides share, and unknown ones, are kept as they are.
+    """Translate to a chat request; fields that both APIs share, and unknown ones, are kept as they are.
 
     `ConfigError` for what a chat-completions endpoint cannot do (stored conversations, built-in tools, ...).
     """
@@ -79,7 +77,8 @@ def wants_logprobs(body: Json) -> bool:
 
 
 def _tools(body: Json) -> Json:
-    """Nothing without tools: vLLM refuses tool_choice and OpenAI parallel_tool_calls without them."""
+    """Translate the fields about tools. Without tools there are none: vLLM refuses tool_choice and OpenAI
+    parallel_tool_calls then."""
     choice = body.get("tool_choice")
     tools = tools_to_chat(body.get("tools"))
     if not tools:
@@ -104,14 +103,14 @@ def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
 
 
 def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:
-    """Items as chat messages; what an endpoint said earlier in the rollout comes back as it said it.
+    """Translate items to chat messages; an endpoint's earlier answers come back as it gave them.
 
-    Some agents put each tool's output right behind its call: a recorded answer is found across outputs too, and
-    stands before them, as it did.
+    Some agents put each tool's output right after its call: a recorded answer is found across outputs too, and is put
+    before them, as it was.
     """
     spoken = [_is_assistant(item) for item in items]
     speech = [at for at, said in enumerate(spoken) if said]
-    marks = [item_mark(items[at]) for at in speech]
+    fingerprints = [item_fingerprint(items[at]) for at in speech]
     stretch = _stretches(items, spoken)
     messages: list[Json] = []
     turn = _Turn(memory)
@@ -121,11 +120,11 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
             turn.flush(messages)
             messages.append(_other_message(item))
             continue
-        run = memory.match("responses", "chat", marks, nth) if nth >= covered else None
-        if run is not None and stretch[speech[nth]] == stretch[speech[nth + len(run.fingerprints) - 1]]:
+        run = memory.match("responses", "chat", fingerprints, nth) if nth >= covered else None
+        if run is not None and stretch[speech[nth]] == stretch[speech[nth + len(run.contents) - 1]]:
             turn.flush(messages)
             messages.extend(run.originals)
-            covered = nth + len(run.fingerprints)
+            covered = nth + len(run.contents)
         elif nth >= covered:
             turn.add(item, messages)
         nth += 1
@@ -134,7 +133,7 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
 
 
 def _stretches(items: list[Json], spoken: list[bool]) -> list[int]:
-    """For each item, the number of the stretch it is in: no user speaks inside one."""
+    """Return for each item the number of its stretch; a stretch ends where the user speaks."""
     others = [
         not said and item.get("type") not in _OUTPUT_KINDS for item, said in zip(items, spoken, strict=True)
     ]
@@ -173,7 +172,7 @@ def _tool_output(item: Json) -> Any:
 
 
 class _Turn:
-    """The assistant message under way: consecutive items make one, as one answer of a chat model would."""
+    """The assistant message under way, made of consecutive items, as one answer of a chat model holds them."""
 
     def __init__(self, memory: ConversationMemory) -> None:
         self._memory = memory

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, field, mappings, without_none
+from gymgate.gateway.dialects.reading import Json, field, mappings, without_none
 
 _KINDS = ("function", "custom")
 
 
 def tools_to_chat(tools: Any) -> list[Json]:
-    """`ConfigError` names the type of a tool that only a Responses endpoint has."""
+    """Translate tools to chat; `ConfigError` names the type of a tool that only a Responses endpoint has."""
     return [_tool_to_chat(tool) for tool in mappings(tools or [], "tools")]
 
 
@@ -35,7 +35,7 @@ def _tool_to_chat(tool: Json) -> Json:
 
 
 def tools_to_responses(tools: Any) -> list[Json]:
-    """As Responses endpoints take them: `parameters` and `strict` are always there."""
+    """Translate tools for a Responses endpoint, which requires `parameters` and `strict`."""
     return [_tool_to_responses(tool) for tool in mappings(tools or [], "tools")]
 
 
@@ -78,7 +78,7 @@ def choice_to_responses(choice: Any) -> Any:
 
 
 def format_to_chat(text: Json) -> Json:
-    """Responses `text` as the chat fields `response_format` and `verbosity`."""
+    """Translate the Responses field `text` to the chat fields `response_format` and `verbosity`."""
     fields: Json = {}
     shape = text.get("format") or {}
     kind = shape.get("type")
@@ -95,7 +95,7 @@ def format_to_chat(text: Json) -> Json:
 
 
 def format_to_responses(response_format: Json | None, verbosity: str | None) -> Json:
-    """The Responses field `text`, empty if nothing is to be said."""
+    """Make the Responses field `text`; empty if neither is given."""
     text: Json = {}
     if response_format is not None:
         kind = response_format.get("type")

@@ -1,4 +1,4 @@
-"""Which translation takes a request or an answer from one dialect to another, and what is remembered of it."""
+"""Requests, answers and errors from one dialect to another, and what the conversation's memory keeps of them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,35 @@ from contextlib import contextmanager
 
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError, GymgateError, PolicyError
-from gymgate.gateway.dialects._read import Json
-from gymgate.gateway.dialects.chat_answer import chat_answer_to_responses, checked_chat_answer, read_reply
+from gymgate.gateway.dialects.answers import (
+    chat_answer_to_messages,
+    chat_answer_to_responses,
+    checked_chat_answer,
+    checked_responses_answer,
+    read_reply,
+    responses_answer_to_chat,
+)
 from gymgate.gateway.dialects.chat_request import request_to_responses
-from gymgate.gateway.dialects.fingerprints import marks_of_answer
-from gymgate.gateway.dialects.memory import ConversationMemory
-from gymgate.gateway.dialects.messages_answer import chat_answer_to_messages
+from gymgate.gateway.dialects.memory import ConversationMemory, fingerprints_of_answer
 from gymgate.gateway.dialects.messages_request import messages_to_chat
-from gymgate.gateway.dialects.responses_answer import checked_responses_answer, responses_answer_to_chat
+from gymgate.gateway.dialects.reading import Json
 from gymgate.gateway.dialects.responses_request import request_to_chat
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
 
 
 def translate_request(
     body: Json, source: Dialect, target: Dialect, memory: ConversationMemory | None = None
 ) -> Json:
-    """An agent's request in `source`, as an endpoint that speaks `target` takes it.
+    """Translate an agent's request in `source` for an endpoint that speaks `target`.
 
     `body` is not changed, but the result may share parts with it. `stream` is left to the caller.
     `ConfigError` if the endpoint cannot do what the request asks; the message names it.
@@ -53,7 +67,7 @@ def translate_answer(
     target: Dialect,
     memory: ConversationMemory | None = None,
 ) -> Json:
-    """An endpoint's answer in `source`, as the agent that sent `request` (in `target`) takes it.
+    """Translate an endpoint's answer in `source` for the agent that sent `request` (in `target`).
 
     With a memory, the answer is remembered there, and comes back unchanged in that rollout's next requests.
     `PolicyError` if `answer` is not a valid answer, or says that the model failed.
@@ -70,7 +84,7 @@ def translate_answer(
 
 @contextmanager
 def _errors(kind: type[GymgateError], what: str) -> Iterator[None]:
-    """A field of another type than its dialect gives it fails wherever it is first used: say so, typed."""
+    """Turn the failure at a field of an unexpected type, wherever it is first used, into a typed error."""
     try:
         yield
     except GymgateError:
@@ -107,4 +121,12 @@ def _remember(
         originals = [answer["choices"][0]["message"]]
     else:
         originals = answer["output"]
-    memory.record(target, source, marks_of_answer(translated, target), originals)
+    memory.record(target, source, fingerprints_of_answer(translated, target), originals)
+
+
+def error_body(dialect: Dialect, status: int, message: str, kind: str) -> Json:
+    """Make the body of an error answer. `kind` is OpenAI's `type`; Anthropic's own kind for the status replaces it."""
+    if dialect == "messages":
+        kind = _ANTHROPIC_KINDS.get(status, kind if kind.endswith("_error") else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}

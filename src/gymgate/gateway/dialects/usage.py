@@ -1,16 +1,18 @@
-"""Token counts and the reason a model stopped, in every dialect's words."""
+"""Reads an answer of any dialect: token counts, the reason why the model stopped, token ids and logprobs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymgate.config import Dialect
-from gymgate.gateway.dialects._read import Json, objects, part_of
+from gymgate.gateway.dialects.reading import Json, objects, part_of
 from gymgate.rollout.record import Usage
+
+_TOKEN_ID = "token_id:"
 
 
 def usage_of(answer: Json, dialect: Dialect) -> Usage:
-    """`input_tokens` counts cached ones too, in every dialect; `None` where the endpoint did not say."""
+    """Return the token counts; `None` where the endpoint gave none. `input_tokens` includes cached ones in every dialect."""
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
@@ -56,55 +58,35 @@ def _detail(usage: Json, group: str, name: str) -> Any:
 
 
 def chat_usage_to_responses(usage: Any) -> Json | None:
-    """Responses counts are never absent; an unknown detail is 0, which nemo-gym 0.4.0's model insists on."""
-    if not isinstance(usage, dict):
-        return None
-    counts = usage_of({"usage": usage}, "chat")
-    read, written = counts.input_tokens or 0, counts.output_tokens or 0
-    return {
-        "input_tokens": read,
-        "input_tokens_details": {"cached_tokens": counts.cached_tokens or 0},
-        "output_tokens": written,
-        "output_tokens_details": {"reasoning_tokens": counts.reasoning_tokens or 0},
-        "total_tokens": _or_sum(usage, read, written),
-    }
+    """A chat completion's usage as a Responses object has it; `None` for none."""
+    return _responses_usage(usage_of({"usage": usage}, "chat"), usage) if isinstance(usage, dict) else None
 
 
 def with_usage_details(answer: Json) -> Json:
-    """A Responses answer whose usage, if it has one, lacks no detail: an unknown one is 0, or NeMo Gym refuses it.
+    """Return a Responses answer whose usage, if it has one, lacks no detail; else NeMo Gym refuses it.
 
     The same object comes back where nothing was missing.
     """
     usage = answer.get("usage")
-    if not isinstance(usage, dict) or _is_detailed(usage):
+    if not isinstance(usage, dict):
         return answer
-    counts = usage_of(answer, "responses")
-    read, written = counts.input_tokens or 0, counts.output_tokens or 0
-    known = {
-        "input_tokens": read,
-        "input_tokens_details": _with_count(
-            usage.get("input_tokens_details"), "cached_tokens", counts.cached_tokens
-        ),
-        "output_tokens": written,
-        "output_tokens_details": _with_count(
-            usage.get("output_tokens_details"), "reasoning_tokens", counts.reasoning_tokens
-        ),
-        "total_tokens": _or_sum(usage, read, written),
-    }
+    known = _responses_usage(usage_of(answer, "responses"), usage)
+    if all(usage.get(name) == value for name, value in known.items()):
+        return answer
     return {**answer, "usage": {**usage, **known}}
 
 
-def _is_detailed(usage: Json) -> bool:
-    totals = (usage.get(name) for name in ("input_tokens", "output_tokens", "total_tokens"))
-    details = (
-        part_of(usage, "input_tokens_details").get("cached_tokens"),
-        part_of(usage, "output_tokens_details").get("reasoning_tokens"),
-    )
-    return all(_count(value) is not None for value in (*totals, *details))
-
-
-def _with_count(details: Any, name: str, count: int | None) -> Json:
-    return {**(details if isinstance(details, dict) else {}), name: count or 0}
+def _responses_usage(counts: Usage, given: Json) -> Json:
+    """Counts as a Responses object has them: never absent; an unknown detail is 0, which nemo-gym 0.4.0 insists on."""
+    read, written = counts.input_tokens or 0, counts.output_tokens or 0
+    cached, reasoning = counts.cached_tokens or 0, counts.reasoning_tokens or 0
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {**part_of(given, "input_tokens_details"), "cached_tokens": cached},
+        "output_tokens": written,
+        "output_tokens_details": {**part_of(given, "output_tokens_details"), "reasoning_tokens": reasoning},
+        "total_tokens": _or_sum(given, read, written),
+    }
 
 
 def responses_usage_to_chat(usage: Any) -> Json | None:
@@ -152,7 +134,7 @@ _RESPONSES_REASONS = {"max_output_tokens": "length", "content_filter": "content_
 
 
 def finish_reason_of(answer: Json, dialect: Dialect) -> str | None:
-    """Why the model stopped, in chat-completions' words: stop, length, tool_calls, content_filter."""
+    """Return why the model stopped, in chat-completions' words: stop, length, tool_calls, content_filter."""
     if dialect == "chat":
         reason = next((choice.get("finish_reason") for choice in objects(answer.get("choices"))), None)
         return None if reason is None else str(reason)
@@ -172,3 +154,78 @@ def _responses_reason(answer: Json) -> str | None:
         return "length"
     kinds = {str(item.get("type")) for item in objects(answer.get("output"))}
     return "tool_calls" if kinds & {"function_call", "custom_tool_call"} else "stop"
+
+
+class TokenData(NamedTuple):
+    """Token ids and logprobs; `None` where the answer has none.
+
+    Logprobs whose number differs from that of the ids are kept, so that training on them fails (`TokenDataError`) instead
+    of taking them for missing.
+    """
+
+    prompt_ids: list[int] | None
+    completion_ids: list[int] | None
+    logprobs: list[float] | None
+
+
+def token_data_of(answer: Json, dialect: Dialect) -> TokenData:
+    """Return the token data of an answer as its endpoint gave it.
+
+    Chat: vLLM's `return_token_ids` (`prompt_token_ids` of the answer, `token_ids` of the choice) or
+    `return_tokens_as_token_ids` (tokens that read `token_id:17`). Either dialect: NeMo Gym's bundle of
+    `prompt_token_ids`, `generation_token_ids`, `generation_log_probs` on the message or the last item.
+    """
+    if dialect == "chat":
+        return _of_chat(answer)
+    if dialect == "responses":
+        return _of_responses(answer)
+    return TokenData(None, None, None)
+
+
+def _of_chat(answer: Json) -> TokenData:
+    choice = next(iter(objects(answer.get("choices"))), {})
+    message = part_of(choice, "message")
+    content = objects(part_of(choice, "logprobs").get("content"))
+    prompt = (
+        message.get("prompt_token_ids") or answer.get("prompt_token_ids") or choice.get("prompt_token_ids")
+    )
+    completion = message.get("generation_token_ids") or choice.get("token_ids") or _ids_in_tokens(content)
+    logprobs = message.get("generation_log_probs") or [entry.get("logprob") for entry in content]
+    return _numbers(prompt, completion, logprobs)
+
+
+def _of_responses(answer: Json) -> TokenData:
+    items = objects(answer.get("output"))
+    bundle: Json = next((item for item in reversed(items) if "generation_token_ids" in item), {})
+    if bundle:
+        ids = bundle.get("generation_token_ids")
+        return _numbers(bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs"))
+    content = [entry for item in items for entry in _item_logprobs(item)]
+    return _numbers(None, _ids_in_tokens(content), [entry.get("logprob") for entry in content])
+
+
+def _item_logprobs(item: Json) -> list[Json]:
+    parts = objects(item.get("content")) if item.get("type") == "message" else []
+    return [entry for part in parts for entry in objects(part.get("logprobs"))]
+
+
+def _ids_in_tokens(content: list[Json]) -> list[int] | None:
+    tokens = [str(entry.get("token")) for entry in content]
+    if not tokens or not all(token.startswith(_TOKEN_ID) for token in tokens):
+        return None
+    digits = [token.removeprefix(_TOKEN_ID) for token in tokens]
+    return [int(digit) for digit in digits] if all(digit.isdecimal() for digit in digits) else None
+
+
+def _numbers(prompt: Any, completion: Any, logprobs: Any) -> TokenData:
+    return TokenData(_list_of(prompt, int), _list_of(completion, int), _list_of(logprobs, float))
+
+
+def _list_of(value: Any, kind: type) -> list[Any] | None:
+    """A list of numbers; Gym's own capture writes ids as decimal strings."""
+    if not isinstance(value, list) or not value:
+        return None
+    try:
+        return [kind(entry) for entry in value]
+    except (TypeError, ValueError):
+        return None

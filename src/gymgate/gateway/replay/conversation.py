@@ -1,9 +1,9 @@
 """A conversation in a form that does not depend on the dialect it travelled in.
 
-Agents speak Responses, chat or messages; on the way, items are grouped, split, reordered and stripped of
-reasoning. What stays is who said what: blocks of consecutive items of one role, each with its text, media,
-tool calls (name and arguments) and tool outputs (in the order of their calls). Whitespace, call ids, item ids,
-reasoning and the tools on offer do not count; `developer` and `instructions` count as `system`.
+Agents speak Responses, chat or messages; on the way, items are grouped, split, reordered and stripped of reasoning. The
+form keeps who said what: blocks of consecutive items of one role, each with its text, media, tool calls (name and
+arguments) and tool outputs (in the order of their calls). It ignores whitespace, call ids, item ids, reasoning and the
+tools on offer, and takes `developer` and `instructions` as `system`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(slots=True)
 class Block:
-    """What one role said between two others; `text` is for people, `digest()` for comparing."""
+    """The consecutive items of one role; `text` is for people, `said()` for comparing."""
 
     role: Role
     texts: list[str] = field(default_factory=list)
@@ -47,13 +47,13 @@ class Block:
         return " ".join([*parts, *(text for _, text in sorted(self.outputs)), *self.media])
 
     def said(self) -> tuple[Any, ...]:
-        """What counts when two blocks are compared."""
+        """The parts that are compared between two blocks."""
         outputs = tuple(_squeeze(text) for _, text in sorted(self.outputs, key=lambda output: output[0]))
         return self.role, _squeeze("".join(self.texts)), tuple(self.media), tuple(self.calls), outputs
 
 
 def items_of(body: Mapping[str, Any]) -> list[Item]:
-    """The items of a Responses request: its instructions as a system message, then its input."""
+    """Return the items of a Responses request: its instructions as a system message, then its input."""
     given = body.get("input") or []
     items: list[Item] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     if instructions := body.get("instructions"):
@@ -70,7 +70,7 @@ def is_policy_item(item: Item) -> bool:
 
 
 def blocks_of(items: Iterable[Item]) -> list[Block]:
-    """The canonical form of a conversation; a turn that only reasons leaves no trace in it."""
+    """Return the canonical form of a conversation; a turn of reasoning alone leaves no trace in it."""
     blocks: list[Block] = []
     order: dict[str, int] = {}
     for item in items:
@@ -86,27 +86,27 @@ def blocks_of(items: Iterable[Item]) -> list[Block]:
 
 
 def call_ids(items: Iterable[Item]) -> frozenset[str]:
-    """Ids of the tool calls in a conversation."""
+    """Return the ids of the tool calls in a conversation."""
     return frozenset(str(item["call_id"]) for item in items if item.get("type") == "function_call")
 
 
 def exact_key(blocks: Sequence[Block]) -> bytes:
-    """Equal for two conversations in which everyone said the same."""
+    """A key that is equal for two conversations in which every role said the same."""
     return _digest([block.said() for block in blocks])
 
 
 def loose_key(blocks: Sequence[Block]) -> bytes:
-    """Like `exact_key`, tool outputs and the way turns are cut left out."""
+    """A key like `exact_key`, without tool outputs and the way turns are cut."""
     return _digest([_all_said(blocks, role) for role in ("system", "user", "assistant")])
 
 
 def policy_key(blocks: Sequence[Block]) -> bytes:
-    """Equal for two conversations in which the assistant said the same, whatever it was told."""
+    """A key that is equal for two conversations in which the assistant said the same, whatever the others said."""
     return _digest(_all_said(blocks, "assistant"))
 
 
 def prefix_keys(blocks: Sequence[Block]) -> list[bytes]:
-    """A key for each beginning of a conversation: of none of its blocks, of the first one, and so on to all of them."""
+    """Return a key for each beginning of a conversation: for none of its blocks, the first one, and so on to all."""
     keys = [b""]
     for block in blocks:
         keys.append(_digest([keys[-1].hex(), block.said()]))
@@ -150,13 +150,13 @@ def _add_content(block: Block, content: Any) -> None:
 
 
 def _medium(part: Mapping[str, Any]) -> Any:
-    """What identifies an image, audio clip or file: its URL or data; not how it is to be looked at."""
+    """The URL or data that identifies an image, audio clip or file, without display options."""
     url = part.get("image_url") or part.get("file_id") or part.get("file_data") or part.get("input_audio")
     return url.get("url", url) if isinstance(url, dict) else url
 
 
 def _joined(blocks: list[Block]) -> list[Block]:
-    """Blocks of one role that became neighbours, because a turn between them said nothing, are one."""
+    """Join neighbouring blocks of one role, between which a turn said nothing."""
     joined: list[Block] = []
     for block in blocks:
         if joined and joined[-1].role == block.role:
@@ -174,7 +174,7 @@ def _all_said(blocks: Sequence[Block], role: Role) -> tuple[Any, ...]:
 
 
 def canonical_arguments(arguments: Any) -> str:
-    """A tool call's arguments with sorted keys; text that is not JSON stays as it is."""
+    """Return a tool call's arguments with sorted keys; text that is not JSON stays as it is."""
     if not isinstance(arguments, str):
         return _dumps(arguments or {})
     try:

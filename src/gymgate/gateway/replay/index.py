@@ -1,4 +1,4 @@
-"""Which recorded turn answers a conversation: a lookup by the hash of what was said so far."""
+"""Finds the recorded turn that answers a conversation, by a hash of the conversation so far."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Match:
     turn: int
     """0-based."""
     tool_output_differs: bool = False
-    """The policy said the same so far, but a tool answered otherwise than it did in the recording."""
+    """The policy's turns so far are the same, but a tool output differs from the recording."""
     observation_missing: bool = False
-    """The recording does not hold what the environment said; only the policy's words could be compared."""
+    """The recording lacks what the environment said, so that only the policy's turns could be compared."""
 
     @property
     def step(self) -> Turn:
@@ -51,7 +51,7 @@ class ReplayIndex:
         self._loose: dict[bytes, list[Match]] = defaultdict(list)
         self._gappy: dict[bytes, list[Match]] = defaultdict(list)
         self._begun: dict[bytes, Recording] = {}
-        """The first recording that begins in a way, by the key of that beginning (`prefix_keys`)."""
+        """The first recording with each beginning, by the beginning's key (`prefix_keys`)."""
         self._starts: dict[int, bytes] = {}
         """The key of the first prompt, by the recording's index."""
         self._rotation: dict[bytes, Iterator[int]] = defaultdict(itertools.count)
@@ -60,10 +60,10 @@ class ReplayIndex:
             self._enter(recording)
 
     def find(self, body: Mapping[str, Any], *, strict: bool = False) -> Match:
-        """The turn that answers a Responses request; `UnknownConversationError` if there is none.
+        """Return the turn that answers a Responses request; `UnknownConversationError` if there is none.
 
-        Several recordings that agree so far take turns, unless the request's call ids tell them apart.
-        `strict`: what tools and environment said must be as recorded, too.
+        Several recordings that agree so far are used in rotation, unless the request's call ids tell them apart.
+        With `strict`, tools and environment must have said the same as in the recording, too.
         """
         items = items_of(body)
         blocks = blocks_of(items)
@@ -89,7 +89,7 @@ class ReplayIndex:
                 self._gappy[policy_key(blocks)].append(near)
 
     def _near(self, blocks: list[Block]) -> list[Match]:
-        """Turns before which the policy said the same, and the environment did not."""
+        """Turns before which the policy said the same but the environment did not."""
         found = self._loose.get(loose_key(blocks)) or self._gappy.get(policy_key(blocks), [])
         if not found:
             return []
@@ -127,24 +127,24 @@ def _difference(recording: Recording, position: int, blocks: list[Block]) -> str
     recorded, near = _transcript(recording), f"; nearest is {recording.name}, which"
     if position >= len(recorded):
         return f"{near} ends after message {position}, where the policy is asked to go on"
-    told = f"{near} differs at message {position + 1} ({recorded[position].role})"
+    shown = f"{near} differs at message {position + 1} ({recorded[position].role})"
     if position >= len(blocks):
-        return f"{told}: recorded {_cut(recorded[position].text, 0)}, got nothing"
+        return f"{shown}: recorded {_cut(recorded[position].text, 0)}, got nothing"
     one, other = recorded[position].text, blocks[position].text
     alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     same = sum(1 for _ in alike)
-    return f"{told}: recorded {_cut(one, same)}, got {_cut(other, same)}"
+    return f"{shown}: recorded {_cut(one, same)}, got {_cut(other, same)}"
 
 
 def _cut(text: str, point: int, width: int = 60) -> str:
-    """`text` on one line, cut to the surroundings of `point`."""
+    """`text` around `point`, on one line."""
     start = max(0, point - width // 3)
     line = " ".join(text[start : start + width].split())
     return repr(f"{'...' if start else ''}{line}{'...' if start + width < len(text) else ''}")
 
 
 def load_index(paths: Sequence[str], index: int | None = None) -> ReplayIndex:
-    """The index of some files, made once per process while the files do not change.
+    """Return the index of some files; it is made once per process while the files do not change.
 
     `index` pins one recording (0-based, over all files); `ConfigError` if there is none of that number.
     """

@@ -1,4 +1,4 @@
-"""Recorded rollouts, as NeMo Gym ships and writes them, cut into the turns that the policy took."""
+"""Recorded rollouts, as NeMo Gym ships and writes them, cut into the policy's turns."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Turn:
     prompt: list[Item]
     output: list[Item]
     gap: bool = False
-    """What the environment said before this turn, or before an earlier one, was not recorded."""
+    """Whether the recording lacks what the environment said before this turn, or before an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One recorded rollout. It has no turns if the agent did not keep what the model said."""
+    """One recorded rollout. It has no turns if the agent did not record the model's output."""
 
     path: str
     line: int
@@ -41,7 +41,7 @@ class Recording:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The record as a row to run: without answer and reward, and without parameters that were not set."""
+        """The record as a row to run: without answer, reward and unset parameters."""
         params = {k: v for k, v in self.raw["responses_create_params"].items() if v is not None}
         rest = {k: v for k, v in self.raw.items() if k not in ("response", "reward")}
         return {**rest, "responses_create_params": params}
@@ -63,7 +63,7 @@ class Recording:
 
 
 def recorded_rollouts(paths: Iterable[str | Path]) -> list[Recording]:
-    """Every recorded rollout of JSONL files, in order; `DataError` with file and line for one that is not."""
+    """Read every recorded rollout of JSONL files, in order; `DataError` names file and line of a malformed one."""
     found: list[Recording] = []
     for path in paths:
         for line, raw in _records(Path(path)):
@@ -113,7 +113,7 @@ def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
 
 
 def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
-    """Agents that return the conversation after each step (aviary): a prompt is the state before."""
+    """Turns of agents that return the conversation after each step (aviary): a prompt is the state before."""
     known = len(given) if states[0][: len(given)] == given else 0
     prompt = states[0][: known + _environment_items(states[0][known:])]
     for state in states:
@@ -124,7 +124,7 @@ def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
 
 
 def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
-    """Agents that return all items of all turns in one list."""
+    """Turns of agents that return all items of all turns in one list."""
     own = bool(output) and output[0].get("role") in ("system", "developer")
     before: list[Item] = [] if own else given
     gap, start, answered = False, 0, _answered(output)
@@ -145,8 +145,10 @@ def _answered(output: Sequence[Item]) -> set[Any]:
 
 
 def _end_of_turn(output: Sequence[Item], start: int, answered: set[Any]) -> int:
-    """A turn ends where the environment speaks, or where it must have spoken without being recorded:
-    before what follows a call whose output is nowhere, and before reasoning that follows a message."""
+    """Find where a turn ends: where the environment speaks, or must have spoken without being recorded.
+
+    That is before any item after a call without an output, and before reasoning after a message.
+    """
     for position in range(start, len(output)):
         item, last = output[position], output[position - 1] if position > start else {}
         if not is_policy_item(item):
@@ -163,10 +165,10 @@ RowT = TypeVar("RowT")
 
 
 def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT | None]:
-    """For each recording the row that it was recorded for: same input, or an input that the recording's
-    begins with (agents append the first observation); then most fields equal, then the same position.
+    """Find for each recording the row that it was recorded for; `None` for one whose row is not there.
 
-    Rows are dicts or have their dict as `.data`; a recording whose row is not there gets `None`.
+    The row's input is the recording's input or its beginning (agents append the first observation). Among such rows the
+    one with most equal fields is chosen, then the one at the same position. Rows are dicts or have their dict as `.data`.
     """
     known = [(position, row, _data(row)) for position, row in enumerate(rows)]
     inputs = [blocks_of(items_of(data.get("responses_create_params") or {})) for _, _, data in known]
@@ -183,7 +185,7 @@ def pair_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[Row
 
 
 def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list[RowT]:
-    """The rows whose input some recording begins with; several may share one recording, unlike in `pair_rows`."""
+    """Return the rows whose input some recording begins with; unlike in `pair_rows`, rows may share a recording."""
     begins = [blocks_of(items_of(recording.raw["responses_create_params"])) for recording in recordings]
     inputs = ((row, blocks_of(items_of(_data(row).get("responses_create_params") or {}))) for row in rows)
     return [row for row, given in inputs if any(_begins_with(begin, given) for begin in begins)]
@@ -192,7 +194,7 @@ def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list
 def _likeness(
     recording: Recording, begins: list[Block], given: list[Block], data: Mapping[str, Any], position: int
 ) -> tuple[int, ...]:
-    """How well a row fits a recording, greater is better; empty where it does not."""
+    """Rate how well a row fits a recording, greater is better; empty if it does not fit."""
     if not _begins_with(begins, given):
         return ()
     task = recording.raw.get("_ng_task_index", recording.line - 1)
@@ -202,7 +204,7 @@ def _likeness(
 
 
 def _begins_with(blocks: list[Block], start: list[Block]) -> bool:
-    """Whether a conversation begins with another one, whose last block may be continued in it."""
+    """Whether a conversation begins with another one; the other's last block may go on in it."""
     if not start:
         return not blocks
     head, last = blocks[: len(start)], start[-1]

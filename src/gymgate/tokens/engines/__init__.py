@@ -1,4 +1,4 @@
-"""What samples token ids: an inference server, a trainer's servers, a model in this process, a function."""
+"""Engines sample token ids: an inference server, a trainer's servers, a model in this process, a function."""
 
 from gymgate.tokens.engines.base import CallableEngine, Engine, Sample
 from gymgate.tokens.engines.http import SGLangEngine, VLLMCompletionsEngine, VLLMGenerateEngine

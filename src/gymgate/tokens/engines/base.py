@@ -1,4 +1,4 @@
-"""What every engine offers, token ids in and token ids with logprobs out; and a Python function as an engine."""
+"""The interface of engines, token ids in and token ids with logprobs out, and a Python function as an engine."""
 
 from __future__ import annotations
 

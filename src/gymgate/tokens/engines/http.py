@@ -19,11 +19,11 @@ from gymgate.tokens.engines.base import FinishReason, Sample
 from gymgate.tokens.segments import TokenTurn, check_turn
 
 MAX_RETRIES = 2
-"""Times that a request is sent again after a lost connection, 408, 409, 425, 429 or a 5xx."""
+"""Retries after a lost connection, 408, 409, 425, 429 or a 5xx."""
 
 
 class HTTPEngine:
-    """What the engines over HTTP share: one session per event loop, retries, one line per failure."""
+    """The common part of engines over HTTP: one client per event loop, retries, one line per failure."""
 
     path: str
 
@@ -62,11 +62,11 @@ class HTTPEngine:
         return sample
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
-        """The body to send."""
+        """Make the body to send."""
         raise NotImplementedError
 
     def sample(self, answer: dict[str, Any]) -> Sample:
-        """What the body that came back says."""
+        """Read the body of an answer."""
         raise NotImplementedError
 
     async def _post(self, body: dict[str, Any], session: str) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class HTTPEngine:
         return answer
 
     def _must_agree(self, token_ids: Sequence[int], named: Sequence[Any]) -> None:
-        """Logprobs that name their ids (`token_id:17`) must be those of the ids sampled."""
+        """Check that logprobs which name their ids (`token_id:17`) belong to the ids sampled."""
         for position, (token, name) in enumerate(zip(token_ids, named, strict=False)):
             if str(name).startswith("token_id:") and name != f"token_id:{token}":
                 raise TokenDataError(
@@ -204,7 +204,7 @@ def _finish(reason: str | None) -> FinishReason:
 
 
 def _version(*places: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Where a server says which weights it sampled with: a number, or the first and the last.
+    """Return the versions of the weights that a server sampled with: it gives a number, or the first and the last.
 
     Stock vLLM says nothing, and SGLang's `weight_version` is a number only where the trainer gives it one.
     """

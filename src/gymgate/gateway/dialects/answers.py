@@ -1,18 +1,31 @@
-"""A chat-completions answer: checked, and as a Responses object."""
+"""Endpoints' answers: checked, and in the dialect of the agent that asked."""
 
 from __future__ import annotations
 
 import time
 from typing import Any, NamedTuple
 
+import orjson
+
 from gymgate.errors import PolicyError
-from gymgate.gateway.dialects._read import Json, answer_list, as_text, joined_text, new_id
-from gymgate.gateway.dialects.memory import THINK_TAGS, ReasoningStyle
-from gymgate.gateway.dialects.reasoning import message_reasoning, split_think_tags
+from gymgate.gateway.dialects.content import (
+    THINK_TAGS,
+    ReasoningStyle,
+    item_reasoning,
+    message_reasoning,
+    split_think_tags,
+)
+from gymgate.gateway.dialects.reading import Json, answer_list, as_text, joined_text, new_id
 from gymgate.gateway.dialects.responses_request import wants_logprobs
-from gymgate.gateway.dialects.usage import chat_usage_to_responses
+from gymgate.gateway.dialects.usage import (
+    chat_usage_to_anthropic,
+    chat_usage_to_responses,
+    finish_reason_of,
+    responses_usage_to_chat,
+)
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
+_STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
 _ECHOED = (
     *("background", "max_output_tokens", "max_tool_calls", "previous_response_id", "prompt", "service_tier"),
     *("text", "top_logprobs", "truncation", "user", "prompt_cache_key", "safety_identifier", "store"),
@@ -20,7 +33,7 @@ _ECHOED = (
 
 
 class Reply(NamedTuple):
-    """What the model said, wherever its endpoint put it."""
+    """An answer's content, wherever its endpoint put it."""
 
     reasoning: list[str]
     style: ReasoningStyle | None
@@ -32,7 +45,7 @@ class Reply(NamedTuple):
 
 
 def checked_chat_answer(answer: Json) -> Json:
-    """`answer` with one choice and an id on every call; `PolicyError` says what is wrong with it otherwise."""
+    """Return `answer` with one choice and an id on every call; `PolicyError` if it is no chat completion."""
     choices = answer_list(answer, "choices", "chat completion")
     if not choices:
         raise PolicyError("the endpoint's answer is not a chat completion: 'choices' is empty")
@@ -55,7 +68,7 @@ def checked_chat_answer(answer: Json) -> Json:
 
 
 def read_reply(answer: Json) -> Reply:
-    """Of a checked answer; `<think>` tags count as reasoning where no field carries it, as in Gym's server."""
+    """Read a checked chat answer; `<think>` tags count as reasoning where no field carries it, as in Gym's server."""
     choice = answer["choices"][0]
     message = choice["message"]
     content = message.get("content")
@@ -72,7 +85,7 @@ def read_reply(answer: Json) -> Reply:
 
 
 def chat_answer_to_responses(answer: Json, request: Json) -> Json:
-    """A complete Responses object for a checked chat answer to `request` (the agent's Responses request)."""
+    """Make the Responses object for a checked chat answer to `request` (the agent's Responses request)."""
     reply = read_reply(answer)
     reason = _INCOMPLETE.get(reply.finish_reason)
     logprobs = answer["choices"][0].get("logprobs") if wants_logprobs(request) else None
@@ -105,9 +118,9 @@ def _or(value: Any, default: Any) -> Any:
 
 
 def _output(reply: Reply, logprobs: list[Json] | None, status: str) -> list[Json]:
-    """Reasoning, message, calls.
+    """Items for reasoning, message and calls.
 
-    There is always a message or a call, if only an empty message: without one nemo-gym 0.4.0's simple_agent asks
+    There is always a message or a call, even if the message is empty: without one nemo-gym 0.4.0's simple_agent asks
     again for ever, and environments that look for the last message fail instead of scoring the empty text.
     """
     items: list[Json] = []
@@ -172,3 +185,132 @@ def _logprob(entry: Json) -> Json:
         "bytes": _or(entry.get("bytes"), list(token.encode())),
         "logprob": entry.get("logprob"),
     }
+
+
+def checked_responses_answer(answer: Json) -> Json:
+    """Return `answer`; `PolicyError` if it is no Responses object, or one whose generation failed."""
+    items = answer_list(answer, "output", "Responses object")
+    status = answer.get("status")
+    if status not in ("completed", "incomplete", None):
+        error = answer.get("error")
+        said = error.get("message") if isinstance(error, dict) else error
+        raise PolicyError(f"the endpoint's response has status {status!r}: {said or 'no message'}")
+    for item in items:
+        if item.get("type") == "function_call" and not (item.get("call_id") and item.get("name")):
+            raise PolicyError(
+                f"the endpoint's answer has a function call without call_id or name: {item!r:.200}"
+            )
+    return answer
+
+
+def responses_answer_to_chat(answer: Json, request: Json) -> Json:
+    """Make the chat completion for a checked Responses answer to `request` (the agent's chat request)."""
+    logprobs = _chat_logprobs(answer["output"]) if request.get("logprobs") else None
+    created = answer.get("created_at")
+    completion: Json = {
+        "id": str(answer.get("id") or new_id("chatcmpl")),
+        "object": "chat.completion",
+        "created": int(created if isinstance(created, int | float) else time.time()),
+        "model": answer.get("model") or request.get("model") or "",
+        "choices": [
+            {
+                "index": 0,
+                "message": _chat_message(answer["output"]),
+                "logprobs": logprobs,
+                "finish_reason": finish_reason_of(answer, "responses"),
+            }
+        ],
+        "usage": responses_usage_to_chat(answer.get("usage")),
+    }
+    if answer.get("service_tier") is not None:
+        completion["service_tier"] = answer["service_tier"]
+    return completion
+
+
+def _chat_message(items: list[Json]) -> Json:
+    parts = [
+        part for item in items if item.get("type", "message") == "message" for part in _message_parts(item)
+    ]
+    refusal = "".join(str(part.get("refusal") or "") for part in parts)
+    reasoning = "\n\n".join(filter(None, (item_reasoning(i) for i in items if i.get("type") == "reasoning")))
+    calls = [_chat_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
+    content = joined_text(parts)
+    message: Json = {
+        "role": "assistant",
+        "content": content if content or not (calls or refusal) else None,
+        "refusal": refusal or None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _message_parts(item: Json) -> list[Any]:
+    content = item.get("content")
+    parts = [{"type": "output_text", "text": content}] if isinstance(content, str) else content or []
+    return [part for part in parts if isinstance(part, dict)]
+
+
+def _chat_call(item: Json) -> Json:
+    call_id = item.get("call_id")
+    if item.get("type") == "custom_tool_call":
+        custom = {"name": item.get("name"), "input": item.get("input") or ""}
+        return {"id": call_id, "type": "custom", "custom": custom}
+    arguments = item.get("arguments")
+    function = {"name": item.get("name"), "arguments": "{}" if arguments is None else as_text(arguments)}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _chat_logprobs(items: list[Json]) -> Json | None:
+    messages = (item for item in items if item.get("type") == "message")
+    content = [
+        entry for item in messages for part in _message_parts(item) for entry in part.get("logprobs") or []
+    ]
+    return {"content": content, "refusal": None} if content else None
+
+
+def chat_answer_to_messages(answer: Json, request: Json) -> Json:
+    """Make the Anthropic message for a checked chat answer to `request` (the agent's messages request)."""
+    reply = read_reply(answer)
+    stopped_by = answer["choices"][0].get("stop_reason")  # vLLM: the stop string, or a token id
+    sequence = stopped_by if stopped_by in (request.get("stop_sequences") or ()) else None
+    return {
+        "id": new_id("msg"),
+        "type": "message",
+        "role": "assistant",
+        "model": answer.get("model") or request.get("model") or "",
+        "content": _blocks(reply),
+        "stop_reason": "stop_sequence" if sequence else _stop_reason(reply),
+        "stop_sequence": sequence,
+        "usage": chat_usage_to_anthropic(answer.get("usage")),
+    }
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.tool_calls and reply.finish_reason in ("stop", "tool_calls", "function_call"):
+        return "tool_use"
+    return "refusal" if reply.refusal else _STOP_REASONS.get(reply.finish_reason, "end_turn")
+
+
+def _blocks(reply: Reply) -> list[Json]:
+    """Blocks for thinking, text and calls; an empty answer is one empty text."""
+    blocks: list[Json] = [{"type": "thinking", "thinking": text, "signature": ""} for text in reply.reasoning]
+    if (text := reply.text + reply.refusal) or not reply.tool_calls:
+        blocks.append({"type": "text", "text": text})
+    return [*blocks, *map(_tool_use_block, reply.tool_calls)]
+
+
+def _tool_use_block(call: Json) -> Json:
+    name, arguments = call_of(call)
+    return {"type": "tool_use", "id": call["id"], "name": name, "input": _tool_input(arguments)}
+
+
+def _tool_input(arguments: str) -> Json:
+    """Parse a call's arguments. Anthropic takes objects only: anything else goes under `arguments`, for the tool to refuse."""
+    try:
+        value = orjson.loads(arguments or "{}")
+    except orjson.JSONDecodeError:
+        return {"arguments": arguments}
+    return value if isinstance(value, dict) else {"arguments": as_text(value)}

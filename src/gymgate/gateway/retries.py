@@ -1,14 +1,14 @@
-"""Which requests are the same call sent again.
+"""Which requests repeat an earlier call, so that the endpoint is asked once.
 
     client ----request----> gateway ----> endpoint          one call upstream
     client --X (connection breaks)
     client ----request----> gateway (joins that call, or gets its answer)
 
-NeMo Gym's client sends again after a dropped connection and does not say so; equal requests are otherwise new
-samples (parallel calls, best-of-n, loops). So an unmarked request joins an earlier one only if they are equal and
-the connection of the earlier one was lost before its answer was fully written, that is, handed to the kernel.
-Marked retries (`Idempotency-Key`, or `x-stainless-retry-count` as the OpenAI and Anthropic SDKs send it) also get
-an answer that was written to a connection that is gone by now, unless it was an error: then they are a new try.
+NeMo Gym's client sends a request again after a dropped connection and does not say so, while equal requests are otherwise
+new samples (parallel calls, best-of-n, loops). So an unmarked request joins an earlier call only if the two are equal and
+the earlier one's connection was lost before its answer was fully written, that is, handed to the kernel. A marked retry
+(`Idempotency-Key`, or `x-stainless-retry-count` as the OpenAI and Anthropic SDKs send it) also gets an answer that was
+written to a connection that is gone by now, unless that answer was an error: then the retry is a new call.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gymgate.gateway.call import Call
 RECENT_ANSWERS = 16
 MARKED_ANSWERS = 256
 KEPT_BYTES = 4 << 20
-"""Of requests and answers that are kept for either purpose; the newest one stays whatever its size."""
+"""Limit on the bytes of requests and answers kept for either purpose; the newest one is kept whatever its size."""
 HASHED = 2048
-"""Bytes of each end of a long body."""
+"""Bytes of each end of a long body that are hashed."""
 
 
 class RequestKey(NamedTuple):
@@ -36,7 +36,7 @@ class RequestKey(NamedTuple):
     idempotency_key: str | None
 
     def __hash__(self) -> int:
-        """Of a long body's ends: hashing a megabyte takes as long as passing it on, and equality compares it all."""
+        """Hash a long body's ends only: hashing a megabyte takes as long as passing it on, and equality compares it all."""
         body: object = self.body
         if len(self.body) > 2 * HASHED:
             body = (len(self.body), self.body[:HASHED], self.body[-HASHED:])
@@ -49,11 +49,11 @@ def is_marked_retry(headers: Mapping[str, str]) -> bool:
     return count is not None and count.isdigit() and int(count) > 0
 
 
-class Resends:
+class RetryDeduplicator:
     """One rollout's calls whose answers may still be asked for again.
 
-    Memory: requests under way, and `KEPT_BYTES` of answered ones of either kind. A call's `payload` is dropped with its last
-    entry here.
+    It holds requests under way, and up to `KEPT_BYTES` of answered ones of either kind. A call's `payload` is dropped with
+    its last entry here.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Resends:
         self._marked: OrderedDict[RequestKey, Call] = OrderedDict()
 
     def find(self, key: RequestKey, *, retry: bool) -> Call | None:
-        """The call that this request is a repetition of, if it is one."""
+        """Return the call that this request repeats, if it repeats one."""
         if key.idempotency_key is not None:
             marked = self._marked.get(key)
             return None if marked is None or marked.failed else marked
@@ -85,35 +85,29 @@ class Resends:
             self._marked[key] = call
 
     def written(self, key: RequestKey, call: Call) -> None:
-        """The call's answer was fully written to the connection that asked for it last."""
+        """Note that the call's answer was fully written to the connection that asked for it last."""
         self.forget(key, call)
         if key.idempotency_key is not None:
-            self._bound_marked()
+            while len(self._marked) > MARKED_ANSWERS or _is_too_large(self._marked.items()):
+                oldest, call = self._marked.popitem(last=False)
+                if oldest not in self._unwritten:
+                    call.payload = b""
         elif call.failed:
             call.payload = b""
         else:
             self._recent.append((key, call))
-            while len(self._recent) > RECENT_ANSWERS or (
-                len(self._recent) > 1 and _size(self._recent) > KEPT_BYTES
-            ):
+            while len(self._recent) > RECENT_ANSWERS or _is_too_large(self._recent):
                 self._recent.popleft()[1].payload = b""
 
     def forget(self, key: RequestKey, call: Call) -> None:
-        """An unmarked repetition of the call is a new call from now on."""
+        """Take an unmarked repetition of the call for a new call from now on."""
         calls = self._unwritten.get(key)
         if calls and call in calls:
             calls.remove(call)
             if not calls:
                 del self._unwritten[key]
 
-    def _bound_marked(self) -> None:
-        while len(self._marked) > MARKED_ANSWERS or (
-            len(self._marked) > 1 and _size(self._marked.items()) > KEPT_BYTES
-        ):
-            key, call = self._marked.popitem(last=False)
-            if key not in self._unwritten:
-                call.payload = b""
 
-
-def _size(entries: Iterable[tuple[RequestKey, Call]]) -> int:
-    return sum(len(key.body) + len(call.payload) for key, call in entries)
+def _is_too_large(entries: Iterable[tuple[RequestKey, Call]]) -> bool:
+    sizes = [len(key.body) + len(call.payload) for key, call in entries]
+    return len(sizes) > 1 and sum(sizes) > KEPT_BYTES

@@ -1,17 +1,29 @@
-"""Content parts: text, images, files, audio and video, as Responses and as chat-completions write them."""
+"""Content parts as Responses and as chat-completions write them, and the reasoning beside them.
+
+Parts are text, images, files, audio and video. Reasoning stands under several names in chat messages, and in items of its
+own in Responses.
+"""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects._read import Json, field, mappings, without_none
+from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, without_none
 
+ReasoningStyle = tuple[str, ...]
+"""Fields of a chat message that carry reasoning; `THINK_TAGS` stands for `<think>` in the content."""
+
+BOTH_FIELDS: ReasoningStyle = ("reasoning_content", "reasoning")
+THINK_TAGS: ReasoningStyle = ("<think>",)
+_THINK = re.compile(r"<think>(.*?)</think>", re.DOTALL)
+_FIELDS = ("reasoning_content", "reasoning")
 _TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
 def content_to_chat(content: Any, what: str) -> Any:
-    """Responses content (a string or a list of parts) as chat content; `ConfigError` for a part chat lacks."""
+    """Translate Responses content (a string or a list of parts) to chat content; `ConfigError` for a part chat lacks."""
     if content is None or isinstance(content, str):
         return content or ""
     return [part_to_chat(part, what) for part in mappings(content, f"content of {what}")]
@@ -60,7 +72,7 @@ def _file_to_chat(part: Json, what: str) -> Json:
 
 
 def content_to_responses(content: Any, what: str) -> Any:
-    """Chat content of a user, system, developer or tool message as Responses content."""
+    """Translate chat content of a user, system, developer or tool message to Responses content."""
     if content is None or isinstance(content, str):
         return content or ""
     return [part_to_responses(part, what) for part in mappings(content, f"content of {what}")]
@@ -83,3 +95,42 @@ def part_to_responses(part: Json, what: str) -> Json:
     if kind in ("input_audio", "input_image", "input_file", "input_video"):
         return part
     raise ConfigError(f"content part of type {kind!r} in {what} cannot be sent to a Responses endpoint")
+
+
+def message_reasoning(message: Json) -> tuple[str, ReasoningStyle | None]:
+    """Return the reasoning of a chat message that has a field for it, and the fields that carry it.
+
+    `reasoning_content`: vLLM before 0.16, SGLang, DeepSeek, Qwen; `reasoning`: vLLM, OpenRouter;
+    `reasoning_details`: OpenRouter's and MiniMax's list.
+    """
+    fields = tuple(name for name in _FIELDS if isinstance(message.get(name), str) and message[name])
+    if fields:
+        return message[fields[0]], fields
+    details = message.get("reasoning_details")
+    if isinstance(details, list):
+        texts = [d.get("text") or d.get("summary") for d in details if isinstance(d, dict)]
+        if text := joined_text(texts, "\n"):
+            return text, None
+    return "", None
+
+
+def split_think_tags(content: str) -> tuple[list[str], str]:
+    """Split off the texts inside complete `<think>` tags from the content, as NeMo Gym's model server does."""
+    if "<think>" not in content:
+        return [], content
+    return _THINK.findall(content), _THINK.sub("", content)
+
+
+def set_reasoning(message: Json, reasoning: str, style: ReasoningStyle) -> None:
+    """Put reasoning into an assistant's chat message, in the style of its endpoint."""
+    if style == THINK_TAGS:
+        message["content"] = f"<think>{reasoning}</think>{message.get('content') or ''}"
+        return
+    for name in style:
+        message[name] = reasoning
+
+
+def item_reasoning(item: Json) -> str:
+    """Return the text of a Responses reasoning item: the reasoning if it is there, else its summary."""
+    content = joined_text(item.get("content") or [], "\n\n")
+    return content or joined_text(item.get("summary") or [], "\n\n")

@@ -1,4 +1,4 @@
-"""Reading dicts that others wrote: the field, or an error that says what was expected of whom."""
+"""Reads dicts that others wrote: returns a field, or raises an error that says what was expected."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 def mappings(value: Any, what: str) -> list[Json]:
-    """A request's list of objects; `ConfigError` for anything else."""
+    """Return a request's list of objects; `ConfigError` for anything else."""
     if not isinstance(value, list):
         raise ConfigError(f"{what} must be a list, not {_shown(value)}")
     for index, entry in enumerate(value):
@@ -26,7 +26,7 @@ def mappings(value: Any, what: str) -> list[Json]:
 
 
 def field(value: Mapping[str, Any], name: str, what: str) -> Any:
-    """A field that a request must have."""
+    """Return a field that a request must have; `ConfigError` without it."""
     if value.get(name) is None:
         raise ConfigError(f"{what} has no {name!r}")
     return value[name]
@@ -40,7 +40,7 @@ def metadata_of(body: Mapping[str, Any]) -> Json:
 
 
 def answer_list(answer: Mapping[str, Any], name: str, what: str) -> list[Json]:
-    """A list of objects that an endpoint's answer must have; `PolicyError` if it does not."""
+    """Return a list of objects that an endpoint's answer must have; `PolicyError` without it."""
     value = answer.get(name)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise PolicyError(
@@ -50,18 +50,18 @@ def answer_list(answer: Mapping[str, Any], name: str, what: str) -> list[Json]:
 
 
 def objects(value: Any) -> list[Json]:
-    """The objects in what should be a list of objects; for reading what nobody has checked."""
+    """Return the objects in a value that should be a list of objects, for reading unchecked data."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def part_of(value: Any, name: str) -> Json:
-    """An object inside what should be an object; empty if either is something else."""
+    """Return an object inside a value that should be an object; empty if either is something else."""
     part = value.get(name) if isinstance(value, dict) else None
     return part if isinstance(part, dict) else {}
 
 
 def joined_text(parts: Iterable[Any], separator: str = "") -> str:
-    """The text of content parts; parts without text count for nothing."""
+    """Join the text of content parts; parts without text are left out."""
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return separator.join(text for text in texts if isinstance(text, str) and text)
 
@@ -71,12 +71,12 @@ def without_none(value: Mapping[str, Any]) -> Json:
 
 
 def as_text(value: Any) -> str:
-    """A string as it is, anything else as JSON."""
+    """Return a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else codec.dumps(value).decode()
 
 
 def canonical_json(text: Any) -> str:
-    """JSON text, or a JSON value, independent of white space and the order of keys; other text as it is."""
+    """Return JSON text independent of white space and the order of keys; other text as it is."""
     try:
         value = orjson.loads(text) if isinstance(text, str) else text
         return codec.dumps(value, sort_keys=True).decode()
@@ -89,7 +89,7 @@ def new_id(prefix: str) -> str:
 
 
 def stable_id(prefix: str, *parts: str) -> str:
-    """An id that depends on `parts` only, so that the same history is the same request twice."""
+    """Make an id that depends on `parts` only, so that the same history gives the same request twice."""
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogatepass"), digest_size=16)
     return f"{prefix}_{digest.hexdigest()}"
 

@@ -1,0 +1,202 @@
+"""A complete answer as the stream of server-sent events that its dialect's clients read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from gymgate import codec
+from gymgate.config import Dialect
+from gymgate.errors import PolicyError
+from gymgate.gateway.dialects.reading import Json, without_none
+
+_Events = Iterator[tuple[str, Json]]
+"""Name and fields of each event."""
+_WHOLE = ("content", "refusal", "tool_calls", "role")
+
+
+def encode_stream(answer: Json, dialect: Dialect, request: Json) -> Iterator[bytes]:
+    """Yield the events of `answer`; `request` is the body that asked for the stream.
+
+    Every text is one delta. Clients that accumulate the events get `answer` back. Raises `PolicyError`, at any event,
+    if the answer is not one of the dialect.
+    """
+    try:
+        if dialect == "chat":
+            yield from _chat_events(answer, request)
+        else:
+            yield from (_responses_events if dialect == "responses" else _messages_events)(answer)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        message = (
+            f"endpoint's answer is no {dialect} answer that can be streamed: {type(error).__name__}: {error}"
+        )
+        raise PolicyError(message) from error
+
+
+def _event(data: Any, name: str | None = None) -> bytes:
+    """The bytes of one server-sent event. `name` becomes one line of letters, whatever an endpoint put into it."""
+    head = b"event: %s\n" % re.sub(r"[^\w.-]", "_", name, flags=re.ASCII).encode() if name else b""
+    return head + b"data: " + codec.dumps(data) + b"\n\n"
+
+
+def _chat_events(answer: Json, request: Json) -> Iterator[bytes]:
+    """Yield chunks for role, reasoning and other fields, content, calls, finish reason, usage (if asked for), `[DONE]`."""
+    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "object")}
+    head["object"] = "chat.completion.chunk"
+    with_usage = bool((request.get("stream_options") or {}).get("include_usage"))
+    if with_usage:
+        head["usage"] = None
+    for choice in answer.get("choices") or []:
+        for chunk in _chunks(choice):
+            yield _event({**head, "choices": [chunk]})
+    if with_usage:
+        yield _event({**head, "choices": [], "usage": answer.get("usage")})
+    yield b"data: [DONE]\n\n"
+
+
+def _chunks(choice: Json) -> Iterator[Json]:
+    message = choice.get("message") or {}
+    index = choice.get("index", 0)
+    logprobs = choice.get("logprobs")
+    for delta in _deltas(message):
+        said = "content" in delta or "refusal" in delta
+        yield {"index": index, "delta": delta, "logprobs": logprobs if said else None, "finish_reason": None}
+        if said:
+            logprobs = None
+    kept = {name: value for name, value in choice.items() if name not in ("message", "logprobs", "index")}
+    yield {
+        **kept,
+        "index": index,
+        "delta": {},
+        "logprobs": logprobs,
+        "finish_reason": choice.get("finish_reason"),
+    }
+
+
+def _deltas(message: Json) -> Iterator[Json]:
+    yield {"role": message.get("role") or "assistant"}
+    if other := without_none({name: value for name, value in message.items() if name not in _WHOLE}):
+        yield other
+    for name in ("content", "refusal"):
+        if message.get(name) is not None:
+            yield {name: message[name]}
+    for index, call in enumerate(message.get("tool_calls") or []):
+        yield {"tool_calls": [{"index": index, **call}]}
+
+
+def _responses_events(answer: Json) -> Iterator[bytes]:
+    """Yield `created`, `in_progress`, the events of each item, and `completed`, `incomplete` or `failed`; numbered."""
+    for number, (kind, fields) in enumerate(_events(answer)):
+        yield _event({"type": kind, "sequence_number": number, **fields}, kind)
+
+
+def _events(answer: Json) -> _Events:
+    begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    yield "response.created", {"response": begun}
+    yield "response.in_progress", {"response": begun}
+    for index, item in enumerate(answer.get("output") or []):
+        yield "response.output_item.added", {"output_index": index, "item": _opened_item(item)}
+        yield from _inside(item, {"item_id": item.get("id"), "output_index": index})
+        yield "response.output_item.done", {"output_index": index, "item": item}
+    status = answer.get("status")
+    end = status if status in ("incomplete", "failed") else "completed"
+    yield f"response.{end}", {"response": answer}
+
+
+def _opened_item(item: Json) -> Json:
+    """An item as it starts, without content. Items of other types start whole."""
+    kind = item.get("type")
+    if kind == "message":
+        return {**item, "status": "in_progress", "content": []}
+    if kind == "function_call":
+        return {**item, "status": "in_progress", "arguments": ""}
+    if kind == "custom_tool_call":
+        return {**item, "input": ""}
+    if kind == "reasoning":
+        return {**item, "summary": [], **({"content": []} if item.get("content") else {})}
+    return item
+
+
+def _inside(item: Json, where: Json) -> _Events:
+    kind = item.get("type")
+    if kind in ("message", "reasoning"):
+        yield from _summaries(item.get("summary") or [], where)
+        for index, part in enumerate(item.get("content") or []):
+            yield from _content_part(part, {**where, "content_index": index})
+    elif kind == "function_call":
+        arguments = item.get("arguments") or ""
+        yield "response.function_call_arguments.delta", {**where, "delta": arguments}
+        yield (
+            "response.function_call_arguments.done",
+            {**where, "name": item.get("name"), "arguments": arguments},
+        )
+    elif kind == "custom_tool_call":
+        given = item.get("input") or ""
+        yield "response.custom_tool_call_input.delta", {**where, "delta": given}
+        yield "response.custom_tool_call_input.done", {**where, "input": given}
+
+
+def _summaries(summary: list[Json], where: Json) -> _Events:
+    for index, part in enumerate(summary):
+        here = {**where, "summary_index": index}
+        text = part.get("text") or ""
+        yield "response.reasoning_summary_part.added", {**here, "part": {**part, "text": ""}}
+        yield "response.reasoning_summary_text.delta", {**here, "delta": text}
+        yield "response.reasoning_summary_text.done", {**here, "text": text}
+        yield "response.reasoning_summary_part.done", {**here, "part": part}
+
+
+def _content_part(part: Json, where: Json) -> _Events:
+    kind = part.get("type")
+    name, field = ("refusal", "refusal") if kind == "refusal" else (str(kind), "text")
+    text: Any = part.get(field) or ""
+    extra = {"logprobs": part.get("logprobs") or []} if kind == "output_text" else {}
+    yield "response.content_part.added", {**where, "part": _empty(part, field)}
+    yield f"response.{name}.delta", {**where, "delta": text, **extra}
+    yield f"response.{name}.done", {**where, field: text, **extra}
+    yield "response.content_part.done", {**where, "part": part}
+
+
+def _empty(part: Json, field: str) -> Json:
+    empty = {**part, field: ""}
+    if "logprobs" in empty:
+        empty["logprobs"] = []
+    return empty
+
+
+def _messages_events(answer: Json) -> Iterator[bytes]:
+    """Yield `message_start`, each block's start, deltas and stop, `message_delta`, `message_stop`."""
+    usage = answer.get("usage") or {}
+    start = {**answer, "content": [], "stop_reason": None, "stop_sequence": None}
+    start["usage"] = {**usage, "output_tokens": 0}
+    yield _named({"type": "message_start", "message": start})
+    for index, block in enumerate(answer.get("content") or []):
+        shell, deltas = _opened_block(block)
+        yield _named({"type": "content_block_start", "index": index, "content_block": shell})
+        for delta in deltas:
+            yield _named({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _named({"type": "content_block_stop", "index": index})
+    stop = {"stop_reason": answer.get("stop_reason"), "stop_sequence": answer.get("stop_sequence")}
+    yield _named({"type": "message_delta", "delta": stop, "usage": usage})
+    yield _named({"type": "message_stop"})
+
+
+def _named(data: Json) -> bytes:
+    return _event(data, data["type"])
+
+
+def _opened_block(block: Json) -> tuple[Json, list[Json]]:
+    """A block as it starts, and the deltas that make it whole; blocks of other types start whole."""
+    kind = block.get("type")
+    if kind == "text":
+        return {**block, "text": ""}, [{"type": "text_delta", "text": block.get("text") or ""}]
+    if kind == "thinking":
+        deltas: list[Json] = [{"type": "thinking_delta", "thinking": block.get("thinking") or ""}]
+        if block.get("signature"):
+            deltas.append({"type": "signature_delta", "signature": block["signature"]})
+        return {**block, "thinking": "", "signature": ""}, deltas
+    if kind == "tool_use":
+        text = codec.dumps(block.get("input") or {}).decode()
+        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
+    return block, []
