@@ -11,13 +11,14 @@ import pytest
 import yaml
 from stack_support import answer, runtime, stack_config
 
+from gymgate.catalog import ServerInstance
 from gymgate.config import EnvironmentConfig
 from gymgate.rollout import Rollout
 from gymgate.rollout.breakdowns import AGENTS, breakdown
 from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
-from gymgate.stack.gym_config import Instance, policy_servers
+from gymgate.stack.gym_config import policy_servers
 
 pytestmark = pytest.mark.gym
 
@@ -160,7 +161,7 @@ def test_packaged_agents_that_are_pointed_at_other_models_than_the_policy() -> N
     others: dict[str, set[str]] = {}
     for path in ensure_runtime(runtime()).site.glob("re*/**/configs/*.yaml"):
         for name, block in _agents(path):
-            models = policy_servers(Instance("x", "responses_api_agents", name, block))
+            models = policy_servers(ServerInstance("x", "responses_api_agents", name, block))
             if models != {"policy_model"}:
                 others.setdefault(name, set()).update(models)
     assert others == OTHER_MODELS

@@ -144,11 +144,11 @@ def test_judges_are_the_model_servers_that_servers_name(site: Path) -> None:
     }
     other = {"responses_api_models": {"openai_model": {"entrypoint": "app.py"}}}
     found = scanned(site, settings, nobody=other)
-    assert dict(found.judges) == {
+    assert found.judges == {
         "j": "judge_model_server of resources server e",
         "u": "user.model of resources server e",
     }
-    assert scanned(site, {}).judges == ()
+    assert scanned(site, {}).judges == {}
 
 
 JUDGES = {"j": "judge of resources server e", "u": "user of agent a"}
@@ -277,8 +277,7 @@ def test_requirements(site: Path) -> None:
     write(site / "resources_servers/e/more.txt", "scipy==1.0\n")
     shell = write(site / "resources_servers/e/shell/pyproject.toml", "[project]\nname = 'shell'\n").parent
     found = scanned(site, {}, requirements=REQUIREMENTS)
-    catalog = Catalog(site, "0.7.0")
-    assert catalog.requirements(catalog.find("e"), found) == (
+    assert found.requirements == (
         "opensandbox>=0.1",
         "other @ git+https://github.com/x/other.git@v0.3.1",
         "scipy==1.0",
@@ -321,8 +320,9 @@ infilling = { git = "https://github.com/x/infilling.git", rev = "abc" }
         ("numpy==2.5.5", True),
         ("numpy!=2.5.5", False),
         ("numpy<2.5", False),
-        ("numpy==2.*", False),
-        ("numpy>=2.5.5rc1", False),
+        ("numpy==2.*", True),
+        ("numpy>=2.5.5rc1", True),
+        ("numpy>=2.6rc1", False),
         ("numpy[extra]", False),
         ("numpy @ https://example.invalid/numpy.whl", False),
         ("typing_extensions", True),

@@ -103,13 +103,14 @@ def test_environments_are_sorted_and_directories_without_configs_are_none(catalo
     ]
 
 
-def test_a_config_holds_agents_relays_apart_and_datasets(catalog: Catalog) -> None:
+def test_a_config_holds_agents_datasets_and_apart_relays_and_models(catalog: Catalog) -> None:
     found = catalog.find("math").config()
     (agent,) = found.agents
     assert (agent.name, agent.type, agent.resources_server) == ("math_agent", "simple_agent", "math")
     assert [dataset.name for dataset in found.datasets] == ["example", "train"]
     assert [server.kind for server in found.servers] == ["resources_servers", "responses_api_agents"]
-    assert [server.name for server in found.environment_servers] == ["math_relay"]
+    others = [server.name for server in found.instances if server not in found.servers]
+    assert others == ["math_relay", "policy_model"]
     assert found.model_servers == ()
     assert found.needs == ()
 
@@ -247,12 +248,11 @@ def test_a_users_config_by_path(site: Path, catalog: Catalog, tmp_path: Path) ->
 
 
 def test_a_users_config_names_files_of_the_tree_it_lies_in(catalog: Catalog, tmp_path: Path) -> None:
-    add(tmp_path / "own", "mine")
-    path = tmp_path / "own" / "resources_servers" / "mine" / "configs" / "mine.yaml"
+    path = add(tmp_path / "own", "mine") / "configs" / "mine.yaml"
+    write(path.parent.parent / "requirements.txt", "left-pad-py\n")
     environment = catalog.find(str(path))
     assert environment.data_file().path == tmp_path / "own/resources_servers/mine/data/example.jsonl"
-    write(path.parent.parent / "requirements.txt", "left-pad-py\n")
-    assert catalog.requirements(environment, environment.config()) == ("left-pad-py",)
+    assert environment.config().requirements == ("left-pad-py",)
 
 
 def test_a_users_directory_is_searched_no_deeper_than_configs_and_data(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import AgentInstance, DataFile, EnvConfig, Environment, Need, ServerInstance
+from gymgate.catalog import DataFile, EnvConfig, Environment, Need, ServerInstance
+from gymgate.catalog.resolve import dataset_lists, undefined_models
 from gymgate.check import Check, Job, RowCheck, causes, load_report, save_report, status_page
 from gymgate.check.judges import RecordedJudge, RecordedPolicy, _texts_at, recorded_answers
 from gymgate.check.model import same_reward, worst
@@ -17,7 +18,6 @@ from gymgate.check.probe import cohort_size
 from gymgate.check.recordings import as_rollout, config_for, other_configs, read_samples
 from gymgate.check.summary import replayable
 from gymgate.errors import DataError, NeedMissingError, SetupError, StackStartError, UnknownConversationError
-from gymgate.stack.forkserver import dataset_lists, undefined_models
 
 
 def ask(text: str) -> dict[str, Any]:
@@ -67,9 +67,15 @@ def test_broken_lines_are_named_and_cost_only_themselves(tmp_path: Path) -> None
     assert second.row["responses_create_params"] == ask("elsewhere")
 
 
+def agent(name: str, type_: str, server: str) -> ServerInstance:
+    reference = {"type": "resources_servers", "name": server}
+    block = {"entrypoint": "app.py", "resources_server": reference}
+    return ServerInstance(name, "responses_api_agents", type_, block)
+
+
 def test_the_config_is_the_one_that_was_recorded(tmp_path: Path) -> None:
-    plain = EnvConfig("e", tmp_path, agents=(AgentInstance("plain", "simple_agent", "e"),))
-    other = EnvConfig("other", tmp_path, agents=(AgentInstance("special", "aviary_agent", "e"),))
+    plain = EnvConfig("e", tmp_path, (agent("plain", "simple_agent", "e"),))
+    other = EnvConfig("other", tmp_path, (agent("special", "aviary_agent", "e"),))
     lines = [json.dumps(record("one", "a", agent_ref={"name": name})) for name in ("special", "gone")]
     (tmp_path / "out").mkdir()
     home = environment(tmp_path, lines, plain, other)
@@ -184,7 +190,7 @@ def test_models_that_no_file_defines_and_datasets_are_found() -> None:
         },
         "policy_model": {},
     }
-    assert undefined_models(merged) == ["judge"]
+    assert undefined_models(merged) == {"judge"}
     assert dataset_lists(merged) == ["agent.responses_api_agents.simple_agent.datasets"]
 
 
@@ -229,8 +235,8 @@ def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:
 
 
 def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path: Path) -> None:
-    server = ServerInstance("search", "resources_servers", "google", "app.py")
-    config = EnvConfig("c", tmp_path, servers=(server,))
+    server = ServerInstance("search", "resources_servers", "google", {"entrypoint": "app.py"})
+    config = EnvConfig("c", tmp_path, (server,))
     log = (
         "pydantic_core._pydantic_core.ValidationError: 3 validation errors for C\n"
         "google_key\n  Field required [type=missing]\n    For further information visit x\n"
@@ -251,9 +257,8 @@ def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path:
 
 def test_other_configs_are_tried_where_they_start_other_servers(tmp_path: Path) -> None:
     def config(name: str, server: str, *needs: Need) -> EnvConfig:
-        agents = (AgentInstance("agent", "simple_agent", server),)
-        servers = (ServerInstance(server, "resources_servers", "e", "app.py"),)
-        return EnvConfig(name, tmp_path, agents=agents, servers=servers, needs=needs)
+        scorer = ServerInstance(server, "resources_servers", "e", {"entrypoint": "app.py"})
+        return EnvConfig(name, tmp_path, (agent("agent", "simple_agent", server), scorer), needs)
 
     first, same, other = config("first", "one"), config("same", "one"), config("other", "two")
     needy = config("needy", "three", Need("gpu", "x"))

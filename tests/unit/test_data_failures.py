@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from gymgate.catalog import resolve
 from gymgate.cli import main
 from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.files import replacing, sha256_of
 from gymgate.preparation.failures import failure, missing_package, refusal
 from gymgate.preparation.program import run_program
-from gymgate.stack.forkserver import parsing
 
 
 def link(
@@ -84,10 +84,9 @@ def test_refusals_name_their_class() -> None:
 def order(workspace: Path) -> dict[str, Any]:
     stage = workspace / "stage"
     stage.mkdir()
-    parse = {"initial": {}, "overrides": [], "config_paths": []}
+    parse = {"initial": {}, "overrides": [], "config_paths": [], "parser": resolve.__file__}
     return {
         "workspace": str(workspace), "stage": str(stage), "site": str(workspace), "roots": [], "parse": parse,
-        "forkserver": parsing.__file__,
     }  # fmt: skip
 
 

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gymgate.catalog import ServerInstance
 from gymgate.catalog.agentcode import AgentCode
+from gymgate.catalog.resolve import NOWHERE, unset
 from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.stack import forkserver, gym_config
+from gymgate.stack import gym_config
 from gymgate.stack.forkserver import preloading
 from gymgate.stack.routing import Handing
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
@@ -69,9 +71,7 @@ CONFIG: dict[str, Any] = {
 def test_how_an_agent_without_a_model_server_is_routed(
     block: dict[str, Any], strategy: str, policy: set[str]
 ) -> None:
-    agent = gym_config.Instance(
-        "cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block}
-    )
+    agent = ServerInstance("cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block})
     urls = ("policy_base_url", "own_base_url", "judge_base_url")
     config = {"set_base_url": "https://api.example.com/v1"}
     code = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
@@ -84,7 +84,7 @@ def test_how_an_agent_without_a_model_server_is_routed(
 
 def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(tmp_path: Path) -> None:
     """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
-    initial = gym_config.initial_config(tmp_path, tmp_path)
+    initial = gym_config.parse_order(tmp_path, (), tmp_path, tmp_path)["initial"]
     placed = gym_config.placed(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["global_aiohttp_connector_limit_per_host"] == 0
 
@@ -199,14 +199,12 @@ def test_unset_keys_of_models_get_placeholders() -> None:
         ),
         "given": 1,
     }
-    assert forkserver.unset(merged) == {
-        "models": {
-            "judge_base_url": "http://127.0.0.1:1/v1",
-            "judge_api_key": "gymgate",
-            "judge.responses_api_models.openai_model.model": "gymgate",
-        },
-        "others": ["tavily_api_key"],
+    placeholders = {
+        "judge_base_url": "http://127.0.0.1:1/v1",
+        "judge_api_key": "gymgate",
+        "judge.responses_api_models.openai_model.model": "gymgate",
     }
+    assert unset(merged) == (placeholders, ["tavily_api_key"])
 
 
 def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
@@ -214,14 +212,14 @@ def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
     config = {
         "strict": server("resources_servers", "strict", url="${judge_base_url}", mine="${my_url}"),
         "judge": server("responses_api_models", "openai_model", url="${other_base_url}"),
-        "judge_base_url": forkserver.NOWHERE,
-        "other_base_url": forkserver.NOWHERE,
+        "judge_base_url": NOWHERE,
+        "other_base_url": NOWHERE,
         "my_url": "http://mine/v1",
     }
-    assert forkserver.direct_urls(config) == ["judge_base_url"]
+    assert gym_config.model_urls(config) == ("judge_base_url",)
     placed = gym_config.placed(config, {"strict": 1}, {"judge": 2, "judge_base_url": 3})
     assert placed["judge_base_url"] == "http://127.0.0.1:3/v1"
-    assert (placed["other_base_url"], placed["my_url"]) == (forkserver.NOWHERE, "http://mine/v1")
+    assert (placed["other_base_url"], placed["my_url"]) == (NOWHERE, "http://mine/v1")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from gymgate.catalog.resolve import AGENTS, NOWHERE
 from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
 from gymgate.errors import NeedMissingError
 from gymgate.stack import gym_config
-from gymgate.stack.forkserver import NOWHERE
 from gymgate.stack.plan import (
     EnvironmentPlan,
     judge_warnings,
@@ -45,7 +45,7 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
         "j": {"responses_api_models": {"openai_model": entry}},
     }
     servers = gym_config.servers_to_start(config, agent)
-    names = {item.name: item.type for item in servers if item.kind == gym_config.AGENTS}
+    names = {item.name: item.type for item in servers if item.kind == AGENTS}
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
     return EnvironmentPlan(config, servers, {}, frozenset(), urls, names, strategies, None, Handing())

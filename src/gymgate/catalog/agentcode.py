@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gymgate.catalog.servercode import CodeReader, parse_module
+from gymgate.catalog.servercode import CodeReader, classes_of, lineage, parse_module
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 _REQUEST = "BaseRunRequest"
@@ -44,13 +44,15 @@ def read_agent(roots: Sequence[Path], directory: Path, entrypoint: str) -> Agent
     """Read an agent's code: the modules reachable from its entrypoint, those of the agents that it extends included."""
     trees = [parse_module(path) for path in CodeReader(roots).reachable(directory, directory / entrypoint)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    calls = [call for node in nodes if (call := _model_call(node)) is not None]
-    asks_itself = any(_is_own_name(server) for server in calls)
+    asked = [server for node in nodes if (server := _model_asked(node)) is not None]
+    asks_itself = "self.config.name" in asked  # in a new request, which knows no rollout
     return AgentCode(
         helpers=not asks_itself and any(_is_helper(node) for node in nodes),
-        client=not asks_itself and bool(calls),
+        client=not asks_itself and bool(asked),
         entries=_keeps_entries(trees),
-        policy_url=any(_is_attribute(node, "body", "policy_base_url") for node in nodes),
+        policy_url=any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) == "body.policy_base_url" for node in nodes
+        ),
     )
 
 
@@ -63,66 +65,39 @@ def _is_helper(node: ast.AST) -> bool:
     return node.func.attr == "resolve_model_base_url" and len(node.args) + len(node.keywords) > 1
 
 
-def _model_call(node: ast.AST) -> ast.expr | None:
-    """The server that a call through NeMo Gym's client goes to, if its path is a model's without a key."""
+def _model_asked(node: ast.AST) -> str | None:
+    """The server that a call through NeMo Gym's client names, as source, if its path is a model's without a key."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
     if node.func.attr not in ("post", "request"):
         return None
-    given = dict(zip(("server_name", "url_path"), node.args, strict=False))
-    given |= {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg}
-    path = given.get("url_path")
-    return given.get("server_name") if isinstance(path, ast.Constant) and path.value in MODEL_PATHS else None
-
-
-def _is_own_name(server: ast.expr) -> bool:
-    """`self.config.name`: the agent asks itself, in a new request that knows no rollout."""
-    return (
-        isinstance(server, ast.Attribute)
-        and server.attr == "name"
-        and _is_attribute(server.value, "self", "config")
-    )
-
-
-def _is_attribute(node: ast.AST, owner: str, name: str) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and node.attr == name
-        and isinstance(node.value, ast.Name)
-        and node.value.id == owner
-    )
+    given: dict[str | None, ast.expr] = dict(zip(("server_name", "url_path"), node.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in node.keywords}
+    path, server = given.get("url_path"), given.get("server_name")
+    if server is None or not (isinstance(path, ast.Constant) and path.value in MODEL_PATHS):
+        return None
+    return ast.unparse(server)
 
 
 def _keeps_entries(trees: Sequence[ast.Module]) -> bool:
     """Whether the request class of the first `run` found has `extra="allow"`, itself or by inheritance."""
-    classes: dict[str, ast.ClassDef] = {}
-    for tree in trees:
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, node)
+    classes = classes_of(trees)
     for owner in classes.values():
         for name in _annotations_of_run(owner):
-            lineage = [*_lineage(name, classes)]
-            if _REQUEST in lineage:
-                return any(_allows_entries(classes[each]) for each in lineage if each in classes)
+            ancestry = lineage(name, classes)
+            if _REQUEST in ancestry:
+                return any(_allows_entries(classes[each]) for each in ancestry if each in classes)
     return False
 
 
-def _annotations_of_run(node: ast.ClassDef) -> Iterator[str]:
-    for member in node.body:
-        if isinstance(member, ast.AsyncFunctionDef) and member.name == "run":
-            arguments = [*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs]
-            yield from (each.annotation.id for each in arguments if isinstance(each.annotation, ast.Name))
-
-
-def _lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
-    """A class's name and those of its bases, as far as they are known."""
-    pending = [name]
-    for each in pending:
-        yield each
-        bases = classes[each].bases if each in classes else ()
-        names = [base.id for base in bases if isinstance(base, ast.Name)]
-        pending += [base for base in names if base not in pending]
+def _annotations_of_run(node: ast.ClassDef) -> list[str]:
+    arguments = [
+        argument
+        for member in node.body
+        if isinstance(member, ast.AsyncFunctionDef) and member.name == "run"
+        for argument in (*member.args.posonlyargs, *member.args.args, *member.args.kwonlyargs)
+    ]
+    return [each.annotation.id for each in arguments if isinstance(each.annotation, ast.Name)]
 
 
 def _allows_entries(node: ast.ClassDef) -> bool:

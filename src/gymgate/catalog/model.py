@@ -1,24 +1,21 @@
-"""What the catalog is made of: environments, their configs, agents, data files and needs. Plain values."""
+"""Environments, their configs and their data files. Plain values."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from gymgate.catalog.rows import RowsKind, count_rows
+import orjson
+
+from gymgate.catalog.needs import Need, judge_references
+from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, RESOURCES, ServerInstance
+from gymgate.config import POLICY
 from gymgate.errors import ConfigError
 
-NeedKind = Literal[
-    "package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search"
-]
-"""package: from an index, installed on first use; judge: a model server beside the policy's; key: an API key
-or an endpoint's URL; docker: a container or sandbox service; download, git: fetched when the server starts or
-runs; gpu: torch or vLLM in the server; binary: a program on PATH; config: a value without a default;
-search: a web search service."""
-
+RowsKind = Literal["rows", "raw", "rollouts", "other"]
 EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "responses_api_agents", "config"]
 """Directory of the release it lies in; `config`: a user's own."""
 
@@ -27,14 +24,6 @@ PACKAGED_KINDS: tuple[EnvironmentKind, ...] = ("resources_servers", "environment
 
 AGENT_KIND: EnvironmentKind = "responses_api_agents"
 """Agents that ship data or are environments of their own; found by their full name only."""
-
-
-@dataclass(frozen=True)
-class Need:
-    """Something a config needs beside the wheel and a policy: an estimate, from reading files."""
-
-    kind: NeedKind
-    detail: str
 
 
 class Dataset(NamedTuple):
@@ -47,51 +36,54 @@ class Dataset(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerInstance:
-    """A server that a config starts."""
-
-    name: str
-    """Top-level key of the config."""
-    kind: str
-    """`resources_servers`, `responses_api_agents`, `environment_servers` or `responses_api_models`."""
-    type: str
-    """Directory of its implementation under `kind`."""
-    entrypoint: str | None
-    """File in that directory; `None`: the config leaves it to another one, so it starts nothing."""
-
-
-@dataclass(frozen=True)
-class AgentInstance:
-    """An agent server of a config; rows name it in `agent_ref`."""
-
-    name: str
-    type: str
-    resources_server: str | None
-    """Instance it talks to; `None` for an agent that is its own environment."""
-    datasets: tuple[Dataset, ...] = ()
-
-
-@dataclass(frozen=True)
 class EnvConfig:
     """One config file of an environment, with everything it includes and inherits."""
 
     name: str
     """File stem, or the path below the environment where two files share a stem."""
     path: Path
-    agents: tuple[AgentInstance, ...] = ()
-    model_servers: tuple[str, ...] = ()
-    """Model server instances that it defines or refers to, other than `policy_model`."""
-    judges: tuple[tuple[str, str], ...] = ()
-    """Those of them that a resources server or an agent names, each with where it does."""
+    instances: tuple[ServerInstance, ...] = ()
+    """Every server that it names, model servers and the relays that 0.7.0 puts in front of agents included."""
     needs: tuple[Need, ...] = ()
-    datasets: tuple[Dataset, ...] = ()
-    servers: tuple[ServerInstance, ...] = ()
-    """Resources and agent servers."""
-    environment_servers: tuple[ServerInstance, ...] = ()
-    """Relays in front of agents (0.7.0); gymgate posts to the agent itself."""
+    requirements: tuple[str, ...] = ()
+    """PyPI requirements of its resources servers and agents, sorted: those that the installed nemo-gym does not satisfy.
+    nemo-gym itself and editable lines are left out; model servers need none, since gymgate takes their place."""
     missing: tuple[str, ...] = ()
     """Dotted paths whose value is `???` or an interpolation of something no file defines. Gym's parser refuses
     the config until they are given, those of model servers included."""
+
+    @property
+    def servers(self) -> tuple[ServerInstance, ...]:
+        """Resources servers and agents."""
+        return tuple(server for server in self.instances if server.kind in (RESOURCES, AGENTS))
+
+    @property
+    def agents(self) -> tuple[ServerInstance, ...]:
+        """Agents; rows name one in `agent_ref`."""
+        return tuple(server for server in self.instances if server.kind == AGENTS)
+
+    @property
+    def datasets(self) -> tuple[Dataset, ...]:
+        """What its agents declare, each once."""
+        declared = (item for agent in self.agents for item in agent.block.get("datasets") or ())
+        items = (item for item in declared if isinstance(item, dict))
+        return tuple(
+            dict.fromkeys(
+                Dataset(str(item.get("name")), str(item.get("type")), str(item.get("jsonl_fpath")))
+                for item in items
+            )
+        )
+
+    @property
+    def judges(self) -> dict[str, str]:
+        """Model servers beside the policy's that a resources server or an agent names, each with where it does."""
+        return judge_references(self.servers)
+
+    @property
+    def model_servers(self) -> tuple[str, ...]:
+        """Model servers beside the policy's that it defines or refers to, sorted."""
+        defined = {server.name for server in self.instances if server.kind == MODELS}
+        return tuple(sorted({*defined, *self.judges} - {POLICY, MISSING}))
 
     @property
     def need_kinds(self) -> tuple[str, ...]:
@@ -111,7 +103,26 @@ class DataFile:
 
     def rows(self) -> int:
         """Lines that are not blank; reads the file."""
-        return count_rows(self.path)
+        with self.path.open("rb") as file:
+            return sum(1 for line in file if not line.isspace())
+
+
+def kind_of_file(path: Path) -> RowsKind:
+    """The kind of a JSONL file, by its first line that is not blank."""
+    try:
+        with path.open("rb") as file:
+            return _kind_of_row(orjson.loads(next((line for line in file if not line.isspace()), b"")))
+    except (OSError, orjson.JSONDecodeError):
+        return "other"
+
+
+def _kind_of_row(row: Any) -> RowsKind:
+    if not isinstance(row, dict):
+        return "other"
+    params = row.get("responses_create_params")
+    if isinstance(params, dict) and "input" in params:
+        return "rollouts" if isinstance(row.get("response"), dict) else "rows"
+    return "other" if any("reward" in key for key in row) else "raw"
 
 
 @dataclass(frozen=True)
@@ -129,20 +140,17 @@ class Environment:
     def config(self, name: str | None = None) -> EnvConfig:
         """The config of that name; `None`: the one named like the environment, else one with a simple agent,
         else any with an agent. Raises `ConfigError` with the choices."""
+        if not self.configs:
+            raise ConfigError(f"environment {self.name!r} has no config in {self.path}")
         if name is None:
-            return self._default_config()
+            return min(self.configs, key=self._rank)
         wanted = name.removesuffix(".yaml")
         for config in self.configs:
             if wanted in (config.name, config.path.stem):
                 return config
         raise ConfigError(
-            f"environment {self.name!r} has no config {name!r}; {choices(c.name for c in self.configs)}"
+            f"environment {self.name!r} has no config {name!r}; {_choices(c.name for c in self.configs)}"
         )
-
-    def _default_config(self) -> EnvConfig:
-        if not self.configs:
-            raise ConfigError(f"environment {self.name!r} has no config in {self.path}")
-        return min(self.configs, key=self._rank)
 
     def _rank(self, config: EnvConfig) -> tuple[bool, ...]:
         """Smaller is better; equals stay in the order of the files."""
@@ -157,32 +165,29 @@ class Environment:
 
         Raises `ConfigError` with the choices.
         """
-        found = (
-            self._dataset_file(self.config(config), name)
-            or self._file_named(name)
-            or self._dataset_file_of_any(name)
-        )
-        if found is None:
+        wanted = name.removesuffix(".jsonl")
+        found = [
+            *self._declared_files(self.config(config), name),
+            *(file for file in self.data if file.name == wanted),
+            *(file for file in self.data if file.path.stem == wanted),
+            *(file for each in self.configs for file in self._declared_files(each, name)),
+        ]
+        if not found:
             raise ConfigError(self._no_data(name))
-        return found
+        return found[0]
 
     def recordings(self) -> tuple[DataFile, ...]:
         """Files of recorded rollouts: rows with a `response`."""
         return tuple(file for file in self.data if file.kind == "rollouts")
 
-    def _file_named(self, name: str) -> DataFile | None:
-        wanted = name.removesuffix(".jsonl")
-        exact = [file for file in self.data if file.name == wanted]
-        return next(iter(exact or [file for file in self.data if file.path.stem == wanted]), None)
-
-    def _dataset_file(self, config: EnvConfig, name: str) -> DataFile | None:
+    def _declared_files(self, config: EnvConfig, name: str) -> Iterator[DataFile]:
+        """Files of the datasets of that name; `example` also means those of the type `example`."""
         named = [dataset for dataset in config.datasets if dataset.name == name]
         if name == "example":
             named += [dataset for dataset in config.datasets if dataset.type == "example"]
-        return next((file for dataset in named for file in self.data if _is_file_of(dataset, file)), None)
-
-    def _dataset_file_of_any(self, name: str) -> DataFile | None:
-        return next(filter(None, (self._dataset_file(config, name) for config in self.configs)), None)
+        for dataset in named:
+            end = "/" + dataset.path.lstrip("./")
+            yield from (file for file in self.data if file.path.as_posix().endswith(end))
 
     @property
     def known_as(self) -> str:
@@ -200,20 +205,14 @@ class Environment:
         else:
             what = f"environment {self.name!r} has no data {name!r}"
         if names:
-            return f"{what}; {choices(names)}, or a path to a JSONL file"
+            return f"{what}; {_choices(names)}, or a path to a JSONL file"
         if declared and name not in declared:
             what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
         return f"{what}; the wheel has no rows for it: give a path to a JSONL file"
 
 
-def _is_file_of(dataset: Dataset, file: DataFile) -> bool:
-    return file.path.as_posix().endswith("/" + dataset.path.lstrip("./"))
-
-
-def choices(names: Iterable[str]) -> str:
-    """`choose one of a, b`, or that there is nothing to choose from."""
-    listed = list(dict.fromkeys(names))
-    return f"choose one of: {', '.join(listed)}" if listed else "there is none"
+def _choices(names: Iterable[str]) -> str:
+    return f"choose one of: {', '.join(dict.fromkeys(names))}"
 
 
 def near(name: str, names: Sequence[str]) -> list[str]:

@@ -4,35 +4,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from gymgate.catalog.model import Need, NeedKind, ServerInstance
-from gymgate.catalog.parse import AGENTS, MISSING, MODELS, RESOURCES, SERVER_KINDS, Node
+from gymgate.catalog.resolve import (
+    AGENTS,
+    MISSING,
+    MODELS,
+    RESOURCES,
+    Node,
+    ServerInstance,
+    references,
+    servers_of,
+    walk,
+)
 from gymgate.config import POLICY
 from gymgate.errors import NeedMissingError
 
+NeedKind = Literal[
+    "package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search"
+]
+"""package: from an index, installed on first use; judge: a model server beside the policy's; key: an API key
+or an endpoint's URL; docker: a container or sandbox service; download, git: fetched when the server starts or
+runs; gpu: torch or vLLM in the server; binary: a program on PATH; config: a value without a default;
+search: a web search service."""
+
 _POLICY_VALUES = {"policy_base_url", "policy_api_key", "policy_model_name"}
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
-_KEYLIKE = re.compile(r"(api_?key|token|secret|password|base_?url|endpoint)s?$", re.IGNORECASE)
+_KEYLIKE = re.compile(r"(api_?key|token|secret|password|base_?url|endpoint)s?'?$", re.IGNORECASE)
 _SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
 _UNSET = {"", "null", "none", "''", '""', "missing", "unset", "empty", "dummy", MISSING.lower()}
 _SANDBOX = re.compile(r"sandbox_(provider|config|spec|host|image)$|container_(formatter|image|path)$")
-_OWN_KINDS = {RESOURCES: "resources server", AGENTS: "agent"}
+_LABELS = {RESOURCES: "resources server", AGENTS: "agent"}
 
 
-def model_references(servers: dict[str, Node]) -> dict[str, str]:
-    """Model server instance -> where it is referred to, for the given server blocks by label."""
+@dataclass(frozen=True)
+class Need:
+    """Something a config needs beside the wheel and a policy: an estimate, from reading files."""
+
+    kind: NeedKind
+    detail: str
+
+
+def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
+    """Model servers that these servers name, each with where it is first named."""
     found: dict[str, str] = {}
-    for label, block in servers.items():
-        for path, value in walk(block):
-            if isinstance(value, dict) and value.get("type") == MODELS and isinstance(value.get("name"), str):
-                found.setdefault(value["name"], f"{path} of {label}")
+    for server in servers:
+        for path, kind, name in references(server.block):
+            if kind == MODELS:
+                found.setdefault(name, f"{path} of {_label(server)}")
     return found
 
 
-def judge_references(config: Node, servers: Sequence[ServerInstance]) -> dict[str, str]:
-    """Model servers other than the policy's that these servers name, each with where."""
-    found = model_references(_blocks(config, servers))
+def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
+    """Those of them that are not the policy's."""
+    found = model_references(servers)
     return {
         name: place for name, place in found.items() if name not in (POLICY, MISSING) and "${" not in name
     }
@@ -47,9 +73,9 @@ def refuse_unanswered(
     option: str = "--judge {}=URL",
     hint: str = "",
 ) -> None:
-    """Raise `NeedMissingError` for judges (with where each is named) that are not among the names given, `"*"` for all.
+    """Raise `NeedMissingError` for judges, given with where each is named, that no endpoint is `named` for; `"*"` is for all.
 
-    `keyless`: their calls carry no rollout key, so that the rollout's own policy cannot be who answers.
+    `keyless`: their calls carry no rollout key, so the rollout's own policy cannot answer them.
     """
     missing = {} if "*" in named else {name: place for name, place in judges.items() if name not in named}
     if not missing:
@@ -66,25 +92,13 @@ def refuse_unanswered(
     )
 
 
-def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value below `node` with its dotted path, containers before what they hold."""
-    items: Any = ()
-    if isinstance(node, dict):
-        items = ((f"{path}.{key}" if path else str(key), value) for key, value in node.items())
-    elif isinstance(node, list):
-        items = ((f"{path}[{index}]", value) for index, value in enumerate(node))
-    for below, value in items:
-        yield below, value
-        yield from walk(value, below)
-
-
 def missing_values(config: Node) -> tuple[str, ...]:
     """Dotted paths of values that Gym's parser refuses: `???`, or an interpolation of what is not there."""
     return tuple(path for path, value in walk(config) if _lacks(value, config) is not None)
 
 
 def _lacks(value: Any, config: Node) -> str | None:
-    """What the value needs from the caller: a name to set, `env NAME`, or `None`."""
+    """What the user must give for a value: `a value`, a quoted key, an environment variable; `None` for nothing."""
     if not isinstance(value, str):
         return None
     if value == MISSING:
@@ -109,44 +123,31 @@ def _defined(path: str, config: Node) -> bool:
 
 
 def config_needs(config: Node, servers: Sequence[ServerInstance]) -> Iterator[Need]:
-    """Needs that the config's text shows: judges, values to give, sandboxes."""
-    blocks = _blocks(config, servers)
-    for name, place in model_references(blocks).items():
+    """What the config's text shows these servers to need: judges, values to give, sandboxes."""
+    models = {server.name: server.type for server in servers_of(config, MODELS)}
+    for name, place in model_references(servers).items():
         if name == MISSING:
             yield Need("judge", f"{place} names no model server (set its name; {POLICY} is one)")
         elif name != POLICY:
-            yield Need("judge", f"model server {name} ({place}){_local_model(config, name)}")
-    for label, block in blocks.items():
-        yield from _value_needs(config, label, block)
+            yield Need("judge", f"model server {name} ({place}){_served_by(models.get(name))}")
+    for server in servers:
+        yield from _value_needs(config, server)
 
 
-def _blocks(config: Node, servers: Sequence[ServerInstance]) -> dict[str, Node]:
-    """Each server's settings, by what the server is called."""
-    return {
-        f"{_OWN_KINDS[server.kind]} {server.name}": config[server.name][server.kind][server.type]
-        for server in servers
-    }
-
-
-def _local_model(config: Node, name: str) -> str:
-    instance = config.get(name)
-    kinds = instance.get(MODELS) if isinstance(instance, dict) else None
-    if not isinstance(kinds, dict):
+def _served_by(model_type: str | None) -> str:
+    if model_type is None:
         return ", not defined in the config"
-    return ", a local vLLM unless an endpoint is given" if "local_vllm_model" in kinds else ""
+    return ", a local vLLM unless an endpoint is given" if model_type == "local_vllm_model" else ""
 
 
-def _value_needs(config: Node, label: str, block: Node) -> Iterator[Need]:
-    for path, value in walk({key: item for key, item in block.items() if key != "datasets"}):
+def _value_needs(config: Node, server: ServerInstance) -> Iterator[Need]:
+    label = _label(server)
+    for path, value in walk({key: item for key, item in server.block.items() if key != "datasets"}):
         leaf = path.rpartition(".")[2].partition("[")[0]
         if path.endswith((".name", ".type")) and value == MISSING:
             continue
-        lacking = _lacks(value, config)
-        if lacking is not None:
-            kind: NeedKind = (
-                "key" if _KEYLIKE.search(lacking.strip("'")) or _KEYLIKE.search(leaf) else "config"
-            )
-            yield Need(kind, f"{path} of {label} needs {lacking}")
+        if lacking := _lacks(value, config):
+            yield Need(_kind(lacking, leaf), f"{path} of {label} needs {lacking}")
         elif isinstance(value, str) and _SECRET.search(leaf) and _unset_by_default(value):
             yield Need("key", f"{path} of {label} is unset by default ({value})")
         if _SANDBOX.search(leaf) and value not in (None, "", {}):
@@ -154,30 +155,21 @@ def _value_needs(config: Node, label: str, block: Node) -> Iterator[Need]:
 
 
 def _unset_by_default(value: str) -> bool:
-    """An interpolation whose innermost default says that there is none."""
+    """Whether an interpolation's innermost default says that there is none."""
     innermost = _INTERPOLATION.findall(value)
     return any("," in inner and inner.rpartition(",")[2].strip().lower() in _UNSET for inner in innermost)
 
 
-def required_needs(config: Node, server: ServerInstance, required: Sequence[str]) -> Iterator[Need]:
+def required_needs(server: ServerInstance, required: Sequence[str]) -> Iterator[Need]:
     """Fields that the server's class requires and its block does not have."""
-    block = config[server.name][server.kind][server.type]
     for field in required:
-        if field not in block:
-            kind: NeedKind = "key" if _KEYLIKE.search(field) else "config"
-            yield Need(
-                kind, f"{field} of {_OWN_KINDS[server.kind]} {server.name} has no default and is not set"
-            )
+        if field not in server.block:
+            yield Need(_kind(field), f"{field} of {_label(server)} has no default and is not set")
 
 
-def servers_of(config: Node) -> list[ServerInstance]:
-    """Every server instance of a config, in its order."""
-    found = []
-    for name, value in config.items():
-        for kind in SERVER_KINDS:
-            block = value.get(kind) if isinstance(value, dict) else None
-            for type_, settings in block.items() if isinstance(block, dict) else ():
-                if isinstance(settings, dict):
-                    entrypoint = settings.get("entrypoint")
-                    found.append(ServerInstance(str(name), kind, str(type_), entrypoint))
-    return found
+def _kind(*names: str) -> NeedKind:
+    return "key" if any(_KEYLIKE.search(name) for name in names) else "config"
+
+
+def _label(server: ServerInstance) -> str:
+    return f"{_LABELS[server.kind]} {server.name}"

@@ -1,9 +1,8 @@
-"""Gym's config files, read as Gym's parser reads them: includes, merges, inheritance. Nothing is resolved or run.
+"""NeMo Gym's config files, read as its parser reads them, without its interpreter. Nothing is resolved or run.
 
-Values stay as they stand: `???` and `${...}` are plain strings. What the parser does to a config is documented
-by its directives: `config_paths` (included files, overridden by the includer), `_inherit_from` and
-`${inherit_from:path}` (move), `_copy` and `${copy:path}` (copy), `_delete_key`, and an agent whose
-`resources_server.name` is `???`, which takes the place of every other agent.
+Values stay as they stand: `???` and `${...}` are plain strings. The parser's directives are carried out: `config_paths`
+(included files, overridden by the includer), `_inherit_from` and `${inherit_from:path}` (move), `_copy` and `${copy:path}`
+(copy), `_delete_key`, and an agent whose `resources_server.name` is `???`, which takes the place of every other agent.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Any
 
 import yaml
 
+from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, Node, servers_of
 from gymgate.config import POLICY
 
-MISSING = "???"
-MODELS, AGENTS = "responses_api_models", "responses_api_agents"
-RESOURCES, RELAYS = "resources_servers", "environment_servers"
-SERVER_KINDS = (RESOURCES, AGENTS, RELAYS, MODELS)
-
-Node = dict[str, Any]
+_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_POLICY_MODEL: Node = {MODELS: {"openai_model": {"entrypoint": "app.py"}}}
+"""Every stack brings a policy model; configs may copy from it."""
 _DIRECTIVE = re.compile(r"\$\{(inherit_from|copy):(.+)\}$")
 _BOUND = ("resources_server", "model_server", "datasets")
+"""Settings that an agent keeps when another takes its place."""
+_ABSENT = object()
 
 
 class ConfigProblem(ValueError):
@@ -64,44 +63,29 @@ class ConfigReader:
 
     def locate(self, name: str) -> Path | None:
         """The file or directory of that relative path, in the first root that has it."""
-        if Path(name).is_absolute():
-            return Path(name) if Path(name).exists() else None
         return next((root / name for root in self._roots if (root / name).exists()), None)
 
     def _included(self, path: Path) -> list[Path]:
         """`path` after everything it includes, each file once, in the order in which they override."""
-        pending, children, seen = [path], [list[int]()], {path}
-        for index, current in enumerate(pending):
+        pending, children = [path], dict[Path, list[Path]]()
+        for current in pending:
+            children[current] = []
             for name in self.load(current).get("config_paths") or ():
                 target = self.locate(str(name))
                 if target is None:
                     raise ConfigProblem(f"{current.name} includes {name}, which does not exist")
-                if target not in seen:
-                    seen.add(target)
+                if target not in pending:
                     pending.append(target)
-                    children.append([])
-                    children[index].append(len(pending) - 1)
-        if self._old:
-            return pending
-        order: list[Path] = []
+                    children[current].append(target)
 
-        def visit(index: int) -> None:
-            for child in children[index]:
-                visit(child)
-            order.append(pending[index])
+        def flat(file: Path) -> list[Path]:
+            return [each for child in children[file] for each in flat(child)] + [file]
 
-        visit(0)
-        return order
-
-
-_POLICY_MODEL: Node = {MODELS: {"openai_model": {"entrypoint": "app.py"}}}
-"""Every stack brings a policy model; configs may copy from it."""
-
-_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        return pending if self._old else flat(path)
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of parsed YAML."""
+    """A deep copy of parsed YAML, in which anchors and their aliases are values of their own."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
@@ -124,11 +108,11 @@ def inherit(config: Node) -> None:
 def _inherit_below(node: Node, root: Node, frozen: Node) -> None:
     for key, value in list(node.items()):
         doomed = _delete_keys(value)
-        for child in [value] if isinstance(value, dict) else value if isinstance(value, list) else ():
+        for child in value if isinstance(value, list) else [value]:
             if isinstance(child, dict):
                 _inherit_below(child, root, frozen)
         source, moves = _directive(value)
-        if source is None:
+        if not source:
             continue
         parent = _at(root, source[:-1])
         if moves and isinstance(parent, dict):
@@ -152,18 +136,14 @@ def _delete_keys(value: Any) -> list[str]:
     return [name for name in names if value.pop(name, _ABSENT) is _ABSENT]
 
 
-_ABSENT = object()
-
-
-def _directive(value: Any) -> tuple[list[str] | None, bool]:
-    """The path a value inherits from and whether that moves it, taken out of the value."""
+def _directive(value: Any) -> tuple[list[str], bool]:
+    """The path that a value inherits from, empty for none, and whether that moves it; taken out of the value."""
     if isinstance(value, str) and (match := _DIRECTIVE.match(value)):
         return match[2].split("."), match[1] == "inherit_from"
-    if isinstance(value, dict):
-        for name in ("_inherit_from", "_copy"):
-            if name in value:
-                return str(value.pop(name)).split("."), name == "_inherit_from"
-    return None, False
+    for name in ("_inherit_from", "_copy"):
+        if isinstance(value, dict) and name in value:
+            return str(value.pop(name)).split("."), name == "_inherit_from"
+    return [], False
 
 
 def _at(node: Any, path: Sequence[str]) -> Any:
@@ -176,38 +156,20 @@ def _at(node: Any, path: Sequence[str]) -> Any:
     return node
 
 
-def instances(config: Node, kind: str) -> dict[str, tuple[str, Node]]:
-    """Instance name -> (implementation, its block) of the servers of one kind."""
-    found = {}
-    for name, value in config.items():
-        block = value.get(kind) if isinstance(value, dict) else None
-        if isinstance(block, dict) and len(block) == 1:
-            ((implementation, settings),) = block.items()
-            if isinstance(settings, dict):
-                found[str(name)] = (str(implementation), settings)
-    return found
-
-
 def compose_unbound_agent(config: Node) -> None:
     """Let an agent that is bound to no resources server take the place of all others, as Gym does."""
-    agents = instances(config, AGENTS)
-    unbound = [name for name, (_, block) in agents.items() if _bound_to(block) == MISSING]
-    targets = [name for name, (_, block) in agents.items() if _bound_to(block) not in (None, MISSING)]
+    agents = servers_of(config, AGENTS)
+    unbound = [agent for agent in agents if agent.resources_server == MISSING]
+    targets = [agent for agent in agents if agent.resources_server not in (None, MISSING)]
     if len(unbound) != 1 or not targets:
         return
-    implementation, source = agents[unbound[0]]
-    config.pop(unbound[0])
-    for name in targets:
-        old, block = agents[name]
-        composed = copied(source) | {key: block[key] for key in _BOUND if key in block}
-        instance = config.pop(name)
-        instance[AGENTS] = {implementation: composed}
-        config[_composed_name(name, old, implementation)] = instance
-
-
-def _bound_to(block: Node) -> str | None:
-    server = block.get("resources_server")
-    return server.get("name") if isinstance(server, dict) else None
+    (new,) = unbound
+    config.pop(new.name)
+    for old in targets:
+        bound = {key: old.block[key] for key in _BOUND if key in old.block}
+        instance = config.pop(old.name)
+        instance[AGENTS] = {new.type: copied(new.block) | bound}
+        config[_composed_name(old.name, old.type, new.type)] = instance
 
 
 def _composed_name(name: str, old: str, new: str) -> str:

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(.*)$")
-_CLAUSE = re.compile(r"(===|==|~=|!=|<=|>=|<|>)\s*([0-9]+(?:\.[0-9]+)*)$")
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
 _PUBLISHING = {"https://github.com/PrimeIntellect-ai/verifiers"}
 """Repositories whose tags are the versions of the package of the same name on the index."""
 _OWN = re.compile(r"nemo[-_.]gym\s*(?:\[([^\]]*)\])?")
@@ -20,62 +21,35 @@ class Installed:
 
     def __init__(self, site: Path) -> None:
         self._site = site
-        self._versions: dict[str, str] = {}
-        for path in site.glob("*.dist-info") if site.is_dir() else ():
-            name, _, version = path.name.removesuffix(".dist-info").rpartition("-")
-            self._versions[normal(name)] = version
+        names = (path.name.removesuffix(".dist-info").rpartition("-") for path in site.glob("*.dist-info"))
+        self._versions = {canonicalize_name(name): version for name, _, version in names}
 
-    def satisfies(self, requirement: str) -> bool:
-        """True only if that is certain: extras, URLs and unusual versions count as not satisfied."""
-        text = requirement.partition(";")[0].strip()
-        match = _NAME.match(text)
-        if match is None or match[2] or "@" in match[3]:
+    def satisfies(self, line: str) -> bool:
+        """Whether a requirement is certainly met. Markers are ignored; one with extras or a URL counts as not met."""
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
             return False
-        version = self._versions.get(normal(match[1]))
-        if version is None:
+        version = self._versions.get(canonicalize_name(requirement.name))
+        if version is None or requirement.extras or requirement.url:
             return False
-        return all(_holds(version, clause.strip()) for clause in match[3].strip(" ()").split(",") if clause)
+        return requirement.specifier.contains(version, prereleases=True)
 
     def gym_extra(self, extra: str) -> list[str]:
         """What nemo-gym's own extra of that name requires, from its metadata."""
         found = next(iter(self._site.glob("nemo_gym-*.dist-info/METADATA")), None)
-        lines = found.read_text(errors="replace").splitlines() if found else []
-        mark = re.compile(rf"Requires-Dist: (.+?)\s*;\s*extra == ['\"]{re.escape(extra)}['\"]\s*$")
-        return [match[1] for line in lines if (match := mark.match(line))]
-
-
-def normal(name: str) -> str:
-    """A distribution's name as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _holds(version: str, clause: str) -> bool:
-    match = _CLAUSE.match(clause)
-    if match is None or not re.fullmatch(r"[0-9]+(\.[0-9]+)*", version):
-        return False
-    have, want = _release(version), _release(match[2])
-    size = max(len(have), len(want))
-    left, right = have + (0,) * (size - len(have)), want + (0,) * (size - len(want))
-    return {
-        "==": left == right,
-        "===": left == right,
-        "!=": left != right,
-        ">=": left >= right,
-        "<=": left <= right,
-        ">": left > right,
-        "<": left < right,
-        "~=": left >= right and have[: len(want) - 1] == want[:-1],
-    }[match[1]]
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
+        text = found.read_text(errors="replace") if found else ""
+        return re.findall(
+            rf"^Requires-Dist: (.+?)\s*;\s*extra == ['\"]{re.escape(extra)}['\"]\s*$", text, re.M
+        )
 
 
 def read_requirements(directory: Path, installed: Installed) -> list[str]:
-    """Requirements of the server in `directory`, in its own order: nemo-gym itself is left out (of its extras
-    only `dev`), and so are editable and relative lines but those of projects below the server's own directory, which
-    become file URLs. Markers and `git+` URLs stay."""
+    """Requirements of the server in `directory`, in its own order.
+
+    nemo-gym itself is left out; what its extras other than `dev` require takes its place. Editable and relative lines are
+    left out too, except projects below the server's own directory, which become file URLs. Markers and `git+` URLs stay.
+    """
     if (directory / "requirements.txt").is_file():
         lines = _lines(directory / "requirements.txt")
     else:
@@ -109,19 +83,17 @@ def _is_local(line: str) -> bool:
 
 def _project(path: Path) -> list[str]:
     """Dependencies of a pyproject.toml, with git sources that uv's table gives them."""
-    if not path.is_file():
-        return []
     try:
         table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return []
     sources = table.get("tool", {}).get("uv", {}).get("sources", {})
     return [_sourced(line, sources) for line in table.get("project", {}).get("dependencies", [])]
 
 
 def _sourced(line: str, sources: dict[str, Any]) -> str:
-    match = _NAME.match(line)
-    source = sources.get(match[1]) if match else None
+    name = re.match(r"[\w.-]+", line)
+    source = sources.get(name[0]) if name else None
     if not isinstance(source, dict) or "git" not in source or "@" in line:
         return line
     revision = source.get("rev") or source.get("tag") or source.get("branch")

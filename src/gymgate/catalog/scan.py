@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from gymgate.catalog.model import (
-    AgentInstance,
-    DataFile,
-    Dataset,
-    EnvConfig,
-    Environment,
-    EnvironmentKind,
-    Need,
-    ServerInstance,
-)
-from gymgate.catalog.needs import (
-    config_needs,
-    judge_references,
-    missing_values,
-    required_needs,
-    servers_of,
-)
-from gymgate.catalog.parse import (
-    AGENTS,
-    MISSING,
-    MODELS,
-    RELAYS,
-    RESOURCES,
-    ConfigProblem,
-    ConfigReader,
-    Node,
-)
+from gymgate.catalog.model import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
+from gymgate.catalog.needs import Need, config_needs, missing_values, required_needs
+from gymgate.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.catalog.requirements import Installed, local_requirements, read_requirements
-from gymgate.catalog.rows import kind_of_file
+from gymgate.catalog.resolve import AGENTS, MODELS, RESOURCES, Node, ServerInstance, servers_of
 from gymgate.catalog.servercode import CodeReader
-from gymgate.config import POLICY
 
 _NO_CONFIGS = {"prompts", "prompt_templates", "tests", "data"}
 
@@ -46,12 +21,10 @@ class Scanner:
     """Reads environments below some component roots; files read once serve every environment."""
 
     def __init__(self, roots: Sequence[Path], site: Path, version: str) -> None:
-        self._roots = tuple(roots)
-        self._reader = ConfigReader(self._roots, version)
-        self._code = CodeReader(self._roots)
+        self._reader = ConfigReader(roots, version)
+        self._code = CodeReader(roots)
         self._installed = Installed(site)
-        self._server_needs: dict[tuple[Path, str], list[Need]] = {}
-        self._requirements: dict[Path, tuple[str, ...]] = {}
+        self._requirements: dict[Path, list[str]] = {}
 
     def directory(self, path: Path, kind: EnvironmentKind) -> Environment | None:
         """The environment in a directory; `None` if no file in it is a config."""
@@ -60,106 +33,63 @@ class Scanner:
         if not files:
             return None
         twice = Counter(file.stem for file in files)
-        names = [file.stem if twice[file.stem] == 1 else _below(file, path) for file in files]
+        names = [file.stem if twice[file.stem] == 1 else _name(file, path, "configs/") for file in files]
         return self._environment(path.name, kind, path, dict(zip(names, files, strict=True)))
 
     def file(self, path: Path) -> Environment:
         """A single config file as an environment of its own; one in `configs` belongs to the directory above."""
-        home = path.parent.parent if path.parent.name == "configs" else path.parent
-        return self._environment(path.stem, "config", home, {path.stem: path})
-
-    def requirements(self, servers: Iterable[ServerInstance]) -> tuple[str, ...]:
-        """What the installed nemo-gym lacks of these servers' requirements; sorted, each once."""
-        found: set[str] = set()
-        for server in servers:
-            directory = self._directory(server)
-            if directory is not None:
-                if directory not in self._requirements:
-                    wanted = read_requirements(directory, self._installed)
-                    self._requirements[directory] = tuple(
-                        line for line in wanted if not self._installed.satisfies(line)
-                    )
-                found.update(self._requirements[directory])
-        return tuple(sorted(found))
+        directory = path.parent.parent if path.parent.name == "configs" else path.parent
+        return self._environment(path.stem, "config", directory, {path.stem: path})
 
     def _environment(
         self, name: str, kind: EnvironmentKind, path: Path, files: dict[str, Path]
     ) -> Environment:
-        read = [self._config(config_name, file) for config_name, file in files.items()]
-        configs = tuple(config for config, _ in read)
+        configs = tuple(self._config(config_name, file) for config_name, file in files.items())
         data = self._data(path, configs, "**/*.jsonl" if kind != "config" else "*.jsonl")
-        bare = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
-        default = bare.config()
-        described = [_described(node, config.servers, name) for config, node in read]
-        domain, text = described[configs.index(default)]
+        found = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
         manifest = self._manifest(path)
-        return Environment(
-            name=name,
-            kind=kind,
-            path=path,
-            domain=domain
-            or next((domain for domain, _ in described if domain), None)
-            or manifest.get("domain"),
-            description=text or manifest.get("description"),
-            configs=configs,
-            data=data,
+        default = found.config()
+        domains = (_setting(config, "domain", name) for config in (default, *configs))
+        description = _setting(default, "description", name)
+        return replace(
+            found,
+            domain=next(filter(None, domains), manifest.get("domain")),
+            description=" ".join(description.split()) if description else manifest.get("description"),
         )
 
-    def _config(self, name: str, path: Path) -> tuple[EnvConfig, Node]:
+    def _config(self, name: str, path: Path) -> EnvConfig:
         try:
             node = self._reader.read(path)
         except ConfigProblem as problem:
-            return EnvConfig(name, path, needs=(Need("config", f"does not load: {problem}"),)), {}
-        every = servers_of(node)
-        servers = tuple(server for server in every if server.kind in (RESOURCES, AGENTS))
-        agents = tuple(_agent(server, node) for server in servers if server.kind == AGENTS)
-        judges = judge_references(node, servers)
-        models = [server.name for server in every if server.kind == MODELS] + list(judges)
-        config = EnvConfig(
-            name=name,
-            path=path,
-            agents=agents,
-            model_servers=tuple(sorted({model for model in models if model not in (POLICY, MISSING)})),
-            judges=tuple(judges.items()),
-            needs=tuple(dict.fromkeys([*config_needs(node, servers), *self._servers_need(servers, node)])),
-            datasets=tuple(dict.fromkeys(dataset for agent in agents for dataset in agent.datasets)),
-            servers=servers,
-            environment_servers=tuple(server for server in every if server.kind == RELAYS),
-            missing=missing_values(node),
-        )
-        return config, node
+            return EnvConfig(name, path, needs=(Need("config", f"does not load: {problem}"),))
+        config = EnvConfig(name, path, instances=tuple(servers_of(node)), missing=missing_values(node))
+        found = (self._directory(server) for server in config.servers)
+        directories = [directory for directory in found if directory is not None]
+        requirements = sorted({line for path in directories for line in self._lacking(path)})
+        needs = [
+            *config_needs(node, config.servers),
+            *self._servers_need(config.servers),
+            *_package_needs(directories, requirements),
+        ]
+        return replace(config, needs=tuple(dict.fromkeys(needs)), requirements=tuple(requirements))
 
-    def _servers_need(self, servers: Sequence[ServerInstance], node: Node) -> list[Need]:
-        found: list[Need] = []
+    def _servers_need(self, servers: Sequence[ServerInstance]) -> Iterator[Need]:
         for server in servers:
             directory = self._directory(server)
             if directory is None:
-                found.append(Need("config", f"{server.kind}/{server.type} of {server.name} is not installed"))
+                yield Need("config", f"{server.kind}/{server.type} of {server.name} is not installed")
             elif server.entrypoint:
-                required = self._code.required(directory, server.entrypoint)
-                found += required_needs(node, server, required)
-                found += self._code_needs(directory, server.entrypoint)
+                yield from required_needs(server, self._code.required(directory, server.entrypoint))
+                yield from self._code.needs(directory, server.entrypoint)
         if not any(server.kind == AGENTS for server in servers):
-            found.append(Need("config", "defines no agent"))
-        return found + self._package_needs(servers)
+            yield Need("config", "defines no agent")
 
-    def _code_needs(self, directory: Path, entrypoint: str) -> list[Need]:
-        key = (directory, entrypoint)
-        if key not in self._server_needs:
-            self._server_needs[key] = self._code.needs(directory, entrypoint)
-        return self._server_needs[key]
-
-    def _package_needs(self, servers: Sequence[ServerInstance]) -> list[Need]:
-        lines = self.requirements(servers)
-        found = [
-            Need("download", f"{line.partition('@')[0].strip()} is built from git")
-            for line in lines
-            if "git+" in line
-        ]
-        directories = {self._directory(server) for server in servers}
-        local = {line for path in directories if path for line in local_requirements(path)}
-        found += [Need("package", f"{line} (beside the server, not on an index)") for line in sorted(local)]
-        return found + ([Need("package", ", ".join(lines))] if lines else [])
+    def _lacking(self, directory: Path) -> list[str]:
+        """What the server in a directory requires and the installed nemo-gym lacks."""
+        if directory not in self._requirements:
+            wanted = read_requirements(directory, self._installed)
+            self._requirements[directory] = [line for line in wanted if not self._installed.satisfies(line)]
+        return self._requirements[directory]
 
     def _directory(self, server: ServerInstance) -> Path | None:
         return self._reader.locate(f"{server.kind}/{server.type}")
@@ -168,8 +98,9 @@ class Scanner:
         files = sorted({*path.glob(below), *(path / "data").glob(below)})
         declared = (dataset.path for config in configs for dataset in config.datasets)
         files += [file for name in declared if (file := self._reader.locate(name)) and file.is_file()]
-        unique = list(dict.fromkeys(files))
-        return tuple(DataFile(_data_name(file, path), file, kind_of_file(file)) for file in unique)
+        return tuple(
+            DataFile(_name(file, path, "data/"), file, kind_of_file(file)) for file in dict.fromkeys(files)
+        )
 
     def _is_config(self, path: Path) -> bool:
         try:
@@ -188,6 +119,11 @@ class Scanner:
             return {}
 
 
+def roots_around(path: Path, kinds: Iterable[str]) -> list[Path]:
+    """Parents of a file that are laid out as a component root: they have a directory of one of these kinds."""
+    return [parent for parent in path.parents if any((parent / kind).is_dir() for kind in kinds)]
+
+
 def _yaml_files(path: Path, below: str) -> list[Path]:
     """YAML files that may be configs; a user's directory is not searched deeper than `configs`."""
     found = {*path.glob(below), *(path / "configs").glob(below)}
@@ -198,36 +134,25 @@ def _yaml_files(path: Path, below: str) -> list[Path]:
     )
 
 
-def _below(file: Path, path: Path) -> str:
-    return file.relative_to(path).with_suffix("").as_posix().removeprefix("configs/")
-
-
-def _data_name(file: Path, path: Path) -> str:
-    if path not in file.parents:
+def _name(file: Path, directory: Path, usual: str) -> str:
+    """A file's path below its environment's directory without the usual subdirectory and the suffix."""
+    if directory not in file.parents:
         return file.stem
-    return file.relative_to(path).with_suffix("").as_posix().removeprefix("data/")
+    return file.relative_to(directory).with_suffix("").as_posix().removeprefix(usual)
 
 
-def _agent(server: ServerInstance, node: Node) -> AgentInstance:
-    block = node[server.name][AGENTS][server.type]
-    resources = block.get("resources_server")
-    name = resources.get("name") if isinstance(resources, dict) else None
-    datasets = [item for item in block.get("datasets") or () if isinstance(item, dict)]
-    return AgentInstance(
-        name=server.name,
-        type=server.type,
-        resources_server=None if name == MISSING else name,
-        datasets=tuple(
-            Dataset(str(item.get("name")), str(item.get("type")), str(item.get("jsonl_fpath")))
-            for item in datasets
-        ),
-    )
+def _package_needs(directories: Sequence[Path], requirements: Sequence[str]) -> Iterator[Need]:
+    for line in requirements:
+        if "git+" in line:
+            yield Need("download", f"{line.partition('@')[0].strip()} is built from git")
+    for line in sorted({line for path in directories for line in local_requirements(path)}):
+        yield Need("package", f"{line} (beside the server, not on an index)")
+    if requirements:
+        yield Need("package", ", ".join(requirements))
 
 
-def _described(node: Node, servers: Sequence[ServerInstance], name: str) -> tuple[str | None, str | None]:
-    """Domain and description: of the resources server named like the environment, else of any server."""
-    ordered = sorted(servers, key=lambda server: (server.kind != RESOURCES, server.type != name))
-    blocks: list[dict[str, Any]] = [node[server.name][server.kind][server.type] for server in ordered]
-    domain = next((block["domain"] for block in blocks if isinstance(block.get("domain"), str)), None)
-    text = next((block["description"] for block in blocks if isinstance(block.get("description"), str)), None)
-    return domain, " ".join(text.split()) if text else None
+def _setting(config: EnvConfig, key: str, name: str) -> str | None:
+    """A text of the resources server that is named like the environment, else of the config's first server that has it."""
+    ordered = sorted(config.servers, key=lambda server: (server.kind != RESOURCES, server.type != name))
+    texts = (server.block.get(key) for server in ordered)
+    return next((text for text in texts if isinstance(text, str)), None)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gymgate.catalog.model import Need, NeedKind
+from gymgate.catalog.needs import Need, NeedKind
+
+Signal = tuple[NeedKind, str]
 
 _PACKAGES = ("resources_servers", "responses_api_agents", "environments", "benchmarks", "environment_servers")
-_IMPORTS: dict[str, tuple[NeedKind, str]] = {
+_IMPORTS: dict[str, Signal] = {
     "docker": ("docker", "talks to docker"),
     "nemo_gym.sandbox": ("docker", "runs sandboxes"),
     "harbor": ("docker", "runs Harbor tasks in containers"),
@@ -27,14 +29,14 @@ _IMPORTS: dict[str, tuple[NeedKind, str]] = {
     "playwright": ("binary", "drives a browser, which playwright installs apart"),
     "googleapiclient": ("search", "searches the web through Google"),
 }
-_CALLS: dict[str, tuple[NeedKind, str]] = {
+_CALLS: dict[str, Signal] = {
     "load_dataset": ("download", "Hugging Face dataset"),
     "snapshot_download": ("download", "Hugging Face snapshot"),
     "hf_hub_download": ("download", "Hugging Face file"),
     "urlretrieve": ("download", "file by URL"),
     "urlopen": ("download", "URL"),
 }
-_COMMANDS: dict[tuple[str, ...], tuple[NeedKind, str]] = {
+_COMMANDS: dict[tuple[str, ...], Signal] = {
     ("git", "clone"): ("git", "clones a repository"),
     ("docker",): ("docker", "runs docker"),
     ("podman",): ("docker", "runs podman"),
@@ -45,6 +47,7 @@ _COMMANDS: dict[tuple[str, ...], tuple[NeedKind, str]] = {
     ("npm", "install"): ("download", "installs from npm"),
     ("curl",): ("download", "downloads with curl"),
 }
+_TELLING = (ast.Import, ast.ImportFrom, ast.Call, ast.List, ast.Tuple, ast.Constant)
 _EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
 
 
@@ -52,10 +55,10 @@ _EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
 class Module:
     """What one source file shows."""
 
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...]
     """Dotted; of `from a import b` both `a` and `a.b`, which may be a module."""
-    signals: tuple[tuple[NeedKind, str], ...] = ()
-    required: tuple[str, ...] = ()
+    signals: tuple[Signal, ...]
+    required: tuple[str, ...]
     """Fields without a default of the server's own config class."""
 
 
@@ -65,16 +68,19 @@ class CodeReader:
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
         self._modules: dict[Path, Module] = {}
+        self._needs: dict[Path, list[Need]] = {}
 
     def needs(self, directory: Path, entrypoint: str) -> list[Need]:
         """Needs that the server started by `entrypoint` in `directory` shows, each cause once."""
-        found: dict[tuple[NeedKind, str], str] = {}
-        for path in self.reachable(directory, directory / entrypoint):
-            inside = directory in path.parents
-            place = path.relative_to(directory.parent if inside else path.parents[1]).as_posix()
-            for signal in self._module(path).signals:
-                found.setdefault(signal, place)
-        return [Need(kind, f"{detail} ({place})") for (kind, detail), place in found.items()]
+        start = directory / entrypoint
+        if start not in self._needs:
+            found: dict[Signal, str] = {}
+            for path in self.reachable(directory, start):
+                base = directory.parent if directory in path.parents else path.parents[1]
+                for signal in self._module(path).signals:
+                    found.setdefault(signal, path.relative_to(base).as_posix())
+            self._needs[start] = [Need(kind, f"{text} ({file})") for (kind, text), file in found.items()]
+        return self._needs[start]
 
     def required(self, directory: Path, entrypoint: str) -> tuple[str, ...]:
         """Fields that the server's block must have, beside those of Gym's base classes."""
@@ -82,35 +88,32 @@ class CodeReader:
 
     def reachable(self, directory: Path, start: Path) -> list[Path]:
         """The module at `start` and all that it imports of its server and of the release's components."""
-        pending, seen = [start], {start}
-        for module in pending:
+        found = [start]
+        for module in found:
             for name in self._module(module).imports:
-                for path in self._locate(name, module, directory):
-                    if path not in seen:
-                        seen.add(path)
-                        pending.append(path)
-        return pending
+                path = self._locate(name, module, directory)
+                if path is not None and path not in found:
+                    found.append(path)
+        return found
 
     def _module(self, path: Path) -> Module:
         if path not in self._modules:
             self._modules[path] = read_module(parse_module(path))
         return self._modules[path]
 
-    def _locate(self, name: str, module: Path, directory: Path) -> Iterator[Path]:
-        """Files of a dotted import: relative, a sibling of the server, or a component of the release."""
+    def _locate(self, name: str, module: Path, directory: Path) -> Path | None:
+        """File of a dotted import: relative, a sibling of the server, or a component of the release."""
         dots = len(name) - len(name.lstrip("."))
-        parts = [part for part in name.lstrip(".").split(".") if part]
+        parts = [part for part in name.split(".") if part]
+        if not parts:
+            return None
         if dots:
-            bases = [module.parents[dots - 1]]
-        elif parts[0] in _PACKAGES:
-            bases = list(self._roots)
+            bases: Sequence[Path] = [module.parents[dots - 1]]
         else:
-            bases = [directory]
-        for base in bases:
-            for path in (base.joinpath(*parts).with_suffix(".py"), base.joinpath(*parts, "__init__.py")):
-                if parts and path.is_file():
-                    yield path
-                    return
+            bases = self._roots if parts[0] in _PACKAGES else [directory]
+        found = (base.joinpath(*parts) for base in bases)
+        files = (path for stem in found for path in (stem.with_suffix(".py"), stem / "__init__.py"))
+        return next((path for path in files if path.is_file()), None)
 
 
 def parse_module(path: Path) -> ast.Module:
@@ -123,62 +126,62 @@ def parse_module(path: Path) -> ast.Module:
 
 
 def read_module(tree: ast.Module) -> Module:
-    """Imports, signals and required config fields, in one walk over the tree."""
-    imports: dict[str, None] = {}
-    signals: dict[tuple[NeedKind, str], None] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            imports.update(dict.fromkeys(_imported(node)))
-        elif isinstance(node, ast.Call):
-            signals.update(dict.fromkeys(_call_signals(node)))
-        elif isinstance(node, ast.List | ast.Tuple):
-            signals.update(dict.fromkeys(_command_signals(_leading_strings(node.elts))))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 2000:
-            signals.update(dict.fromkeys(_shell_signals(node.value)))
-    found = (
-        signal for prefix, signal in _IMPORTS.items() if any(_is_below(name, prefix) for name in imports)
+    """Imports, signals and required config fields of a module."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, _TELLING)]
+    imports = dict.fromkeys(name for node in nodes for name in _imported(node))
+    imported = (
+        signal
+        for prefix, signal in _IMPORTS.items()
+        if any(f"{name}.".startswith(f"{prefix}.") for name in imports)
     )
-    return Module(tuple(imports), tuple({**dict.fromkeys(found), **signals}), tuple(_required_fields(tree)))
+    signals = (signal for node in nodes for signal in _signals(node))
+    return Module(tuple(imports), tuple(dict.fromkeys([*imported, *signals])), tuple(_required_fields(tree)))
 
 
-def _is_below(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(prefix + ".")
-
-
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+def _imported(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
-        return
-    base = "." * node.level + (node.module or "")
-    yield base
-    joint = "" if base.endswith(".") else "."
-    yield from (f"{base}{joint}{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = "." * node.level + (node.module or "")
+        yield base
+        joint = "" if base.endswith(".") else "."
+        yield from (f"{base}{joint}{alias.name}" for alias in node.names)
 
 
-def _required_fields(tree: ast.Module) -> Iterator[str]:
+def _required_fields(tree: ast.Module) -> dict[str, None]:
     """Of the class that the server class annotates its `config` with, and of its bases in the same file."""
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    classes = classes_of([tree])
     used = [
         field.annotation.id
         for node in classes.values()
-        for field in node.body
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and field.target.id == "config"
-        and isinstance(field.annotation, ast.Name)
+        for name, field in _fields(node)
+        if name == "config" and isinstance(field.annotation, ast.Name)
     ]
-    names = [name for name in used if name in classes]
-    for name in names:
-        names += [
-            base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes
-        ]
-        for field in classes[name].body:
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and _is_required(field)
-            ):
-                yield field.target.id
+    known = [classes[name] for start in used for name in lineage(start, classes) if name in classes]
+    return {name: None for node in known for name, field in _fields(node) if _is_required(field)}
+
+
+def classes_of(trees: Sequence[ast.Module]) -> dict[str, ast.ClassDef]:
+    """Top-level classes by name, the first of each name."""
+    found: dict[str, ast.ClassDef] = {}
+    for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
+        found.setdefault(node.name, node)
+    return found
+
+
+def lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> list[str]:
+    """A class's name and those of its bases, as far as they are known."""
+    found = [name]
+    for each in found:
+        bases = classes[each].bases if each in classes else ()
+        found += [base.id for base in bases if isinstance(base, ast.Name) and base.id not in found]
+    return found
+
+
+def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
+    for field in node.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            yield field.target.id, field
 
 
 def _is_required(field: ast.AnnAssign) -> bool:
@@ -186,14 +189,23 @@ def _is_required(field: ast.AnnAssign) -> bool:
         return "ClassVar" not in ast.unparse(field.annotation)
     if not (isinstance(field.value, ast.Call) and _called(field.value.func) == "Field"):
         return False
-    first = field.value.args[0] if field.value.args else None
-    if isinstance(first, ast.Constant):
-        return first.value is ...
+    if field.value.args:
+        first = field.value.args[0]
+        return isinstance(first, ast.Constant) and first.value is ...
     given = {keyword.arg for keyword in field.value.keywords}
-    return first is None and given.isdisjoint(("default", "default_factory", "alias", "validation_alias"))
+    return given.isdisjoint(("default", "default_factory", "alias", "validation_alias"))
 
 
-def _call_signals(call: ast.Call) -> Iterator[tuple[NeedKind, str]]:
+def _signals(node: ast.AST) -> Iterator[Signal]:
+    if isinstance(node, ast.Call):
+        yield from _call_signals(node)
+    elif isinstance(node, ast.List | ast.Tuple):
+        yield from _command_signals(node)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 2000:
+        yield from _shell_signals(node.value)
+
+
+def _call_signals(call: ast.Call) -> Iterator[Signal]:
     name = _called(call.func)
     first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     if name in _CALLS and first not in ("json", "csv", "parquet"):
@@ -203,6 +215,7 @@ def _call_signals(call: ast.Call) -> Iterator[tuple[NeedKind, str]]:
 
 
 def _called(function: ast.expr) -> str:
+    """The name of a function that is called; empty for a server's own method."""
     if isinstance(function, ast.Name):
         return function.id
     if not isinstance(function, ast.Attribute):
@@ -211,23 +224,17 @@ def _called(function: ast.expr) -> str:
     return "" if own else function.attr
 
 
-def _leading_strings(elements: Sequence[ast.expr]) -> tuple[str, ...]:
-    values = [node.value if isinstance(node, ast.Constant) else None for node in elements[:2]]
-    return tuple(value for value in values if isinstance(value, str))
-
-
-def _command_signals(words: tuple[str, ...]) -> Iterator[tuple[NeedKind, str]]:
+def _command_signals(node: ast.List | ast.Tuple) -> Iterator[Signal]:
+    """A list that starts with `docker` is a command if its second word is one, not another tool's name."""
+    values = [item.value if isinstance(item, ast.Constant) else None for item in node.elts[:2]]
+    words = tuple(value for value in values if isinstance(value, str))
+    plain = len(words) > 1 and (words[1],) not in _COMMANDS and words[1] != "local"
     for command, signal in _COMMANDS.items():
-        if words[: len(command)] == command and (len(command) > 1 or _is_command_word(words)):
+        if words[: len(command)] == command and (len(command) > 1 or plain):
             yield signal
 
 
-def _is_command_word(words: tuple[str, ...]) -> bool:
-    """A list that starts with `docker` is a command if its second word is one, not another tool's name."""
-    return len(words) > 1 and (words[1],) not in _COMMANDS and words[1] != "local"
-
-
-def _shell_signals(text: str) -> Iterator[tuple[NeedKind, str]]:
+def _shell_signals(text: str) -> Iterator[Signal]:
     """Command lines within strings; prose about them has no flags or URLs behind the command."""
     for command, signal in _COMMANDS.items():
         start = text.find(" ".join(command) + " ")

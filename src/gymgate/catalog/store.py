@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pydantic
@@ -16,26 +16,17 @@ from gymgate.config import cache_dir
 from gymgate.errors import DataError
 from gymgate.files import replacing
 
-
-@dataclass(frozen=True)
-class _Stored:
-    stamp: str
-    environments: list[Environment]
-
-
-_FORMAT = pydantic.TypeAdapter(_Stored)
+_FORMAT = pydantic.TypeAdapter(tuple[str, list[Environment]])
+"""The stamp of an installation and what it offers."""
 
 
 def load(site: Path, version: str) -> list[Environment] | None:
     """What `save` kept for exactly this installation and this gymgate; `None` if there is nothing usable."""
-    stamp = _stamp(site, version)
-    if stamp is None:
-        return None
     try:
-        stored = _FORMAT.validate_json(_path(site).read_bytes())
+        stamp, environments = _FORMAT.validate_json(_path(site).read_bytes())
     except (OSError, pydantic.ValidationError):
         return None
-    return stored.environments if stored.stamp == stamp else None
+    return environments if stamp == _stamp(site, version) else None
 
 
 def save(site: Path, version: str, environments: Sequence[Environment]) -> None:
@@ -43,11 +34,8 @@ def save(site: Path, version: str, environments: Sequence[Environment]) -> None:
     stamp, path = _stamp(site, version), _path(site)
     if stamp is None:
         return
-    try:
-        with replacing(path) as file:
-            file.write(_FORMAT.dump_json(_Stored(stamp, list(environments))))
-    except DataError:
-        return
+    with contextlib.suppress(DataError), replacing(path) as file:
+        file.write(_FORMAT.dump_json((stamp, list(environments))))
 
 
 def _path(site: Path) -> Path:

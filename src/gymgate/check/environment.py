@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, Need
-from gymgate.catalog.rows import kind_of_file
+from gymgate.catalog.model import kind_of_file
 from gymgate.check import evidence
 from gymgate.check.causes import Setting, replayed_with
 from gymgate.check.judges import RecordedJudge, serving
@@ -69,22 +69,17 @@ class EnvironmentCheck:
                 return self._verdict(verdict="incomplete", detail=lacking)
             self._scratch = Path(directory)
             config, notes = config_for(environment, samples.samples)
-            check = await self._of_config(catalog, environment, config, samples, notes)
+            check = await self._of_config(environment, config, samples, notes)
             if check.rewarded or check.verdict in ("match", "differs", "failed"):
                 return check
             for other in other_configs(environment, config, OTHER_CONFIGS):
-                second = await self._of_config(catalog, environment, other, Samples((), (), 0), [])
+                second = await self._of_config(environment, other, Samples((), (), 0), [])
                 if second.rewarded or (second.rewarded_by_stand_in and not check.rewarded_by_stand_in):
                     return _with_reward_of(check, second, self._since())
             return check
 
     async def _of_config(
-        self,
-        catalog: Catalog,
-        environment: Environment,
-        config: EnvConfig,
-        samples: Samples,
-        notes: Sequence[str],
+        self, environment: Environment, config: EnvConfig, samples: Samples, notes: Sequence[str]
     ) -> Check:
         """What comes of one of the environment's configs."""
         job = self.job
@@ -96,7 +91,7 @@ class EnvironmentCheck:
             "notes": tuple(notes),
         }
         try:
-            runtime = await asyncio.to_thread(self._install, catalog, environment, config)
+            runtime = await asyncio.to_thread(self._install, config)
         except SetupError as error:
             return self._not_installed(error)
         self._progress("checking")
@@ -121,14 +116,13 @@ class EnvironmentCheck:
             return "no data"
         return ""
 
-    def _install(self, catalog: Catalog, environment: Environment, config: EnvConfig) -> RuntimeConfig:
+    def _install(self, config: EnvConfig) -> RuntimeConfig:
         """The runtime with what the environment requires; without what cannot be had, if that is so: not every
         agent or task of an environment needs it, and one that does says so."""
         runtime = RuntimeConfig(version=self.job.version)
-        requirements = catalog.requirements(environment, config)
         left: list[str] = []
         while True:
-            wanted = [line for line in requirements if line not in left]
+            wanted = [line for line in config.requirements if line not in left]
             try:
                 installed = ensure_runtime(runtime, wanted, progress=self._progress)
             except SetupError as error:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from gymgate.catalog import EnvConfig
-from gymgate.catalog.needs import walk
+from gymgate.catalog.resolve import walk
 from gymgate.check.judges import RecordedJudge
 from gymgate.rollout import Rollout, outcome_of
 from gymgate.stack import Policy

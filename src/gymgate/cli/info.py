@@ -11,7 +11,7 @@ from gymgate.cli.list import read_catalog
 from gymgate.config import DEFAULT_NEMO_GYM
 
 if TYPE_CHECKING:
-    from gymgate.catalog import Catalog, EnvConfig, Environment
+    from gymgate.catalog import EnvConfig, Environment
 
 
 @click.command()
@@ -26,19 +26,18 @@ def command(environment: str, config_name: str | None, gym: str, as_json: bool) 
 
     Needs are read from files: an estimate made before anything runs.
     """
-    catalog = read_catalog(gym)
-    found = catalog.find(environment)
+    found = read_catalog(gym).find(environment)
     config = found.config(config_name)
     if as_json:
-        click.echo(orjson.dumps(description(catalog, found), option=orjson.OPT_INDENT_2))
+        click.echo(orjson.dumps(description(found), option=orjson.OPT_INDENT_2))
         return
     _head(found)
     _configs(found, config)
     _data(found, config)
-    _needs(catalog, found, config)
+    _needs(config)
 
 
-def description(catalog: Catalog, environment: Environment) -> dict[str, Any]:
+def description(environment: Environment) -> dict[str, Any]:
     """An environment as `--json` shows it, with row counts and every config."""
     return {
         "name": environment.name,
@@ -47,7 +46,7 @@ def description(catalog: Catalog, environment: Environment) -> dict[str, Any]:
         "domain": environment.domain,
         "description": environment.description,
         "default_config": environment.config().name,
-        "configs": [_config_description(catalog, environment, item) for item in environment.configs],
+        "configs": [_config_description(item) for item in environment.configs],
         "data": [
             {"name": file.name, "kind": file.kind, "rows": file.rows(), "path": str(file.path)}
             for file in environment.data
@@ -56,7 +55,7 @@ def description(catalog: Catalog, environment: Environment) -> dict[str, Any]:
     }
 
 
-def _config_description(catalog: Catalog, environment: Environment, config: EnvConfig) -> dict[str, Any]:
+def _config_description(config: EnvConfig) -> dict[str, Any]:
     return {
         "name": config.name,
         "path": str(config.path),
@@ -67,7 +66,7 @@ def _config_description(catalog: Catalog, environment: Environment, config: EnvC
         "model_servers": list(config.model_servers),
         "datasets": [dataset._asdict() for dataset in config.datasets],
         "needs": [{"kind": need.kind, "detail": need.detail} for need in config.needs],
-        "requirements": list(catalog.requirements(environment, config)),
+        "requirements": list(config.requirements),
         "missing": list(config.missing),
     }
 
@@ -118,7 +117,7 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         click.echo(f"`gymgate data prepare {environment.known_as}` gets it")
 
 
-def _needs(catalog: Catalog, environment: Environment, config: EnvConfig) -> None:
+def _needs(config: EnvConfig) -> None:
     click.echo()
     if not config.needs:
         click.echo(f"config {config.name} needs nothing beside the wheel and a policy")
@@ -126,8 +125,7 @@ def _needs(catalog: Catalog, environment: Environment, config: EnvConfig) -> Non
     click.echo(f"config {config.name} needs (estimated from its files):")
     for need in config.needs:
         click.echo(f"  {need.kind}: {need.detail}")
-    requirements = catalog.requirements(environment, config)
-    if requirements:
+    if config.requirements:
         click.echo(
-            f"{len(requirements)} Python requirement(s) are installed on first use or by `gymgate setup`"
+            f"{len(config.requirements)} Python requirement(s) are installed on first use or by `gymgate setup`"
         )

@@ -15,9 +15,6 @@ from gymgate.cli.options import json_option
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gymgate.catalog.model import AgentInstance
     from gymgate.runtime.command import Progress
 
 
@@ -116,13 +113,13 @@ def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report,
             if need.kind != "package" and not any(script in need.detail for script in scripts):
                 report.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
         try:
-            if requirements := catalog.requirements(environment, chosen):
+            if requirements := chosen.requirements:
                 report.add_runtime(config, requirements, name, say)
         except SetupError as error:
             report.failed.append({"environment": name, "detail": str(error)})
         for agent in chosen.agents:
             try:
-                command = ensure_agent_command(agent.type, _settings(chosen.path, agent), say)
+                command = ensure_agent_command(agent.type, agent.block, say)
             except NeedMissingError as error:
                 report.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
             except SetupError as error:
@@ -132,16 +129,6 @@ def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report,
                     report.commands.append(
                         {"environment": name, "agent": agent.name, "command": str(command)}
                     )
-
-
-def _settings(path: Path, agent: AgentInstance) -> dict[str, Any]:
-    """The agent's settings in its config file, without what the file includes or interpolates."""
-    import yaml
-
-    block = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get(agent.name)
-    kinds = block.get("responses_api_agents") if isinstance(block, dict) else None
-    settings = kinds.get(agent.type) if isinstance(kinds, dict) else None
-    return settings if isinstance(settings, dict) else {}
 
 
 @contextmanager

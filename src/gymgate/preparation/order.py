@@ -17,7 +17,6 @@ from gymgate.runtime import Runtime
 from gymgate.runtime.environment import clean_env, offline
 from gymgate.runtime.installer import find_uv
 from gymgate.stack import gym_config
-from gymgate.stack.forkserver import parsing
 
 DEFAULT_TOKEN_ENV = "HF_TOKEN"
 STAGE = ".stage"
@@ -65,17 +64,14 @@ def order_for(
     user = environment.kind == "config"
     roots = gym_config.component_roots(chosen.path, (), runtime.site)[:-1] if user else []
     return {
-        "forkserver": str(Path(parsing.__file__)),
         "workspace": str(place),
         "stage": str(place / STAGE),
         "site": str(runtime.site),
         "roots": [str(root) for root in roots],
         "directory": str(_directory(environment, chosen, roots, runtime)),
-        "parse": {
-            "initial": gym_config.initial_config(place / "results", place / "cache"),
-            "overrides": [list(pair) for pair in config.environment.overrides],
-            "config_paths": [str(_in(runtime, chosen.path))],
-        },
+        "parse": gym_config.parse_order(
+            _in(runtime, chosen.path), config.environment.overrides, place / "results", place / "cache"
+        ),
         "types": list(config.splits),
         "type": config.splits[0],
         "arguments": dict(config.arguments),

@@ -50,7 +50,7 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
     catalog = Catalog(base.site, base.version)
     environment = _environment_of(catalog, config, progress)
     chosen = _config_of(environment, config.environment.config)
-    every = catalog.requirements(environment, chosen)
+    every = chosen.requirements
     runtime = _runtime(config, base, every, progress)
     own = chosen.path if environment.kind == "config" else None
     with workspace(base.version, own, progress, config.timeout_s) as place:

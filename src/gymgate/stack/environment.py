@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from gymgate.catalog import ServerInstance
 from gymgate.config import POLICY, EnvironmentConfig
 from gymgate.errors import (
     EnvironmentServerError,
@@ -24,7 +25,6 @@ from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer
 from gymgate.stack import children, gym_config
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
-from gymgate.stack.gym_config import Instance
 from gymgate.stack.plan import (
     EnvironmentContext,
     EnvironmentPlan,
@@ -251,7 +251,9 @@ class Environment:
                 self._context.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
                 group.create_task(pool.start())
 
-    async def _start_agent(self, plan: EnvironmentPlan, instance: Instance, process: AgentProcess) -> Child:
+    async def _start_agent(
+        self, plan: EnvironmentPlan, instance: ServerInstance, process: AgentProcess
+    ) -> Child:
         """Start the server of an agent process, whose model calls go to its own gateway ports; return when it listens."""
         context, fork_server = self._context, await self._context.fork_server()
         own = gym_config.policy_urls(instance, plan.urls)

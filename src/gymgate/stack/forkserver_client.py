@@ -75,7 +75,7 @@ class ForkServerClient:
         return client
 
     async def parse(self, name: str, log: Path, **order: Any) -> dict[str, Any]:
-        """Return what NeMo Gym's parser makes of a config; see `forkserver.parsing`."""
+        """Return what NeMo Gym's parser makes of a config; see `catalog.resolve`."""
         out = log.with_suffix(f".{next(self._ids)}.json")
         child = await self._fork("parse", name, log, out=str(out), **order)
         try:

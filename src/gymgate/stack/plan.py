@@ -9,20 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymgate.catalog import ServerInstance
 from gymgate.catalog.agentcode import read_agent
-from gymgate.catalog.needs import judge_references, refuse_unanswered, walk
+from gymgate.catalog.needs import judge_references, refuse_unanswered
+from gymgate.catalog.resolve import AGENTS, ServerInstance, interpolated, walk
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
-from gymgate.stack import forkserver, gym_config
+from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.gym_config import AGENTS, Instance
 from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
 
 
@@ -31,7 +30,7 @@ class EnvironmentPlan:
     """What an environment consists of."""
 
     config: dict[str, Any]
-    servers: list[Instance]
+    servers: list[ServerInstance]
     directories: dict[str, Path]
     ray: frozenset[str]
     """Instances that need Ray."""
@@ -73,17 +72,15 @@ async def make_plan(
         spec.name,
         logs / "config.log",
         directory=str(_working_directory(context.directory)),
-        config_paths=[str(config_path)],
-        initial=gym_config.initial_config(context.directory / "results", gym_cache()),
-        overrides=[list(pair) for pair in spec.overrides],
         handing=gym_config.handing_order(),
+        **gym_config.parse_order(config_path, spec.overrides, context.directory / "results", gym_cache()),
     )
     config = gym_config.checked_config(answer, spec.name)
     servers = gym_config.servers_to_start(config, spec.agent)
     agents = {item.name: item.type for item in servers if item.kind == AGENTS}
     if not agents:
         raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
-    urls = tuple(answer.get("urls", ()))
+    urls = gym_config.model_urls(config)
     roots = gym_config.component_roots(config_path, context.config.component_roots, context.runtime.site)
     handing = Handing(**{**answer["handing"], "switches": tuple(answer["handing"]["switches"])})
     directories, ray, strategies = await asyncio.to_thread(_read_code, servers, roots, urls, handing, config)
@@ -96,7 +93,7 @@ async def make_plan(
 
 
 def _read_code(
-    servers: list[Instance],
+    servers: list[ServerInstance],
     roots: list[Path],
     urls: Collection[str],
     handing: Handing,
@@ -135,8 +132,7 @@ def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint
 
 def judges_of(plan: EnvironmentPlan) -> dict[str, str]:
     """Return the model servers beside the policy's that the environment's servers name, each with where it is named."""
-    servers = [ServerInstance(item.name, item.kind, item.type, item.entrypoint) for item in plan.servers]
-    return judge_references(plan.config, servers)
+    return judge_references(plan.servers)
 
 
 def judge_warnings(plan: EnvironmentPlan) -> Iterator[str]:
@@ -145,7 +141,7 @@ def judge_warnings(plan: EnvironmentPlan) -> Iterator[str]:
         for path, value in walk(item.block):
             leaf = path.rpartition(".")[2]
             is_url = leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
-            if is_url and not forkserver.interpolated(value) & {*plan.urls}:
+            if is_url and not interpolated(value) & {*plan.urls}:
                 yield (
                     f"{path} of {item.name} is {value}: gymgate does not see these calls, and a failed one counts as "
                     "failed only if the environment says so"
@@ -158,7 +154,7 @@ def _url_judges(plan: EnvironmentPlan) -> Iterator[tuple[str, str]]:
         own_process = plan.strategies.get(item.name) == "process"
         own = gym_config.policy_urls(item, plan.urls) if own_process else set()
         for path, value in walk(item.block):
-            for key in forkserver.interpolated(value) if isinstance(value, str) else ():
+            for key in interpolated(value) if isinstance(value, str) else ():
                 if key in plan.urls and key not in own and "judge" in f"{path} {key}":
                     yield key, f"{path} of {item.name}"
 
@@ -196,7 +192,7 @@ async def start_server(
     plan: EnvironmentPlan,
     fork_server: ForkServerClient,
     logs: Path,
-    instance: Instance,
+    instance: ServerInstance,
     name: str,
     config: dict[str, Any],
 ) -> Child:

@@ -161,7 +161,7 @@ class RunningStack:
             self._asked_as.setdefault(environment.name, spec.name)
             chosen = environment.config(spec.config)
             runtime = base
-            if requirements := catalog.requirements(environment, chosen):
+            if requirements := chosen.requirements:
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
             found.append((spec, chosen.path, runtime))
         return found

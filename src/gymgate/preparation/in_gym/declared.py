@@ -124,16 +124,16 @@ class Declared:
 
 def parsed(order: dict[str, Any]) -> dict[str, Any]:
     """The environment's config; NeMo Gym's functions find it as their global one, with the hub's token."""
-    spec = importlib.util.spec_from_file_location("gymgate_forkserver", order["forkserver"])
+    spec = importlib.util.spec_from_file_location("gymgate_resolve", order["parse"]["parser"])
     assert spec is not None
     assert spec.loader is not None
-    forkserver: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(forkserver)
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     wanted = dict(order["parse"])
-    answer: dict[str, Any] = forkserver.parsed(wanted)
+    answer: dict[str, Any] = module.resolve(wanted)
     if missing := answer.get("missing"):
         wanted["overrides"] = [*wanted["overrides"], *([key, "unset"] for key in missing)]
-        answer = forkserver.parsed(wanted)
+        answer = module.resolve(wanted)
     if "config" not in answer:
         problem = answer.get("error") or f"it needs values: --set {answer['missing'][0]}=VALUE"
         raise RefusedError("ConfigError", f"NeMo Gym cannot read its config: {' '.join(problem.split())}")

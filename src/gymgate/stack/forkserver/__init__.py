@@ -4,7 +4,6 @@
 nothing here imports anything of ours but its siblings. The daemon uses what is exported here.
 """
 
-from .parsing import NOWHERE, dataset_lists, direct_urls, interpolated, undefined_models, unset
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SERVER_TAG,
@@ -15,16 +14,10 @@ from .processes import (
 )
 
 __all__ = [
-    "NOWHERE",
     "PR_SET_CHILD_SUBREAPER",
     "SERVER_TAG",
-    "dataset_lists",
     "descendants",
-    "direct_urls",
     "helpers_of",
-    "interpolated",
     "prctl",
     "send_signal",
-    "undefined_models",
-    "unset",
 ]

@@ -1,0 +1,180 @@
+"""The values of a NeMo Gym config, and how NeMo Gym's own parser resolves one.
+
+The catalog and the stack import this module. NeMo Gym's interpreter loads it by its path and calls `resolve` there, so
+nothing here imports anything of gymgate.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+MODELS, AGENTS = "responses_api_models", "responses_api_agents"
+RESOURCES, RELAYS = "resources_servers", "environment_servers"
+SERVER_KINDS = (RESOURCES, AGENTS, RELAYS, MODELS)
+MISSING = "???"
+"""Stands for a value that another config or the user must give."""
+NOWHERE = "http://127.0.0.1:1/v1"
+"""Placeholder for a model's URL, which the stack replaces by one of the gateway."""
+DEFAULT_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+STAND_IN_MODEL = {
+    "entrypoint": "app.py",
+    "openai_base_url": NOWHERE,
+    "openai_api_key": "gymgate",
+    "openai_model": "model",
+}
+
+Node = dict[str, Any]
+_TOP_LEVEL_KEY = re.compile(r"\$\{([A-Za-z_]\w*)\}")
+
+
+class ServerInstance(NamedTuple):
+    """A server that a config names."""
+
+    name: str
+    """Top-level key of the config."""
+    kind: str
+    """One of `SERVER_KINDS`."""
+    type: str
+    """Directory of its implementation under `kind`."""
+    block: Node
+    """Its settings."""
+
+    @property
+    def entrypoint(self) -> str:
+        """File in its directory; empty if the config leaves it to another one, so that it starts nothing."""
+        return str(self.block.get("entrypoint") or "")
+
+    @property
+    def key(self) -> str:
+        """Dotted key of its settings."""
+        return f"{self.name}.{self.kind}.{self.type}"
+
+    @property
+    def resources_server(self) -> str | None:
+        """The resources server that an agent works with; `???` if another config says which."""
+        reference = self.block.get("resources_server")
+        return reference.get("name") if isinstance(reference, dict) else None
+
+
+def servers_of(config: Mapping[str, Any], *kinds: str) -> list[ServerInstance]:
+    """The servers of these kinds, or of every kind, that a config names, in its order."""
+    return [
+        ServerInstance(str(name), kind, str(type_), block)
+        for name, instance in config.items()
+        for kind in (kinds or SERVER_KINDS)
+        for type_, block in _items(instance.get(kind) if isinstance(instance, dict) else None)
+        if isinstance(block, dict)
+    ]
+
+
+def _items(node: Any) -> Iterable[tuple[str, Any]]:
+    return node.items() if isinstance(node, dict) else ()
+
+
+def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """A node and every value below it with dotted paths, containers before what they hold."""
+    yield path, node
+    for key, value in _items(node):
+        yield from walk(value, f"{path}.{key}" if path else str(key))
+    for index, value in enumerate(node if isinstance(node, list) else ()):
+        yield from walk(value, f"{path}[{index}]")
+
+
+def references(node: Any) -> Iterator[tuple[str, str, str]]:
+    """Dotted path, kind and instance of each server that a value refers to: `{"type": kind, "name": instance}`."""
+    for path, value in walk(node):
+        if (
+            isinstance(value, dict)
+            and value.get("type") in SERVER_KINDS
+            and isinstance(value.get("name"), str)
+        ):
+            yield path, value["type"], value["name"]
+
+
+def interpolated(node: Any) -> set[str]:
+    """Top-level keys that the strings of a value interpolate as `${key}`."""
+    strings = (value for _, value in walk(node) if isinstance(value, str))
+    return {key for text in strings for key in _TOP_LEVEL_KEY.findall(text)}
+
+
+def resolve(order: dict[str, Any]) -> dict[str, Any]:
+    """Resolve a config: `{"config": {...}}`, `{"missing": [keys that the user must give]}` or `{"error": message}`.
+
+    The order has `config_paths`, `overrides` (pairs of a dotted key and a value), the `initial` config and the name of
+    the `policy`'s model server. This changes NeMo Gym's globals, so call it in a process of its own.
+    """
+    gym: Any = importlib.import_module("nemo_gym.global_config")
+    OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
+    try:
+        paths, initial = list(order["config_paths"]), OmegaConf.create(order["initial"])
+        for key, value in order["overrides"]:
+            OmegaConf.update(initial, key, value, force_add=True)
+        files = gym.GlobalConfigDictParser().load_extra_config_paths(paths)[1]
+        merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
+        if order["policy"] not in merged:
+            paths.append(DEFAULT_MODEL)
+        for name in undefined_models(merged) - {order["policy"]}:
+            initial[name] = {MODELS: {"openai_model": dict(STAND_IN_MODEL)}}
+        values, missing = unset(merged)
+        if missing:
+            return {"missing": missing}
+        for key, value in values.items():
+            OmegaConf.update(initial, key, value, force_add=True)
+        initial.config_paths = paths
+        try:
+            config = _gyms_parse(gym, initial)
+        except Exception as error:
+            if type(error).__name__ != "AlmostServerError":
+                raise
+            traceback.print_exc()  # Try again without datasets: gymgate reads them itself, so they need not be valid.
+            for key in dataset_lists(merged):
+                OmegaConf.update(initial, key, [], force_add=True)
+            config = _gyms_parse(gym, initial)
+        return {"config": OmegaConf.to_container(config, resolve=False)}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _gyms_parse(gym: Any, initial: Any) -> Any:
+    return gym.GlobalConfigDictParser().parse(
+        gym.GlobalConfigDictParserConfig(
+            initial_global_config_dict=initial, skip_load_from_cli=True, skip_load_from_dotenv=True
+        )
+    )
+
+
+def undefined_models(merged: Node) -> set[str]:
+    """Model servers that servers refer to and no file defines. The gateway stands in for them as for any other."""
+    named = {name for _, kind, name in references(merged) if kind == MODELS and "${" not in name}
+    return named - {MISSING, *merged}
+
+
+def unset(merged: Node) -> tuple[dict[str, str], list[str]]:
+    """What a merged config lacks: placeholders by dotted key for its model servers, which the gateway stands in for, and
+    the keys that other servers interpolate, which the user must give."""
+    placeholders: dict[str, str] = {}
+    others: set[str] = set()
+    for server in servers_of(merged):
+        keys = interpolated(server.block) - {*merged}
+        if server.kind == MODELS:
+            paths = [path for path, value in walk(server.block) if value == MISSING and "[" not in path]
+            blanks = [f"{server.key}.{path}" for path in paths]
+            placeholders |= {key: placeholder(key) for key in (*keys, *blanks)}
+        else:
+            others |= keys
+    return placeholders, sorted(others - {*placeholders})
+
+
+def placeholder(key: str) -> str:
+    """A value for a key of a model server that is never called."""
+    return NOWHERE if key.endswith("url") else "gymgate"
+
+
+def dataset_lists(merged: Node) -> list[str]:
+    """Dotted keys of the datasets that agents declare."""
+    return [f"{agent.key}.datasets" for agent in servers_of(merged, AGENTS) if "datasets" in agent.block]
