@@ -119,6 +119,7 @@ def test_what_a_benchmark_inherits_replaces_its_source(catalog: Catalog) -> None
     benchmark = catalog.find("aime")
     (agent,) = benchmark.config().agents
     assert (agent.name, agent.resources_server) == ("aime_agent", "aime_math")
+    assert agent.block["model_server"]["name"] == "policy_model"
     assert benchmark.domain == "math"
     assert benchmark.description == "From the manifest."
     assert benchmark.data == ()

@@ -48,7 +48,7 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
     names = {item.name: item.type for item in servers if item.kind == AGENTS}
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
-    return EnvironmentPlan(config, servers, {}, frozenset(), urls, names, strategies, None, Handing())
+    return EnvironmentPlan(config, servers, {}, frozenset(), urls, names, strategies, "plain", Handing())
 
 
 def test_judges_of_the_servers_that_are_started() -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def command(environment: str, config_name: str | None, gym: str, as_json: bool) -> None:
     """Show an environment's configs, agents, packaged data with row counts, and needs.
 
-    Needs are read from files: an estimate made before anything runs.
+    The needs are estimated from its files; nothing is run.
     """
     found = read_catalog(gym).find(environment)
     config = found.config(config_name)
@@ -114,18 +114,18 @@ def _data(environment: Environment, config: EnvConfig) -> None:
     ]
     if elsewhere:
         click.echo(f"declared but not in the wheel: {', '.join(elsewhere)}")
-        click.echo(f"`gymgate data prepare {environment.known_as}` gets it")
+        click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
 
 
 def _needs(config: EnvConfig) -> None:
     click.echo()
     if not config.needs:
-        click.echo(f"config {config.name} needs nothing beside the wheel and a policy")
+        click.echo(f"config {config.name} needs only the wheel and a policy")
         return
     click.echo(f"config {config.name} needs (estimated from its files):")
     for need in config.needs:
         click.echo(f"  {need.kind}: {need.detail}")
     if config.requirements:
         click.echo(
-            f"{len(config.requirements)} Python requirement(s) are installed on first use or by `gymgate setup`"
+            f"{len(config.requirements)} Python requirement(s), installed on first use or by `gymgate setup`"
         )

@@ -24,16 +24,19 @@ NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary"
 @click.option("--name", "pattern_option", metavar="PATTERN", help="The same as the argument.")
 @click.option("--domain", metavar="DOMAIN", help="Only this domain: math, agent, knowledge, ...")
 @click.option(
-    "--kind", type=click.Choice(list(KINDS.values())), help="Only this kind, by the release's directory."
+    "--kind", type=click.Choice(list(KINDS.values())), help="Only this kind: its directory in the release."
 )
 @click.option(
     "--needs",
     type=click.Choice(["none", *NEEDS]),
     multiple=True,
-    help="Only those that need one of these; `none`: the wheel and a policy are enough.",
+    help="Only environments that need one of these; `none`: they need only the wheel and a policy.",
 )
 @click.option(
-    "--without", type=click.Choice(NEEDS), multiple=True, help="Leave out those that need one of these."
+    "--without",
+    type=click.Choice(NEEDS),
+    multiple=True,
+    help="Leave out environments that need one of these.",
 )
 @click.option(
     "--gym", default=DEFAULT_NEMO_GYM, show_default=True, metavar="VERSION", help="nemo-gym release."
@@ -51,8 +54,8 @@ def command(
 ) -> None:
     """List the environments of a nemo-gym release and what each needs.
 
-    PATTERN is part of a name, or a glob. Needs are those of an environment's default config, read from its
-    files: an estimate made before anything runs.
+    PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
+    its files; nothing is run.
     """
     environments = read_catalog(gym).environments(progress=_tell)
     shown = [
@@ -68,7 +71,7 @@ def command(
         click.echo(orjson.dumps([summary(item, names) for item in shown], option=orjson.OPT_INDENT_2))
         return
     if not shown:
-        click.echo(f"none of {len(environments)} environments of nemo-gym {gym} fits", err=True)
+        click.echo(f"no environment of nemo-gym {gym} matches (of {len(environments)})", err=True)
         return
     from gymgate.cli.output import print_table
 
@@ -77,7 +80,7 @@ def command(
 
 
 def read_catalog(version: str) -> Catalog:
-    """The catalog of a release, which is installed first if it is not there; progress goes to stderr."""
+    """The catalog of a release. Installs the release if needed and prints progress to stderr."""
     from gymgate.catalog import Catalog
     from gymgate.runtime import ensure_runtime
 
@@ -90,11 +93,11 @@ def _tell(message: str) -> None:
 
 
 def matches(environment: Environment, pattern: str | None) -> bool:
-    """Whether the pattern is a part of, or a glob over, `name` or `kind/name`; `None` fits all."""
+    """Whether a pattern is part of `name` or `kind/name`, or a glob that matches one of them; `None` matches all."""
     if pattern is None:
         return True
     full = f"{environment.kind}/{environment.name}"
-    if any(mark in pattern for mark in "*?["):
+    if any(character in pattern for character in "*?["):
         return fnmatch.fnmatchcase(environment.name, pattern) or fnmatch.fnmatchcase(full, pattern)
     return pattern in full if "/" in pattern else pattern in environment.name
 
@@ -107,7 +110,7 @@ def fits(environment: Environment, needs: Collection[str], without: Iterable[str
 
 
 def short_names(environments: Iterable[Environment]) -> dict[tuple[str, str], str]:
-    """What to type for each (kind, name): the bare name for the first kind that has it."""
+    """The shortest name that finds each (kind, name): the bare name for the first kind that has it."""
     taken: dict[str, str] = {}
     order = list(KINDS)
     for environment in sorted(environments, key=lambda item: order.index(item.kind)):
@@ -148,7 +151,7 @@ def _row(environment: Environment, names: dict[tuple[str, str], str]) -> tuple[s
 
 
 def _default_data(environment: Environment) -> str:
-    """Name of the packaged rows that run by default, `raw` where they need a prompt first, `-` for none."""
+    """Name of the packaged rows that run by default; `raw` if they need a prompt first; `-` if there are none."""
     try:
         file = environment.data_file()
     except ConfigError:

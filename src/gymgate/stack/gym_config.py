@@ -215,13 +215,11 @@ def placed(
     `token_id_capture` puts a rollout's key into URLs as `observability_enabled` does.
     """
     result: dict[str, Any] = {}
-    for key in config:
-        if config[key] == NOWHERE and key in gateway:
-            result[key] = f"http://{LOOPBACK}:{gateway[key]}/v1"
-    for name, block in config.items():
-        if isinstance(block, dict) and RELAYS in block:
-            continue
-        result.setdefault(name, block)
+    for name, value in config.items():
+        if value == NOWHERE and name in gateway:
+            result[name] = f"http://{LOOPBACK}:{gateway[name]}/v1"
+        elif not (isinstance(value, dict) and RELAYS in value):
+            result[name] = value
     for server in instances(config):
         if server.kind == MODELS:
             if server.name == POLICY and POLICY_AS_JUDGE in gateway:
@@ -296,11 +294,6 @@ def own_modules(directory: Path) -> Iterator[Path]:
 def _is_foreign(directory: Path) -> bool:
     name = directory.name
     return name.startswith(".") or name in _FOREIGN or (directory / "pyvenv.cfg").exists()
-
-
-def default_agent(config: Mapping[str, Any], chosen: str | None) -> str | None:
-    """The agent that rows without `agent_ref` go to: the one named, else the config's first."""
-    return chosen or next((agent.name for agent in instances(config, AGENTS)), None)
 
 
 def file_name(name: str) -> str:

@@ -40,7 +40,7 @@ class EnvironmentPlan:
     """Agent instance -> implementation."""
     strategies: dict[str, Strategy]
     """Agent instance -> how the keys of its rollouts reach its model calls."""
-    default_agent: str | None
+    default_agent: str
     handing: Handing
     """What this release's base classes do with a rollout's key."""
 
@@ -84,8 +84,8 @@ async def make_plan(
     roots = gym_config.component_roots(config_path, context.config.component_roots, context.runtime.site)
     handing = Handing(**{**answer["handing"], "switches": tuple(answer["handing"]["switches"])})
     directories, ray, strategies = await asyncio.to_thread(_read_code, servers, roots, urls, handing, config)
-    default = gym_config.default_agent(config, spec.agent)
-    if default is not None and strategies.get(default) == "none":
+    default = spec.agent or next(iter(agents))
+    if strategies[default] == "none":
         raise refuse_unroutable(default, agents[default], context.runtime.version)
     return EnvironmentPlan(
         config, servers, directories, ray, urls, agents, strategies, default_agent=default, handing=handing
