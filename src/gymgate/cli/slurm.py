@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,6 +40,7 @@ SUBMIT_TIMEOUT_S = 120.0
 @click.option("--time", metavar="TIME", help="Walltime; no rollout starts in its last --drain seconds.")
 @click.option(
     "--drain",
+    "drain_s",
     type=click.IntRange(1),
     default=600,
     show_default=True,
@@ -75,19 +77,13 @@ SUBMIT_TIMEOUT_S = 120.0
 @click.argument("collect", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COLLECT...")
 def command(
     output: Path,
-    shards: int | None,
     seeds: str | None,
-    at_once: int | None,
-    name: str,
-    time: str | None,
-    drain: int,
-    requeues: int,
     options: tuple[str, ...],
-    setup: tuple[str, ...],
     serve: str | None,
     dry_run: bool,
     no_submit: bool,
     collect: tuple[str, ...],
+    **job_options: Any,
 ) -> None:
     """Write and submit a Slurm array of gymgate collect, and a job that aggregates its results.
 
@@ -98,17 +94,11 @@ def command(
     job = SlurmJob(
         collect=_checked(collect),
         output=output,
-        shards=shards,
         seeds=parse_seeds(seeds) if seeds else None,
-        name=name,
-        at_once=at_once,
-        time=time,
-        drain_s=drain,
-        requeues=requeues,
         options=_pairs(options),
-        setup=setup,
         serve=words,
         serves_policy=_serves_policy(words),
+        **job_options,
     )
     paths = {part: output.absolute() / f"{part}.sbatch" for part in ("array", "aggregate")}
     scripts = {paths["array"]: array_script(job), paths["aggregate"]: aggregate_script(job)}

@@ -23,7 +23,7 @@ from gymgate.runtime.install import Installation, Recipe, UnusableInterpreterErr
 from gymgate.runtime.installer import UvFailedError, find_uv
 from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
 from gymgate.runtime.lockfile import floor_of, read_lock
-from gymgate.runtime.venv import MARKER, build_once, no_space, read_installed, writing
+from gymgate.runtime.venv import MARKER, Installed, build_once, no_space, read_installed, writing
 
 logger = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"https?://[^\s@#]+")
@@ -61,8 +61,7 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
         if config.python is not None and not is_named(installed.interpreter, installed.python, config.python):
             continue
         if hold(path / MARKER):
-            version = installed.nemo_gym or recipe.version
-            return Runtime(path / "bin" / "python", installed.site, version, recipe.requirements)
+            return _runtime(path, installed, recipe)
     return None
 
 
@@ -93,8 +92,7 @@ def ensure_runtime(
             continue
         installed = read_installed(path)
         assert installed is not None
-        version = installed.nemo_gym or recipe.version
-        return Runtime(path / "bin" / "python", installed.site, version, recipe.requirements)
+        return _runtime(path, installed, recipe)
     raise SetupError(
         f"no interpreter on this machine can run nemo-gym {config.version}: {'; '.join(failures)}"
     )
@@ -103,6 +101,11 @@ def ensure_runtime(
 def runtimes_dir() -> Path:
     """The directory of all runtimes."""
     return cache_dir() / "runtimes"
+
+
+def _runtime(path: Path, installed: Installed, recipe: Recipe) -> Runtime:
+    version = installed.nemo_gym or recipe.version
+    return Runtime(path / "bin" / "python", installed.site, version, recipe.requirements)
 
 
 def _interpreters(

