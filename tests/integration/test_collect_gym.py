@@ -180,7 +180,7 @@ def test_a_killed_stack_is_started_again(tmp_path: Path) -> None:
         os.kill(_daemon_of(process.pid), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert "; restarting it" in said
+    assert "; starting it again" in said
     found = identities(tmp_path / "run")
     assert len(found) == 500
     assert set(found.values()) == {1}
