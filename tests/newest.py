@@ -18,16 +18,7 @@ from gymgate.runtime.installer import run_uv
 ROOT = Path(__file__).parents[1]
 FAST = ("-m", "not gym and not heavy", "-q", "--tb=line", "-p", "no:cacheprovider")
 LANES = {
-    "tests": (
-        "--ignore",
-        "tests/training",
-        "--ignore",
-        "tests/unit/test_mutants.py",
-        "-n",
-        "2",
-        "--dist",
-        "loadfile",
-    ),
+    "tests": ("--ignore", "tests/training", "-n", "2", "--dist", "loadfile"),
     "tests/training": ("tests/training",),
 }
 GYM = (
@@ -48,17 +39,8 @@ def locked(package: str) -> str:
 def newest_nemo_gym() -> str:
     wanted = ROOT / ".venv-newest" / "nemo-gym.in"
     wanted.write_text("nemo-gym\n")
-    pinned = run_uv(
-        "pip",
-        "compile",
-        "-q",
-        "--no-deps",
-        "--no-header",
-        "--no-annotate",
-        "--python-version",
-        "3.14",
-        wanted,
-    )
+    quiet = ("-q", "--no-deps", "--no-header", "--no-annotate")
+    pinned = run_uv("pip", "compile", *quiet, "--python-version", "3.14", wanted)
     return pinned.strip().removeprefix("nemo-gym==")
 
 
