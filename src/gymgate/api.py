@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gymgate.catalog import Catalog, Environment
@@ -34,7 +34,7 @@ def list_environments(runtime: RuntimeConfig | None = None) -> list[Environment]
 
 def open_rows(
     environment: str, source: str = "example", *, runtime: RuntimeConfig | None = None
-) -> Iterable[Row]:
+) -> Sequence[Row]:
     """Return rows of an environment's packaged data by name, of a JSONL file by path, or of `hf:owner/name[:split]`.
 
     Raises `ConfigError` for an unknown name and `DataError`, with file and line, for a malformed row.

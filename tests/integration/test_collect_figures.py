@@ -12,8 +12,8 @@ import pytest
 from stack_support import runtime
 
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.figures import summary_rows, task_rows
 from gymgate.collection.gym_rollouts import export_rollouts
+from gymgate.collection.metrics import summary_rows, task_rows
 from gymgate.dataset.row import row_key
 from gymgate.runtime import clean_env, ensure_runtime
 

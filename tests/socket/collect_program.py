@@ -15,10 +15,11 @@ import sys
 import zlib
 from pathlib import Path
 
-from gymgate.collection.plan import Identity, Job, Plan
-from gymgate.collection.runner import Collector, Pace
+from gymgate.collection.collector import Collector
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import Identity, PlannedRollout, RolloutPlan
+from gymgate.collection.progress import RunProgress
 from gymgate.collection.store import open_run
-from gymgate.collection.tally import Tally
 from gymgate.dataset import RowSource, open_rows
 from gymgate.rollout import Rollout, RolloutError
 
@@ -30,30 +31,32 @@ def reward_of(identity: Identity) -> float:
 kilobytes = 0
 
 
-async def attempt(job: Job) -> Rollout:
+async def attempt(planned: PlannedRollout) -> Rollout:
     await asyncio.sleep(random.expovariate(20))
     if random.random() < 1 / 7:
         error = RolloutError(kind="infrastructure", message="no luck", type="ServerDiedError", retryable=True)
         return Rollout(id="x", environment="none", agent="none", status="failed", error=error)
-    reward = reward_of(job.identity)
-    result = {"text": [f"{job.identity} {number}".ljust(1000) for number in range(kilobytes)]}
+    reward = reward_of(planned.identity)
+    result = {"text": [f"{planned.identity} {number}".ljust(1000) for number in range(kilobytes)]}
     return Rollout(id="x", environment="none", agent="none", status="completed", reward=reward, result=result)
 
 
 async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
-    plan = Plan([RowSource(open_rows(rows, environment=None), "none")], repeats=int(repeats))
-    tally = Tally(total=plan.total())
+    plan = RolloutPlan([RowSource(open_rows(rows, environment=None), "none")], repeats=int(repeats))
+    progress = RunProgress(total=plan.total())
     with open_run(Path(output), {"rows": rows}, {}) as directory:
-        tally.resumed = len(directory.done)
+        progress.resumed = len(directory.done)
         print("ready", len(directory.done), flush=True)
         pace = Pace(int(concurrency), {"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
-        await Collector(plan.jobs(directory.done), attempt, pace=pace, tally=tally, directory=directory).run()
+        await Collector(
+            plan.rollouts(directory.done), attempt, pace=pace, progress=progress, directory=directory
+        ).run()
 
 
 if __name__ == "__main__":
-    import gymgate.collection.runner as runner
+    import gymgate.collection.collector as collector
 
-    runner.wait_s = lambda failures: 0.0
+    collector.wait_s = lambda failures: 0.0
     kilobytes = int((sys.argv[5:] or ["0"])[0])
     asyncio.run(main(*sys.argv[1:5]))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)

@@ -18,12 +18,13 @@ import orjson
 import pytest
 from collect_program import reward_of
 
-from gymgate.collection import runner
-from gymgate.collection.plan import Job, Plan
+from gymgate.collection import collector as collector_module
+from gymgate.collection.collector import Collector, describe_calls
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import PlannedRollout, RolloutPlan
+from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout, read_values
-from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
-from gymgate.collection.tally import Tally
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import DataError, PolicyError, StackLostError
@@ -34,18 +35,18 @@ PROGRAM = Path(__file__).with_name("collect_program.py")
 
 @pytest.fixture(autouse=True)
 def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "wait_s", lambda failures: 0.0)
+    monkeypatch.setattr(collector_module, "wait_s", lambda failures: 0.0)
 
 
-def plan_of(rows: int, repeats: int = 1) -> Plan:
+def plan_of(rows: int, repeats: int = 1) -> RolloutPlan:
     made = [
         make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
         for number in range(rows)
     ]
-    return Plan([RowSource(made, "mcqa")], repeats=repeats)
+    return RolloutPlan([RowSource(made, "mcqa")], repeats=repeats)
 
 
-def completed(job: Job) -> Rollout:
+def completed(planned: PlannedRollout) -> Rollout:
     return Rollout(id="x", environment="mcqa", agent="a", status="completed", reward=1.0)
 
 
@@ -56,18 +57,18 @@ def failed(kind: Any = "infrastructure", *, retryable: bool = True, name: str = 
 
 @contextmanager
 def collector(
-    path: Path, plan: Plan, run_one: Callable[[Job], Awaitable[Rollout]], **pace: Any
+    path: Path, plan: RolloutPlan, run_one: Callable[[PlannedRollout], Awaitable[Rollout]], **pace: Any
 ) -> Iterator[tuple[Collector, RunDirectory]]:
     with open_run(path, {}, {}) as directory:
-        tally = Tally(total=plan.total(), resumed=len(directory.done))
+        progress = RunProgress(total=plan.total(), resumed=len(directory.done))
         warnings: list[str] = []
         made = Collector(
-            plan.jobs(directory.done),
+            plan.rollouts(directory.done),
             run_one,
             pace=Pace(**pace),
-            tally=tally,
+            progress=progress,
             directory=directory,
-            warn=warnings.append,
+            log=warnings.append,
         )
         made.warnings = warnings  # type: ignore[attr-defined]
         yield made, directory
@@ -85,17 +86,17 @@ async def raises(error: type[Exception], reason: str, made: Collector) -> None:
 async def test_rollouts_are_retried_within_the_budget_of_their_class(tmp_path: Path) -> None:
     attempts: Counter[int] = Counter()
 
-    async def run_one(job: Job) -> Rollout:
-        attempts[job.task] += 1
-        if job.task == 0 and attempts[0] <= 3:
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        attempts[planned.task] += 1
+        if planned.task == 0 and attempts[0] <= 3:
             return failed("infrastructure")
-        if job.task == 1:
+        if planned.task == 1:
             return failed("timeout")
-        if job.task == 2:
+        if planned.task == 2:
             return failed("policy", retryable=False, name="PolicyError")
-        if job.task == 3:
+        if planned.task == 3:
             raise DataError("no agent of that name")
-        return completed(job)
+        return completed(planned)
 
     with collector(tmp_path, plan_of(5), run_one) as (made, _):
         await made.run()
@@ -107,15 +108,15 @@ async def test_rollouts_are_retried_within_the_budget_of_their_class(tmp_path: P
     final = {value["task"]: value["error"] for value in lines(tmp_path / FAILURES) if value["final"]}
     assert {task: error["kind"] for task, error in final.items()} == {1: "timeout", 2: "policy", 3: "data"}
     assert final[3]["message"] == "rows.jsonl:4: no agent of that name"
-    assert (made.tally.finished, made.tally.failed, made.tally.attempts_failed) == (2, 3, 7)
+    assert (made.progress.finished, made.progress.failed, made.progress.attempts_failed) == (2, 3, 7)
 
 
 async def test_a_resume_counts_the_attempts_before_it(tmp_path: Path) -> None:
-    async def lost(job: Job) -> Rollout:
+    async def lost(planned: PlannedRollout) -> Rollout:
         made.drain()
         return failed("infrastructure")
 
-    async def fails(job: Job) -> Rollout:
+    async def fails(planned: PlannedRollout) -> Rollout:
         return failed("infrastructure")
 
     for _ in range(2):
@@ -128,10 +129,10 @@ async def test_a_resume_counts_the_attempts_before_it(tmp_path: Path) -> None:
 
 
 async def test_draining_finishes_what_runs(tmp_path: Path) -> None:
-    async def run_one(job: Job) -> Rollout:
+    async def run_one(planned: PlannedRollout) -> Rollout:
         made.drain()
         await asyncio.sleep(0)
-        return completed(job)
+        return completed(planned)
 
     with collector(tmp_path, plan_of(10), run_one, concurrency=3) as (made, _):
         await made.run()
@@ -141,12 +142,12 @@ async def test_draining_finishes_what_runs(tmp_path: Path) -> None:
     assert sorted(value["task"] for value in lines(tmp_path / ROLLOUTS)) == list(range(10))
 
 
-async def _completed(job: Job) -> Rollout:
-    return completed(job)
+async def _completed(planned: PlannedRollout) -> Rollout:
+    return completed(planned)
 
 
 async def test_a_run_in_which_everything_fails_stops(tmp_path: Path) -> None:
-    async def run_one(job: Job) -> Rollout:
+    async def run_one(planned: PlannedRollout) -> Rollout:
         return failed("policy", retryable=False, name="PolicyError")
 
     with collector(tmp_path, plan_of(500), run_one, concurrency=4, failures_in_a_row=20) as (made, _):
@@ -156,8 +157,12 @@ async def test_a_run_in_which_everything_fails_stops(tmp_path: Path) -> None:
 
 
 async def test_failures_between_rollouts_that_finish_do_not_stop_a_run(tmp_path: Path) -> None:
-    async def run_one(job: Job) -> Rollout:
-        return completed(job) if job.task % 5 == 4 else failed("policy", retryable=False, name="PolicyError")
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        return (
+            completed(planned)
+            if planned.task % 5 == 4
+            else failed("policy", retryable=False, name="PolicyError")
+        )
 
     with collector(tmp_path, plan_of(50), run_one, concurrency=1, failures_in_a_row=5) as (made, _):
         await made.run()
@@ -168,30 +173,34 @@ async def test_a_run_that_goes_on_after_a_lost_stack_runs_nothing_twice(tmp_path
     """In the same process, which does not read its own lines again."""
     plan, ran = plan_of(6), Counter[int]()
 
-    async def lost_after_three(job: Job) -> Rollout:
+    async def lost_after_three(planned: PlannedRollout) -> Rollout:
         if ran.total() == 3:
             raise StackLostError("the daemon is gone")
-        ran[job.row.line] += 1
-        return completed(job)
+        ran[planned.row.line] += 1
+        return completed(planned)
 
-    async def works(job: Job) -> Rollout:
-        ran[job.row.line] += 1
-        return completed(job)
+    async def works(planned: PlannedRollout) -> Rollout:
+        ran[planned.row.line] += 1
+        return completed(planned)
 
     with collector(tmp_path / "run", plan, lost_after_three, concurrency=1) as (made, directory):
         await raises(StackLostError, "the daemon is gone", made)
         again = Collector(
-            plan.jobs(directory.done), works, pace=Pace(concurrency=1), tally=made.tally, directory=directory
+            plan.rollouts(directory.done),
+            works,
+            pace=Pace(concurrency=1),
+            progress=made.progress,
+            directory=directory,
         )
         await again.run()
     assert ran == Counter(range(1, 7))
 
 
 async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path) -> None:
-    async def run_one(job: Job) -> Rollout:
-        if job.task == 7:
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task == 7:
             raise StackLostError("the daemon is gone")
-        return completed(job)
+        return completed(planned)
 
     with collector(tmp_path, plan_of(10), run_one, concurrency=1) as (made, _):
         await raises(StackLostError, "the daemon is gone", made)
@@ -202,9 +211,9 @@ async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path)
 async def test_a_stall_is_named(tmp_path: Path) -> None:
     warned = asyncio.Event()
 
-    async def run_one(job: Job) -> Rollout:
+    async def run_one(planned: PlannedRollout) -> Rollout:
         await warned.wait()
-        return completed(job)
+        return completed(planned)
 
     with collector(tmp_path, plan_of(5), run_one, stall_s=0.05) as (made, _):
         found: list[str] = made.warnings  # type: ignore[attr-defined]
@@ -217,7 +226,7 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
             replicas = {"http://a/v1": {"healthy": True}, "http://b/v1": {"healthy": False}}
             return {"calls": {"policy_model": 3}, "replicas": replicas}
 
-        made._warn, made._status = warn, status
+        made._log, made._status = warn, status
         await made.run()
     assert "nothing finished for 0 s; waiting for mcqa rows.jsonl:1 (row " in found[0]
     assert found[0].endswith(
@@ -226,13 +235,13 @@ async def test_a_stall_is_named(tmp_path: Path) -> None:
 
 
 def test_waits_without_a_model_call() -> None:
-    assert "5 rollouts are in their tools, scoring or queues" in runner.describe_waits({"calls": {}}, 5)
+    assert "5 rollouts are in their tools, scoring or queues" in describe_calls({"calls": {}}, 5)
 
 
 async def test_cancelling_a_run_waits_for_nothing(tmp_path: Path) -> None:
     started = asyncio.Event()
 
-    async def run_one(job: Job) -> Rollout:
+    async def run_one(planned: PlannedRollout) -> Rollout:
         started.set()
         await asyncio.Event().wait()
         raise AssertionError

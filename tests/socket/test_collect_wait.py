@@ -12,12 +12,13 @@ import aiohttp
 import pytest
 from gateway_upstream import Seen, upstream
 
-from gymgate.cli.run_plan import http_endpoint
-from gymgate.collection import runner
-from gymgate.collection.plan import Job, Plan
+from gymgate.cli.policies import http_endpoint
+from gymgate.collection import collector
+from gymgate.collection.collector import Collector
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import PlannedRollout, RolloutPlan
 from gymgate.collection.policy_wait import PolicyWait
-from gymgate.collection.runner import Collector, Pace
-from gymgate.collection.tally import Tally
+from gymgate.collection.progress import RunProgress
 from gymgate.config import HTTPEndpoint
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
@@ -100,14 +101,14 @@ def test_the_model_is_asked_of_a_replica_that_is_there() -> None:
 
 async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without waiting, the budget of 3 would be spent at once; the server comes back on its old port."""
-    monkeypatch.setattr(runner, "wait_s", lambda failures: 0.0)
+    monkeypatch.setattr(collector, "wait_s", lambda failures: 0.0)
     process, port = await start(0)
     endpoint = HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
     backend = make_backend(endpoint)
     gone = asyncio.Event()
 
-    async def run_one(job: Job) -> Rollout:
-        if tally.finished == 20 and not gone.is_set():
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if progress.finished == 20 and not gone.is_set():
             gone.set()
         try:
             await backend.call({"model": "m", "messages": [{"role": "user", "content": "x"}]})
@@ -119,10 +120,14 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
     rows = [
         make_row({"responses_create_params": {"input": f"{number}"}}, "r", number) for number in range(60)
     ]
-    tally, noticed = Tally(total=60), asyncio.Event()
+    progress, noticed = RunProgress(total=60), asyncio.Event()
     wait = PolicyWait(endpoint, 30, lambda line: noticed.set())
     work = Collector(
-        Plan([RowSource(rows, "e")]).jobs(), run_one, pace=Pace(4), tally=tally, after_failure=wait.after
+        RolloutPlan([RowSource(rows, "e")]).rollouts(),
+        run_one,
+        pace=Pace(4),
+        progress=progress,
+        after_failure=wait.after,
     )
     running = asyncio.create_task(work.run())
     await gone.wait()
@@ -136,8 +141,8 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
         process.kill()
         await process.wait()
         await backend.close()
-    assert (tally.finished, tally.failed) == (60, 0)
-    assert tally.failures
+    assert (progress.finished, progress.failed) == (60, 0)
+    assert progress.failures
 
 
 async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:

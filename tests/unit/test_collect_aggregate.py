@@ -16,9 +16,9 @@ from gymgate.cli.aggregate import command
 from gymgate.collection import statistics as st
 from gymgate.collection import tables
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.figures import keep, parse_bounds, summary_rows, task_rows
+from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
 from gymgate.collection.report import write_report
-from gymgate.collection.tasks import Collected
+from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
@@ -352,7 +352,7 @@ def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
         )
     found = []
     for order in (lines, lines[::-1]):
-        collected = Collected()
+        collected = CollectedTasks()
         for line in order:
             collected.add(line)
         [row] = task_rows(collected)

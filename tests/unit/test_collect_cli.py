@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.collect import command
-from gymgate.cli.collect_plan import endpoint_list
-from gymgate.cli.collect_progress import duration, state
-from gymgate.collection import tally as tally_module
-from gymgate.collection.tally import Tally
+from gymgate.cli.policies import endpoint_list
+from gymgate.cli.progress import duration, state
+from gymgate.collection import progress as progress_module
+from gymgate.collection.progress import RunProgress
 from gymgate.errors import ConfigError
 
 
@@ -47,10 +47,10 @@ def test_wrong_endpoint_lists(text: str, reason: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("-m", "x"), "-m: there is no endpoint for it"),
+        (("-m", "x"), "-m needs an endpoint"),
         (
             ("--sampling", "top_p=1", "--wait-for-policy", "0"),
-            "--sampling and --wait-for-policy: there is no endpoint",
+            "--sampling and --wait-for-policy needs an endpoint",
         ),
         (("-b", "http://a/v1", "--replay-file", "f"), "--replay-file needs no endpoint"),
         (("-b", "http://a/v1", "--sampling", "seed=1"), "use --seeds"),
@@ -80,7 +80,7 @@ def looks(tokens: dict[str, int], away: str = "") -> dict[str, dict[str, object]
 
 
 class Clock:
-    """In the tally's place for `time`."""
+    """In the place of `time` in the module of progress."""
 
     now = 0.0
 
@@ -91,34 +91,34 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(tally_module, "time", made)
+    monkeypatch.setattr(progress_module, "time", made)
     return made
 
 
-def running_tally() -> Tally:
-    tally = Tally(total=10, finished=4, output_tokens=620, started=0.0)
-    tally._mark()
-    return tally
+def running() -> RunProgress:
+    progress = RunProgress(total=10, finished=4, output_tokens=620, started=0.0)
+    progress._note_time()
+    return progress
 
 
 def test_the_line_shows_each_replica(clock: Clock) -> None:
-    tally = running_tally()
-    tally.look_at_replicas(looks({"a:1": 0, "b:1": 0}))
+    progress = running()
+    progress.sample_replicas(looks({"a:1": 0, "b:1": 0}))
     clock.now = 10.0
-    tally.look_at_replicas(looks({"a:1": 310, "b:1": 290}))
-    assert state(tally).endswith("62 tokens/s (a:1 31, b:1 29)")
+    progress.sample_replicas(looks({"a:1": 310, "b:1": 290}))
+    assert state(progress).endswith("62 tokens/s (a:1 31, b:1 29)")
     clock.now = 20.0
-    tally.look_at_replicas(looks({"a:1": 620, "b:1": 290}, away="b:1"))
-    assert state(tally).endswith("tokens/s (a:1 31, b:1 left out)")
+    progress.sample_replicas(looks({"a:1": 620, "b:1": 290}, away="b:1"))
+    assert state(progress).endswith("tokens/s (a:1 31, b:1 left out)")
 
 
 def test_many_replicas_are_a_range(clock: Clock) -> None:
     names = [f"n{number}:1" for number in range(8)]
-    tally = running_tally()
-    tally.look_at_replicas(looks(dict.fromkeys(names, 0)))
+    progress = running()
+    progress.sample_replicas(looks(dict.fromkeys(names, 0)))
     clock.now = 10.0
-    tally.look_at_replicas(looks({name: 100 * place for place, name in enumerate(names)}, away="n0:1"))
-    assert state(tally).endswith("(10-70 on each of 7 replicas, n0:1 left out)")
+    progress.sample_replicas(looks({name: 100 * place for place, name in enumerate(names)}, away="n0:1"))
+    assert state(progress).endswith("(10-70 on each of 7 replicas, n0:1 left out)")
 
 
 def test_durations() -> None:

@@ -12,7 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from gymgate.collection.plan import SEED_STRIDE, Done, Identity, Plan, Shard, parse_seeds, parse_shard
+from gymgate.collection.plan import (
+    SEED_STRIDE,
+    Identity,
+    IdentitySet,
+    RolloutPlan,
+    Shard,
+    parse_seeds,
+    parse_shard,
+)
 from gymgate.collection.run import Collection
 from gymgate.collection.settings import settings_of
 from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
@@ -40,17 +48,17 @@ def write_rows(path: Path, count: int, *, broken_line: int | None = None) -> Pat
 
 
 def test_every_row_seed_and_repeat_once() -> None:
-    plan = Plan([source([0, 1, 2])], repeats=2, seeds=(0, 5))
-    identities = [job.identity for job in plan.jobs()]
+    plan = RolloutPlan([source([0, 1, 2])], repeats=2, seeds=(0, 5))
+    identities = [planned.identity for planned in plan.rollouts()]
     assert len(identities) == len(set(identities)) == plan.total() == 12
     assert {(i.repeat, i.seed) for i in identities} == {(0, 0), (1, 0), (0, 5), (1, 5)}
-    assert [job.task for job in plan.jobs()] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [planned.task for planned in plan.rollouts()] == [0] * 4 + [1] * 4 + [2] * 4
 
 
 def test_repeats_of_a_seed_get_seeds_of_their_own() -> None:
-    plan = Plan([source([0])], repeats=2, seeds=(0, 3))
-    assert [job.sent_seed for job in plan.jobs()] == [0, SEED_STRIDE, 3, 3 + SEED_STRIDE]
-    assert [job.sent_seed for job in Plan([source([0])]).jobs()] == [None]
+    plan = RolloutPlan([source([0])], repeats=2, seeds=(0, 3))
+    assert [planned.sent_seed for planned in plan.rollouts()] == [0, SEED_STRIDE, 3, 3 + SEED_STRIDE]
+    assert [planned.sent_seed for planned in RolloutPlan([source([0])]).rollouts()] == [None]
 
 
 async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
@@ -61,11 +69,11 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
             policies.append(policy)
 
     endpoint = HTTPEndpoint(base_url="http://h/v1", model="m", sampling=(("temperature", 0.5),))
-    plan = Plan([source([0])], repeats=2, seeds=(3,))
+    plan = RolloutPlan([source([0])], repeats=2, seeds=(3,))
     stack = StackConfig(environments=("mcqa",))
     run = Collection(stack=stack, policy=endpoint, plan=plan, names=["rows"])
-    for job in plan.jobs():
-        await run._run_one(Recorder(), job)  # type: ignore[arg-type]
+    for planned in plan.rollouts():
+        await run._run_one(Recorder(), planned)  # type: ignore[arg-type]
     assert [dict(policy.sampling)["seed"] for policy in policies] == [3, 3 + SEED_STRIDE]
     secret = endpoint.model_copy(update={"api_key": SecretStr("s3cret"), "base_url": "http://other/v1"})
     settings = [settings_of(stack, each, RolloutLimits(), ["rows"]) for each in (endpoint, secret)]
@@ -74,15 +82,15 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
 
 
 def test_equal_rows_are_told_apart() -> None:
-    plan = Plan([source([7, 8, 7]), source([7])])
-    assert [job.identity.occurrence for job in plan.jobs()] == [0, 0, 1, 2]
-    assert len({job.identity for job in plan.jobs()}) == 4
+    plan = RolloutPlan([source([7, 8, 7]), source([7])])
+    assert [planned.identity.occurrence for planned in plan.rollouts()] == [0, 0, 1, 2]
+    assert len({planned.identity for planned in plan.rollouts()}) == 4
 
 
 def test_reordering_changes_no_identity() -> None:
     numbers = [*range(20), 3, 3]
     shuffled = random.Random(1).sample(numbers, len(numbers))
-    one, other = (Plan([source(order)], repeats=3) for order in (numbers, shuffled))
+    one, other = (RolloutPlan([source(order)], repeats=3) for order in (numbers, shuffled))
     assert set(one.identities()) == set(other.identities())
 
 
@@ -94,15 +102,15 @@ def test_reordering_changes_no_identity() -> None:
 )
 def test_shards_are_a_partition(numbers: list[int], repeats: int, seeds: int, count: int) -> None:
     wanted = {"repeats": repeats, "seeds": tuple(range(seeds)) or None}
-    whole = list(Plan([source(numbers)], **wanted).identities())
-    parts = [Plan([source(numbers)], **wanted, shard=Shard(i, count)) for i in range(1, count + 1)]
+    whole = list(RolloutPlan([source(numbers)], **wanted).identities())
+    parts = [RolloutPlan([source(numbers)], **wanted, shard=Shard(i, count)) for i in range(1, count + 1)]
     found = [identity for part in parts for identity in part.identities()]
     assert sorted(map(str, found)) == sorted(map(str, whole))
     assert sum(part.total() for part in parts) == len(whole)
 
 
 def test_shards_are_even_where_repeats_are_a_multiple_of_them() -> None:
-    parts = [Plan([source(list(range(9)))], repeats=8, shard=Shard(i, 4)) for i in range(1, 5)]
+    parts = [RolloutPlan([source(list(range(9)))], repeats=8, shard=Shard(i, 4)) for i in range(1, 5)]
     assert [part.total() for part in parts] == [18, 18, 18, 18]
 
 
@@ -111,7 +119,7 @@ def test_shards_are_even_where_repeats_are_a_multiple_of_them() -> None:
 )
 def test_done_is_a_set(members: set[tuple[int, int, int, int | None]]) -> None:
     identities = [Identity(f"{key:016x}", *rest) for key, *rest in sorted(members, key=str)]
-    done = Done()
+    done = IdentitySet()
     assert [done.add(identity) for identity in identities] == [True] * len(identities)
     assert [done.add(identity) for identity in identities] == [False] * len(identities)
     assert len(done) == len(identities)
@@ -120,18 +128,18 @@ def test_done_is_a_set(members: set[tuple[int, int, int, int | None]]) -> None:
 
 
 def test_what_is_done_is_not_run_again() -> None:
-    plan = Plan([source([0, 1])], repeats=2)
-    first, *rest = plan.jobs()
-    done = Done()
+    plan = RolloutPlan([source([0, 1])], repeats=2)
+    first, *rest = plan.rollouts()
+    done = IdentitySet()
     done.add(first.identity)
-    assert [job.identity for job in plan.jobs(done)] == [job.identity for job in rest]
+    assert [planned.identity for planned in plan.rollouts(done)] == [planned.identity for planned in rest]
 
 
 def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", 5, broken_line=3)
-    plan = Plan([RowSource(open_rows(str(path), environment=None))], repeats=2)
+    plan = RolloutPlan([RowSource(open_rows(str(path), environment=None))], repeats=2)
     assert plan.total() == 8
-    assert [job.row.line for job in plan.jobs()] == [1, 1, 2, 2, 4, 4, 5, 5]
+    assert [planned.row.line for planned in plan.rollouts()] == [1, 1, 2, 2, 4, 4, 5, 5]
     assert [str(error).split(": ")[0] for error in plan.invalid] == [f"{path}:3"]
 
 
@@ -139,13 +147,13 @@ def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
 def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(DataError, match=r"rows\.jsonl has no rows"):
-        Plan([RowSource(open_rows(str(tmp_path / "rows.jsonl"), environment=None))])
+        RolloutPlan([RowSource(open_rows(str(tmp_path / "rows.jsonl"), environment=None))])
 
 
 def test_a_file_without_one_good_row_is_refused(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", 1, broken_line=1)
     with pytest.raises(DataError, match=r"rows\.jsonl:1: not JSON"):
-        Plan([RowSource(open_rows(str(path), environment=None))])
+        RolloutPlan([RowSource(open_rows(str(path), environment=None))])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
-"""The report: what it shows, that nothing in it can run, and that it opens in a browser."""
+"""The report: what it shows, that only its own script can run, and that it opens in a browser."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -15,10 +18,10 @@ from click.testing import CliRunner
 
 from gymgate.cli.report import command
 from gymgate.collection import charts
-from gymgate.collection.dataset_export import export_dataset
+from gymgate.collection.export import export_dataset
 from gymgate.collection.report import LONGEST_TEXT, write_report
-from gymgate.collection.report_material import time_split
-from gymgate.collection.transcript import Said, transcript
+from gymgate.collection.report_data import time_split
+from gymgate.collection.transcript import Entry, transcript
 from gymgate.errors import ConfigError
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
@@ -41,7 +44,7 @@ RESULT: dict[str, Any] = {
 
 
 class Elements(HTMLParser):
-    """Tags, attributes and text; elements must be closed in order."""
+    """Tags (also with their classes: `details.task`), attributes and text; elements must be closed in order."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -56,7 +59,10 @@ class Elements(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags[tag] += 1
         self.attributes.update(name for name, _ in attrs)
-        if tag != "meta":
+        self.tags.update(
+            f"{tag}.{each}" for name, value in attrs if name == "class" for each in str(value).split()
+        )
+        if tag not in ("meta", "input"):
             self._open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -74,8 +80,9 @@ def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
     path.mkdir()
     settings = {
         "format": 1,
-        "settings": {"policy": {"type": "replay"}},
+        "settings": {"policy": {"type": "http", "model": f"org/{text}".replace("\ud800", "")}},
         "extent": {"rollouts": 4 * tasks + 1},
+        "created": 1_700_000_000,
     }
     (path / "run.json").write_bytes(orjson.dumps(settings))
     lines = []
@@ -110,6 +117,7 @@ def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
     failure = {
         **lines[0],
         "repeat": 9,
+        "result": None,
         "final": True,
         "error": {"kind": "timeout", "type": text, "message": text},
     }
@@ -125,14 +133,14 @@ def _json(value: Any) -> str:
 
 def test_what_was_said() -> None:
     assert transcript({"result": RESULT}) == [
-        Said("developer", "be brief"),
-        Said("user", "hi"),
-        Said("reasoning", "hm"),
-        Said("call look", '{"a": 1}'),
-        Said("output", "seen"),
-        Said("assistant", "so"),
+        Entry("developer", "be brief"),
+        Entry("user", "hi"),
+        Entry("reasoning", "hm"),
+        Entry("call look", '{"a": 1}'),
+        Entry("output", "seen"),
+        Entry("assistant", "so"),
     ]
-    assert transcript({"result": {"responses_create_params": {"input": "hi"}}}) == [Said("user", "hi")]
+    assert transcript({"result": {"responses_create_params": {"input": "hi"}}}) == [Entry("user", "hi")]
     assert transcript({"result": None}) == []
 
 
@@ -142,8 +150,12 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(run / "report.html")
     page = Elements((run / "report.html").read_text())
-    assert page.tags["details"] == 3
+    assert page.tags["details.task"] == 3
+    assert page.tags["div.rollout"] == 13
+    assert page.tags["div.failed"] == 1
     assert page.tags["svg"] == 6
+    assert page.tags["div.scroll"] == page.tags["table"] == 3
+    assert "org/hello on hello, 2023-11-14" in page.text
     for text in (
         "be brief",
         "call look",
@@ -161,7 +173,11 @@ def test_a_report_of_hostile_rollouts_runs_nothing(tmp_path: Path) -> None:
     write_report([run], tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     page = Elements(text)
-    assert page.tags["script"] == page.tags["img"] == 0
+    assert (page.tags["script"], page.tags["img"]) == (1, 0)
+    [script] = re.findall(r"<script>(.*)</script>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in text
+    assert "alert" not in script
     assert not [name for name in page.attributes if name.startswith("on") or name in ("src", "href")]
     assert "<script>" in page.text
     assert "default-src 'none'" in text
@@ -171,7 +187,7 @@ def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
     write_report([run], tmp_path / "r.html", tasks=1, per_task=2)
     page = Elements((tmp_path / "r.html").read_text())
-    assert page.tags["details"] == 1
+    assert page.tags["details.task"] == 1
     assert f"... and {50_000 - LONGEST_TEXT} more characters" in page.text
 
 
@@ -193,6 +209,25 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     assert sum(loaded["reward"]) == 3.0
     with pytest.raises(ConfigError, match="the ending must be one of"):
         export_dataset([run], tmp_path / "rollouts.txt")
+
+
+def test_reasoning_and_tools_are_folded(tmp_path: Path) -> None:
+    write_report([make_run(tmp_path / "run", tasks=1)], tmp_path / "r.html")
+    page = Elements((tmp_path / "r.html").read_text())
+    turns = {name: page.tags[f"div.{name}"] for name in ("system", "user", "assistant", "reasoning", "tool")}
+    assert turns == {"system": 4, "user": 4, "assistant": 8, "reasoning": 4, "tool": 8}
+    assert page.tags["details"] == 1 + turns["reasoning"] + turns["tool"]
+
+
+def test_a_report_of_replayed_answers_says_so(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    described = orjson.loads((run / "run.json").read_bytes())
+    described["settings"]["policy"] = {"type": "replay"}
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    write_report([run], tmp_path / "r.html")
+    text = (tmp_path / "r.html").read_text()
+    assert "<title>recorded answers on hello, 2023-11-14</title>" in text
+    assert "Recorded answers were replayed" in text
 
 
 def test_where_the_time_goes() -> None:
@@ -244,8 +279,9 @@ def test_a_report_opens_in_a_browser(tmp_path: Path) -> None:
     )
     assert "<title>run</title>" not in dumped.stdout
     page = Elements(dumped.stdout)
-    assert page.tags["details"] == 3
-    assert page.tags["script"] == 0
+    assert page.tags["details.task"] == 3
+    assert page.tags["script"] == 1
+    assert "13 conversations" in page.text
     shot = tmp_path / "shot.png"
     subprocess.run([*common, f"--screenshot={shot}", address], capture_output=True, timeout=100, check=True)
     assert shot.stat().st_size > 5000

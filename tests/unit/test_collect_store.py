@@ -14,17 +14,16 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.collection.limits import fitting_concurrency
-from gymgate.collection.plan import Identity, Plan
+from gymgate.collection.pace import DEFAULT_BUDGETS, fitting_concurrency, may_retry, parse_budgets, wait_s
+from gymgate.collection.plan import Identity, RolloutPlan
 from gymgate.collection.record import (
     CollectedRollout,
     collected,
     failure_line,
-    identity_of,
+    line_identity,
     read_values,
     to_line,
 )
-from gymgate.collection.retries import DEFAULT_BUDGETS, may_retry, parse_budgets, wait_s
 from gymgate.collection.store import LineLog, differences, open_run
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
@@ -36,7 +35,7 @@ SETTINGS = {"policy": {"model": "a", "sampling": {"temperature": 1.0}}, "sources
 
 def job(number: int = 0) -> Any:
     row = make_row({"responses_create_params": {"input": str(number)}}, "rows.jsonl", number + 1)
-    return next(Plan([RowSource([row], "mcqa")], seeds=(4,)).jobs())
+    return next(RolloutPlan([RowSource([row], "mcqa")], seeds=(4,)).rollouts())
 
 
 def rollout(**fields: Any) -> Rollout:
@@ -52,7 +51,7 @@ def failed_rollout(kind: Any = "timeout", **fields: Any) -> Rollout:
 def test_a_line_gives_the_rollout_back() -> None:
     kept = collected(job(), rollout(reward=0.5, result={"a": [1]}), 2)
     line = to_line(kept)
-    assert identity_of(line) == job().identity
+    assert line_identity(line) == job().identity
     assert CollectedRollout.model_validate_json(line) == kept
 
 
@@ -65,9 +64,9 @@ def test_a_line_of_another_version_is_read_too() -> None:
 
 
 def test_an_identity_that_is_not_first_is_found_too() -> None:
-    assert identity_of(b'{"seed": null, "repeat": 1, "row_key": "k"}') == Identity("k", 0, 1, None)
+    assert line_identity(b'{"seed": null, "repeat": 1, "row_key": "k"}') == Identity("k", 0, 1, None)
     with pytest.raises(ValueError, match="row_key"):
-        identity_of(b'{"repeat": 1}')
+        line_identity(b'{"repeat": 1}')
 
 
 @pytest.mark.parametrize("torn", [b'{"row_key":"0', b"\0" * 70_000, b"x" * 200_000])
@@ -86,8 +85,8 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
     one, other = job(0), job(1)
     with open_run(tmp_path / "run", SETTINGS, {"repeats": 1}) as run:
         run.rollouts.append(to_line(collected(one, rollout(), 0)))
-        run.failures.append(failure_line(one, failed_rollout(), 1, final=False))
-        run.failures.append(failure_line(other, failed_rollout(), 1, final=True))
+        run.failures.append(failure_line(collected(one, failed_rollout(), 1), final=False))
+        run.failures.append(failure_line(collected(other, failed_rollout(), 1), final=True))
     with open_run(tmp_path / "run", SETTINGS, {"repeats": 2}) as run:
         assert one.identity in run.done
         assert other.identity not in run.done
@@ -234,7 +233,7 @@ def test_budgets_of_the_command_line() -> None:
 def test_concurrency_fits_the_limit_on_open_files() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (300, 1024))\n"
-        "from gymgate.collection.limits import fitting_concurrency\n"
+        "from gymgate.collection.pace import fitting_concurrency\n"
         "print(fitting_concurrency(100)[0], *fitting_concurrency(1000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
     done = subprocess.run(

@@ -16,8 +16,8 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.utils.trace_store import read_episodes
 
-from gymgate.cli.aggregate import command
-from gymgate.cli.eval_report import read_tallies
+from gymgate.cli.eval_report import read_metrics
+from gymgate.cli.export import command
 from gymgate.errors import ConfigError
 
 RESULT: dict[str, Any] = {
@@ -78,7 +78,9 @@ def read(tmp_path: Path, lines: list[dict[str, Any]]) -> list[Any]:
     (run / "rollouts.jsonl").write_bytes(
         b"".join(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE) for line in lines)
     )
-    done = CliRunner().invoke(command, [str(run), "--traces", str(tmp_path / "out" / "traces.jsonl")])
+    done = CliRunner().invoke(
+        command, [str(run), "--to", "traces", "-o", str(tmp_path / "out" / "traces.jsonl")]
+    )
     assert done.exit_code == 0, done.output
     return read_episodes(tmp_path / "out", Trace[WireTaskData, State])
 
@@ -110,8 +112,8 @@ def test_a_conversation_becomes_a_branch(tmp_path: Path) -> None:
     assert trace.metrics["length"] == 3.0
     assert trace.timing.start == 1_700_000_006.0
     assert trace.info["nemo_gym"]["result"] == RESULT
-    [tally] = read_tallies(tmp_path / "out").values()
-    assert (tally.rollouts, tally.failed, tally.rewards) == (1, 0, [0.5])
+    [metrics] = read_metrics(tmp_path / "out").values()
+    assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.mean_reward) == (1, 0, 1, 0.5)
 
 
 def test_what_is_not_scored_stays_unscored(tmp_path: Path) -> None:
@@ -131,11 +133,13 @@ def test_gym_rollouts_become_traces_too(tmp_path: Path) -> None:
     line = {**RESULT, "_ng_task_index": 0, "_ng_rollout_index": 1, "agent_ref": {"name": "a"}, "reward": 1.0}
     (tmp_path / "r.jsonl").write_bytes(orjson.dumps(line) + b"\n")
     done = CliRunner().invoke(
-        command, [str(tmp_path / "r.jsonl"), "--traces", str(tmp_path / "traces.jsonl")]
+        command, [str(tmp_path / "r.jsonl"), "--to", "traces", "-o", str(tmp_path / "traces.jsonl")]
     )
     assert done.exit_code == 0, done.output
     [episode] = read_episodes(tmp_path, Trace[WireTaskData, State])
     assert episode.traces[0].reward == 1.0
     assert len(episode.traces[0].nodes) == 5
-    wrong = CliRunner().invoke(command, [str(tmp_path / "r.jsonl"), "--traces", str(tmp_path / "t.parquet")])
+    wrong = CliRunner().invoke(
+        command, [str(tmp_path / "r.jsonl"), "--to", "traces", "-o", str(tmp_path / "t.parquet")]
+    )
     assert isinstance(wrong.exception, ConfigError)

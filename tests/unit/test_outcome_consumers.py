@@ -9,15 +9,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.cli.collect_progress import state
-from gymgate.cli.run_report import Report
+from gymgate.cli.progress import state
+from gymgate.cli.run import as_dict
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.dataset_export import export_dataset
-from gymgate.collection.figures import keep, summary_rows, task_rows
+from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
+from gymgate.collection.metrics import keep, summary_rows, task_rows
+from gymgate.collection.progress import RunProgress
 from gymgate.collection.report import write_report
-from gymgate.collection.report_material import gather
-from gymgate.collection.tally import Tally
+from gymgate.collection.report_data import gather
 from gymgate.errors import TokenDataError
 from gymgate.integrations.training.figures import Attempt, means, metrics
 from gymgate.integrations.trl import async_samples
@@ -69,36 +69,38 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_live_mean_of_a_collection() -> None:
-    tally = Tally(total=9)
+    progress = RunProgress(total=9)
     for name in FINISHED:
-        tally.count(made(name))
-    assert (tally.mean_reward, tally.counted, tally.finished) == (0.75, 2, 4)
-    assert tally.reasons == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
-    shown = state(tally)
+        progress.count(made(name))
+    assert (progress.mean_reward, progress.scored, progress.finished) == (0.75, 2, 4)
+    assert progress.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
+    shown = state(progress)
     assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
 
 
 def test_failures_in_a_row_end_with_the_first_that_finishes() -> None:
-    tally = Tally(total=9)
+    progress = RunProgress(total=9)
     for final in (True, False, True):
-        tally.count_failure(made("failed"), final=final)
-    assert (tally.failed, tally.failed_in_a_row, tally.attempts_failed) == (2, 2, 3)
-    tally.count(made("masked"))
-    assert (tally.failed, tally.failed_in_a_row) == (2, 0)
+        progress.count_failure(made("failed"), final=final)
+    assert (progress.failed, progress.failed_in_a_row, progress.attempts_failed) == (2, 2, 3)
+    progress.count(made("masked"))
+    assert (progress.failed, progress.failed_in_a_row) == (2, 0)
 
 
 def test_the_table_of_run() -> None:
-    report = Report()
-    for name in FIELDS:
-        report.count(made(name))
-    tally = report.tallies["e"]
-    assert (tally.mean_reward, tally.rewards) == (0.75, [1.0, 0.5])
-    assert report.as_dict(interrupted=False, error=None)["environments"]["e"].items() >= {
+    progress = RunProgress()
+    for name in FINISHED:
+        progress.count(made(name))
+    progress.count_failure(made("failed"), final=True)
+    metrics = progress.environments["e"]
+    assert (metrics.mean_reward, metrics.scored, metrics.reward_sum) == (0.75, 2, 1.5)
+    run: Any = SimpleNamespace(progress=progress, replayed=False)
+    assert as_dict(run, {"e": None}, interrupted=False, error=None)["environments"]["e"].items() >= {
         "rollouts": 5, "ok": 4, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
     }.items()  # fmt: skip
 
 
-def test_figures_of_runs(run: Path) -> None:
+def test_metrics_of_runs(run: Path) -> None:
     collected = read_runs([run])
     [row], [task] = summary_rows(collected), task_rows(collected)
     counts = {"rollouts": 5, "scored": 2, "masked": 1, "unscored": 1, "truncated": 1, "failed": 1}
@@ -123,7 +125,7 @@ def test_the_flat_table(run: Path) -> None:
 
 def test_verifiers_traces(run: Path) -> None:
     pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
-    from gymgate.cli.eval_report import read_tallies
+    from gymgate.cli.eval_report import read_metrics
     from gymgate.integrations.verifiers.traces import export_traces
 
     export_traces([run], run / "traces.jsonl")
@@ -136,9 +138,9 @@ def test_verifiers_traces(run: Path) -> None:
     assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0, 1.0]
     assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False, False]
     assert [trace["ok"] for trace in traces] == [True] * 4 + [False]
-    tally = read_tallies(run)["e"]
-    assert (tally.mean_reward, tally.rewards) == (0.75, [1.0, 0.5])
-    assert tally.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1, "failed": 1}
+    found = read_metrics(run)["e"]
+    assert (found.mean_reward, found.scored, found.reward_sum) == (0.75, 2, 1.5)
+    assert found.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1, "failed": 1}
 
 
 @pytest.mark.parametrize("name", NO_SCORE)

@@ -8,12 +8,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gymgate.cli.run_plan import environment_configs, http_endpoint, jobs, judges, only_recorded
-from gymgate.cli.run_report import Report
+from gymgate.cli.environments import environment_configs, parse_judges
+from gymgate.cli.metrics_tables import print_outcomes
+from gymgate.cli.policies import http_endpoint, only_recorded
+from gymgate.cli.run import as_dict
+from gymgate.collection.plan import RolloutPlan
+from gymgate.collection.progress import RunProgress
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
@@ -21,7 +26,7 @@ from gymgate.rollout import Rollout, RolloutError
 
 
 def test_judges() -> None:
-    assert judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy", "tools=none"]) == {
+    assert parse_judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy", "tools=none"]) == {
         "judge": HTTPEndpoint(base_url="http://h/v1"),
         "sim": HTTPEndpoint(base_url="https://k:8000/v1", model="org/m"),
         "*": "policy",
@@ -29,7 +34,7 @@ def test_judges() -> None:
     }
     for wrong in ("judge", "=http://h", "judge=", "judge=m@h"):
         with pytest.raises(ConfigError, match="NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"):
-            judges([wrong])
+            parse_judges([wrong])
 
 
 def test_environment_options() -> None:
@@ -115,22 +120,29 @@ def rollout(environment: str, reward: float | None, error: str | None = None) ->
     return Rollout(id="x", environment=environment, agent="a", status=status, reward=reward, error=failed)
 
 
+def count(progress: RunProgress, one: Rollout) -> None:
+    if one.error is None:
+        progress.count(one)
+    else:
+        progress.count_failure(one, final=True)
+
+
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    report = Report()
-    report.start()
+    progress = RunProgress()
+    progress.start()
     for one in (
         rollout("b", 1.0),
         rollout("b", 0.0),
         rollout("b", None),
         rollout("a", None, "401\n  no key"),
     ):
-        report.count(one)
-    report.count(rollout("b", 1.0).model_copy(update={"status": "truncated"}))
+        count(progress, one)
+    count(progress, rollout("b", 1.0).model_copy(update={"status": "truncated"}))
     reason = {"failure_kind": "judge_failed", "failure_reason": "404 at http://h:1/ng-rollout/{}/v1"}
     for id_ in "xy":
         result = {key: text.format(id_) for key, text in reason.items()}
-        report.count(rollout("a", 0.0).model_copy(update={"status": "masked", "result": result}))
-    report.print_table()
+        count(progress, rollout("a", 0.0).model_copy(update={"status": "masked", "result": result}))
+    print_outcomes(progress.environments, {"a": None, "b": 2.0})
     out, err = capsys.readouterr()
     head, a, b = out.splitlines()
     assert head.split("  ")[0] == "environment"
@@ -138,7 +150,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert b.split()[:8] == ["b", "4", "4", "0", "0", "1", "1", "0.667"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
     assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
-    summary = report.as_dict(interrupted=True, error=None)
+    run: Any = SimpleNamespace(progress=progress, replayed=False)
+    summary = as_dict(run, {"a": None, "b": 2.0}, interrupted=True, error=None)
     assert summary["environments"]["b"]["mean_reward"] == pytest.approx(2 / 3)
     counts = {"rollouts": 4, "ok": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
     assert summary["environments"]["b"].items() >= counts.items()
@@ -164,12 +177,15 @@ def recording(tmp_path: Path) -> ReplayEndpoint:
     return ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),))
 
 
-def test_a_row_that_cannot_be_read_is_a_job_that_says_why(tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_is_a_rollout_that_says_why(tmp_path: Path) -> None:
     found = source(tmp_path / "rows.jsonl", [row_line("a"), "{", row_line("b")], "env")
-    rows = [(job.row, job.repeat) for job in jobs([found], 2)]
-    assert [(type(row), row.line, repeat) for row, repeat in rows] == [
-        *((Row, 1, 0), (Row, 1, 1), (DataError, 2, 0), (DataError, 2, 1), (Row, 3, 0), (Row, 3, 1))
+    plan = RolloutPlan([found], repeats=2, keep_invalid=True)
+    rollouts = [(each.row, each.identity.repeat, each.error) for each in plan.rollouts()]
+    assert [(type(row), row.line, repeat) for row, repeat, _ in rollouts] == [
+        *((Row, 1, 0), (Row, 1, 1), (Row, 2, 0), (Row, 2, 1), (Row, 3, 0), (Row, 3, 1))
     ]
+    assert [type(error) for *_, error in rollouts] == [*[type(None)] * 2, *[DataError] * 2, *[type(None)] * 2]
+    assert plan.total() == len({each.identity for each in plan.rollouts()}) == 6
 
 
 def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
@@ -179,7 +195,7 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
     notes: list[str] = []
     found = only_recorded([source(tmp_path / "rows.jsonl", lines, "env", limit=2)], recording, notes.append)
     assert notes == ["env: 1 of 4 rows have no recorded rollout"]
-    assert [job.row.line for job in jobs(found, 1)] == [2, 3]
+    assert [each.row.line for each in RolloutPlan(found, keep_invalid=True).rollouts()] == [2, 3]
 
 
 def test_an_environment_without_a_recording_of_its_rows_is_named(

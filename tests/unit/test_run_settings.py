@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.check import Job
-from gymgate.cli.run_plan import env_vars, environment_configs
+from gymgate.cli.environments import checked_env_vars, environment_configs
 from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.stack.identity import identity_of
@@ -56,9 +56,9 @@ def test_a_file_that_is_no_mapping_is_named(text: str, said: str, tmp_path: Path
 def test_variables_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "x")
     monkeypatch.delenv("NOT_MINE", raising=False)
-    assert env_vars(("MINE", "MINE")) == ("MINE",)
+    assert checked_env_vars(("MINE", "MINE")) == ("MINE",)
     with pytest.raises(ConfigError, match="'NOT_MINE' is not set"):
-        env_vars(("MINE", "NOT_MINE"))
+        checked_env_vars(("MINE", "NOT_MINE"))
 
 
 def test_a_check_takes_lists_as_overrides_and_its_results_stay_valid_without_variables() -> None:

@@ -17,7 +17,7 @@ from gymgate.cli.eval_args import (
     verifiers_args,
     with_taskset,
 )
-from gymgate.cli.eval_report import RunWatcher, print_report, read_tallies
+from gymgate.cli.eval_report import RunWatcher, print_report, read_metrics
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.knobs import Knobs, knobs_of
@@ -217,18 +217,18 @@ def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureF
         _episode("mcqa", 105, rewards={"part": part}, info=_said("masked", reward=0.0)),
     ]
     (tmp_path / "traces.jsonl").write_text("\n".join(lines) + "\n")
-    tallies = read_tallies(tmp_path, since=50)
-    tally = tallies["mcqa"]
-    assert (tally.rollouts, tally.failed, tally.rewards) == (7, 1, [0.5, 1.0, 0.0])
-    assert tally.outcomes == {"completed": 2, "truncated": 1, "unscored": 2, "masked": 1, "failed": 1}
-    assert tally.mean_reward == 0.5
-    assert tally.rate == 6 / 7
-    print_report(tallies, tmp_path)
+    environments = read_metrics(tmp_path, since=50)
+    metrics = environments["mcqa"]
+    assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.reward_sum) == (7, 1, 3, 1.5)
+    assert metrics.outcomes == {"completed": 2, "truncated": 1, "unscored": 2, "masked": 1, "failed": 1}
+    assert metrics.mean_reward == 0.5
+    assert metrics.rate == 6 / 7
+    print_report(environments, tmp_path)
     out = capsys.readouterr()
     assert out.out.splitlines()[2].split() == ["mcqa", "7", "6", "1", "1", "2", "1", "0.500", "0.9"]
     assert "1 x ProviderError: upstream 500: no" in out.err
     assert "resume" not in out.err
-    print_report(tallies, tmp_path, replayed=True, complete=False)
+    print_report(environments, tmp_path, replayed=True, complete=False)
     out = capsys.readouterr()
     assert "policy: recorded answers, replayed" in out.out
     assert f"gymgate eval run --resume {tmp_path}" in out.err

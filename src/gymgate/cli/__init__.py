@@ -13,7 +13,7 @@ from gymgate.errors import GymgateError
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
     "Rollouts": ("eval", "run", "collect", "slurm"),
-    "Results": ("aggregate", "report"),
+    "Results": ("aggregate", "report", "export"),
     "Policies": ("serve", "serve-policy"),
     "This machine": ("setup", "doctor", "cache"),
 }

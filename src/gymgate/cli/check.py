@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymgate.cli import run_plan
+from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges, writable_path
 from gymgate.cli.list import read_catalog
 from gymgate.cli.options import Seconds
 from gymgate.config import DEFAULT_NEMO_GYM
@@ -121,23 +121,21 @@ def command(
     if page is not None and report is None:
         raise ConfigError("--page writes what is in a results file: give --json FILE, too")
     for path in filter(None, (report, page)):
-        run_plan.checked_place(path).parent.mkdir(parents=True, exist_ok=True)
+        writable_path(path).parent.mkdir(parents=True, exist_ok=True)
     if not environments and not everything and page is None:
         raise ConfigError("name environments, or give --all")
     if settings and len(environments) != 1:
         raise ConfigError("--set is for one environment; name exactly one")
-    overrides = (
-        run_plan.environment_configs(environments, None, None, settings)[0].overrides if settings else ()
-    )
+    overrides = environment_configs(environments, None, None, settings)[0].overrides if settings else ()
     known = load_report(report) if report is not None else []
     names = _all(gym, kind) if everything else _full_names(gym, environments) if environments else []
     wanted = [
         Job(
             environment=name,
             version=gym,
-            models=tuple(sorted(run_plan.judges(judges).items())),
+            models=tuple(sorted(parse_judges(judges).items())),
             overrides=overrides,
-            env_vars=run_plan.env_vars(env_vars),
+            env_vars=checked_env_vars(env_vars),
             start_timeout_s=start_timeout,
             row_timeout_s=row_timeout,
             timeout_s=timeout,

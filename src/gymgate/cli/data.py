@@ -83,12 +83,12 @@ def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
-    from gymgate.cli.run_plan import checked_place
+    from gymgate.cli.environments import writable_path
     from gymgate.preparation import ScriptHelp
     from gymgate.preparation import prepare as prepare_data
 
     config = _prepare_config(**options)
-    target = checked_place(output or Path("data") / _file_name(config.environment.name))
+    target = writable_path(output or Path("data") / _file_name(config.environment.name))
     try:
         manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
     except ScriptHelp as shown:
@@ -119,7 +119,7 @@ def _prepare_config(
     timeout: float,
     gym: str,
 ) -> PrepareConfig:
-    from gymgate.cli.run_plan import environment_configs
+    from gymgate.cli.environments import environment_configs
     from gymgate.preparation import PrepareConfig
 
     if script_arguments and not script_arguments[0].startswith("-"):

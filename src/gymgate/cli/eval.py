@@ -13,8 +13,9 @@ from urllib.parse import urlparse
 
 import click
 
+from gymgate.cli.environments import require_judges
 from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
-from gymgate.cli.eval_report import TRACES, print_report, read_tallies, watch
+from gymgate.cli.eval_report import TRACES, print_report, read_metrics, watch
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     add_options,
@@ -30,7 +31,7 @@ from gymgate.cli.options import (
     sampling_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.run_plan import DEFAULT_KEY_VARIABLE, only_model, require_judges
+from gymgate.cli.policies import DEFAULT_KEY_VARIABLE, only_model
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.knobs import (
@@ -168,9 +169,9 @@ def _evaluate(
     if watcher.run is None or not (watcher.run / TRACES).is_file():
         click.echo(frame.getvalue() if frame else "", nl=False)  # help, or that there is nothing to resume
         return code
-    tallies = read_tallies(watcher.run, since=started)
-    code = code or int(any(tally.failed for tally in tallies.values()))
-    print_report(tallies, watcher.run, replayed=replayed, complete=code == 0)
+    environments = read_metrics(watcher.run, since=started)
+    code = code or int(any(metrics.failed for metrics in environments.values()))
+    print_report(environments, watcher.run, replayed=replayed, complete=code == 0)
     return code
 
 

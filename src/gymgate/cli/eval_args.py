@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from gymgate.cli.collect_plan import endpoint_list, sampling_fields
-from gymgate.cli.run_plan import environment_configs, judges
+from gymgate.cli.environments import environment_configs, parse_judges
+from gymgate.cli.policies import endpoint_list, sampling_fields
 from gymgate.errors import ConfigError
 from gymgate.integrations.verifiers.knobs import DEFAULT_ENVIRONMENT, PLUGIN_ID
 
@@ -80,7 +80,7 @@ def _converted(options: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     if options["judges"]:
         endpoints = {
             name: endpoint if isinstance(endpoint, str) else endpoint.model_dump(exclude_unset=True)
-            for name, endpoint in judges(options["judges"]).items()
+            for name, endpoint in parse_judges(options["judges"]).items()
         }
         flags["--env.taskset.models"] = json.dumps(endpoints)
     if options["settings"]:

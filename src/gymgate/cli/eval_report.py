@@ -16,8 +16,9 @@ from typing import Any
 import click
 import orjson
 
+from gymgate.cli.metrics_tables import print_outcomes
 from gymgate.cli.output import log
-from gymgate.cli.tally import Tally, print_tallies
+from gymgate.collection.progress import EnvironmentMetrics
 from gymgate.rollout import outcome_of
 from gymgate.rollout.outcome import Reason
 
@@ -28,7 +29,7 @@ DEPRECATION = "vf-eval will be deprecated"
 
 
 @dataclass
-class TimedTally(Tally):
+class TimedMetrics(EnvironmentMetrics):
     """With the time that this eval took, from its traces."""
 
     start: float = math.inf
@@ -84,30 +85,30 @@ def _report_progress(watcher: RunWatcher, done: threading.Event) -> None:
             log(f"{lines} rollouts finished" + (f", {watcher.wanted} asked for" if watcher.wanted else ""))
 
 
-def read_tallies(run: Path, since: float = 0.0) -> dict[str, TimedTally]:
+def read_metrics(run: Path, since: float = 0.0) -> dict[str, TimedMetrics]:
     """Return what came of each environment's rollouts; rates are of those that began after `since`."""
-    tallies: defaultdict[str, TimedTally] = defaultdict(TimedTally)
+    environments: defaultdict[str, TimedMetrics] = defaultdict(TimedMetrics)
     with (run / TRACES).open("rb") as file:
         for line in file:
             if line.strip():
-                _count(tallies, orjson.loads(line), since)
-    return dict(sorted(tallies.items()))
+                _count(environments, orjson.loads(line), since)
+    return dict(sorted(environments.items()))
 
 
-def _count(tallies: defaultdict[str, TimedTally], episode: dict[str, Any], since: float) -> None:
+def _count(environments: defaultdict[str, TimedMetrics], episode: dict[str, Any], since: float) -> None:
     data = episode.get("task", {}).get("data", {})
-    tally = tallies[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
-    tally.reasons.update(_line(error) for error in episode.get("errors", []))
+    metrics = environments[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
+    metrics.causes.update(_line(error) for error in episode.get("errors", []))
     for trace in episode.get("traces") or [{}]:
         if (start := trace.get("timing", {}).get("start", 0.0)) > since:
-            tally.timed += 1
-            tally.start = min(tally.start, start)
-            tally.end = max(tally.end, _end(trace["timing"]))
+            metrics.timed += 1
+            metrics.start = min(metrics.start, start)
+            metrics.end = max(metrics.end, _end(trace["timing"]))
         if not trace.get("ok"):
-            tally.add("failed", None)
-            tally.reasons.update(_line(error) for error in trace.get("errors", [])[-1:])
+            metrics.add("failed", None)
+            metrics.causes.update(_line(error) for error in trace.get("errors", [])[-1:])
         else:
-            tally.add(*_scored(trace))
+            metrics.add(*_scored(trace))
 
 
 def _scored(trace: dict[str, Any]) -> tuple[Reason, float | None]:
@@ -131,13 +132,13 @@ def _line(error: dict[str, Any]) -> str:
 
 
 def print_report(
-    tallies: Mapping[str, TimedTally], run: Path, *, replayed: bool = False, complete: bool = True
+    environments: Mapping[str, TimedMetrics], run: Path, *, replayed: bool = False, complete: bool = True
 ) -> None:
     """Print the closing table, why rollouts failed, where the results are, and what to do next."""
     click.echo()
     if replayed:
         click.echo("policy: recorded answers, replayed (no model was called)")
-    print_tallies(tallies, {name: tally.rate for name, tally in tallies.items()})
+    print_outcomes(environments, {name: metrics.rate for name, metrics in environments.items()})
     click.echo(f"results: {run}")
     log(f"  look:   {run / TRACES} has one rollout per line, {run / 'logs/latest/eval.log'} is the log")
     if not complete:

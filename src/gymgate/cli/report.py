@@ -15,13 +15,14 @@ from gymgate.collection.report import write_report
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file. [report.html in the first RUN]",
+    help="File to write. [report.html in the first RUN]",
 )
 @click.option(
     "--tasks",
     type=click.IntRange(0),
     default=50,
     show_default=True,
+    metavar="N",
     help="Tasks whose conversations are in it.",
 )
 @click.option(
@@ -29,12 +30,13 @@ from gymgate.collection.report import write_report
     type=click.IntRange(1),
     default=4,
     show_default=True,
-    help="Conversations of each, side by side.",
+    metavar="N",
+    help="Conversations of each task, side by side.",
 )
 def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int) -> None:
-    """Write one HTML file that opens from disk: figures, charts, failures, conversations.
+    """Write one HTML file that opens from disk: metrics, charts, failures, conversations.
 
-    It loads nothing and runs no script. RUN is a directory of gymgate collect or a rollouts.jsonl of NeMo Gym's.
+    It loads nothing. RUN is a directory of gymgate collect or a rollouts.jsonl of NeMo Gym's collector.
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 import orjson
 
-from gymgate.cli import run_plan as plan
-from gymgate.cli.collect_plan import policy_endpoint
+from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.metrics_tables import BESIDE_THE_MEAN, all_causes, print_outcomes
 from gymgate.cli.options import (
-    EndpointOptions,
-    EnvironmentOptions,
     concurrency_option,
     data_option,
     endpoint_options,
@@ -28,51 +24,22 @@ from gymgate.cli.options import (
     replay_file_option,
     rows_option,
 )
-from gymgate.cli.run_plan import Job
-from gymgate.cli.run_report import Progress, Report, progress
-from gymgate.config import (
-    HTTPEndpoint,
-    ReplayEndpoint,
-    RolloutLimits,
-    RuntimeConfig,
-    StackConfig,
-)
-from gymgate.dataset import RowSource
+from gymgate.cli.output import log, print_json
+from gymgate.cli.progress import Show, showing_progress
+from gymgate.collection.collector import OnRollout
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import NO_KEY
+from gymgate.collection.progress import EnvironmentMetrics, RunProgress
+from gymgate.collection.record import CollectedRollout
+from gymgate.collection.run import Collection
 from gymgate.errors import ConfigError, DataError
-from gymgate.rollout import Rollout
-from gymgate.rollout.result import failed_rollout
 
-if TYPE_CHECKING:
-    from gymgate.catalog import Environment
-    from gymgate.stack import Stack
-
-
-@dataclass(frozen=True)
-class Run:
-    """Everything that a run needs to know."""
-
-    stack: StackConfig
-    policy: HTTPEndpoint | ReplayEndpoint
-    sources: Sequence[RowSource]
-    repeats: int
-    concurrency: int
-    limits: RolloutLimits
-    output: Path | None
-    wait_for_policy_s: float | None = None
-    """For the endpoint to answer before anything is started; `None`: it is not asked."""
-
-    def jobs(self) -> Iterator[Job]:
-        return plan.jobs(self.sources, self.repeats)
-
-    def total(self) -> int:
-        """Rollouts to run; `DataError` for a source without rows. May build the index of a large file."""
-        for source in self.sources:
-            source.refuse_empty()
-        return sum(map(len, self.sources)) * self.repeats
+_PLACE = ("row_key", "source", "line", "repeat", "occurrence", "seed", "task", "attempt", "finished")
+"""Fields of a collected rollout that are not the rollout's own."""
 
 
 @click.command("run")
-@click.argument("environments", nargs=-1, required=True, metavar="ENV...")
+@click.argument("arguments", nargs=-1, required=True, metavar="ENV...|FILE.jsonl")
 @data_option
 @rows_option
 @repeats_option
@@ -86,163 +53,112 @@ class Run:
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Append each result to this JSONL file as it lands.",
+    help="Append each result to this JSONL file as soon as it is there.",
 )
 @json_option
-def command(as_json: bool, **options: Any) -> None:
+def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, **options: Any) -> None:
     """Run rows of NeMo Gym environments with a policy, score them, and print a short table.
 
-    Several ENVs run in one stack; with a JSONL file, each of its rows then names its agent (agent_ref). Exits
-    with 1 if a rollout failed and with 130 if interrupted, after a table of what was done.
+    Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
+    (agent_ref). Failed rollouts are not retried. Exits with 1 if a rollout failed and with 130 if interrupted, after a
+    table of what was done.
     """
-    run = _prepare(**options)
-    report = Report()
-    interrupted, error = run_interruptibly(_run(run, report))
+    if replay and (urls := options["endpoint"].urls):
+        raise ConfigError(f"--replay needs no endpoint, and -b names one: {urls}")
+    with showing_progress() as (show, say):
+        run = make_collection(
+            **options,
+            keep_invalid=True,
+            pace=Pace(concurrency, budgets={}, failures_in_a_row=0),
+            record_bodies=output is not None,
+            wait_for_policy_s=options["endpoint"].wait_for_policy,
+            log=say,
+        )
+        interrupted, error = run_interruptibly(_run(run, _checked(output) if output else None, show))
+    progress = run.progress
+    rates = {name: _rate(each, progress) for name, each in progress.environments.items()}
     if as_json:
-        click.echo(orjson.dumps(report.as_dict(interrupted=interrupted, error=str(error) if error else None)))
-    elif report.rollouts:
-        report.print_table()
-    if run.output is not None and report.rollouts:
-        click.echo(f"results: {run.output}", err=True)
+        print_json(as_dict(run, rates, interrupted=interrupted, error=str(error) if error else None))
+    elif progress.environments:
+        print_outcomes(progress.environments, rates, replayed=run.replayed)
+    if output is not None and progress.environments:
+        log(f"results: {output}")
     if error is not None:
         raise error
     if interrupted:
-        click.echo("interrupted", err=True)
-    if code := INTERRUPTED if interrupted else int(report.failed > 0):
+        log("interrupted")
+    if code := INTERRUPTED if interrupted else int(progress.failed > 0):
         raise click.exceptions.Exit(code)
 
 
-def _prepare(
-    environments: tuple[str, ...],
-    data: str | None,
-    rows: int | None,
-    repeats: int,
-    concurrency: int,
-    endpoint: EndpointOptions,
-    replay: bool,
-    files: tuple[str, ...],
-    served: EnvironmentOptions,
-    gym: RuntimeConfig,
-    output: Path | None,
-) -> Run:
-    """Check everything that can be checked before something is started; `ConfigError`, `DataError` if not."""
-    replay, wait_s, base_url = replay or bool(files), endpoint.wait_for_policy, endpoint.urls
-    if replay and base_url:
-        raise ConfigError(f"--replay needs no endpoint, and -b names one: {base_url}")
-    if endpoint.model and not base_url:
-        raise ConfigError(f"model {endpoint.model!r} needs an endpoint: -b http://host:8000/v1")
-    if wait_s is not None and not base_url:
-        raise ConfigError("--wait-for-policy needs an endpoint: -b http://host:8000/v1")
-    policy: HTTPEndpoint | ReplayEndpoint | None = None
-    if base_url:
-        policy = policy_endpoint(endpoint, say=_say)
-    stack = plan.stack_config(environments, served, gym)
-    found = _environments(stack)
-    plan.require_judges(stack, found, replayed=policy is None)
-    sources = plan.sources(data or "example", found, rows)
-    if policy is None:
-        policy = plan.replay(found, files)
-        if all(source.environment for source in sources) and not files:
-            sources = plan.only_recorded(sources, policy, _say)
-    return Run(
-        stack=stack,
-        policy=policy,
-        sources=sources,
-        repeats=repeats,
-        concurrency=concurrency,
-        limits=served.limits,
-        output=plan.checked(output) if output else None,
-        wait_for_policy_s=wait_s,
-    )
+async def _run(run: Collection, output: Path | None, show: Show) -> None:
+    async with _appending(output) as append:
+        await run.run(on_rollout=append, on_change=show)
 
 
-def _environments(stack: StackConfig) -> list[Environment]:
-    from gymgate.catalog import Catalog
-    from gymgate.runtime import ensure_runtime
-
-    runtime = ensure_runtime(stack.runtime, progress=_say)
-    catalog = Catalog(runtime.site, runtime.version)
-    return [catalog.find(environment.name) for environment in stack.environments]
-
-
-async def _run(run: Run, report: Report) -> None:
-    from gymgate.gateway.backends.ready import wait_until_ready
-    from gymgate.stack import acquire
-
-    if run.wait_for_policy_s is not None and isinstance(run.policy, HTTPEndpoint):
-        await wait_until_ready(run.policy, run.wait_for_policy_s, _say)
-    total = await asyncio.to_thread(run.total)
-    async with acquire(run.stack, progress=_say) as stack:
-        with _appending(run.output) as write, progress(total) as show:
-            report.start()
-            await _run_all(stack, run, report, write, show)
-
-
-async def _run_all(
-    stack: Stack, run: Run, report: Report, write: Callable[[Job, Rollout], None], show: Progress
-) -> None:
-    todo = run.jobs()
-
-    async def work() -> None:
-        for job in todo:
-            rollout = await _rollout(stack, run, job)
-            write(job, rollout)
-            report.count(rollout)
-            show(report)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(run.concurrency):
-                group.create_task(work())
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
-
-
-async def _rollout(stack: Stack, run: Run, job: Job) -> Rollout:
-    """A row that cannot be read or run fails alone."""
-    if isinstance(job.row, DataError):
-        return failed_rollout(job.row, environment=job.environment or "?", agent="")
-    try:
-        return await stack.run(
-            job.row.data,
-            policy=run.policy,
-            environment=job.environment,
-            limits=run.limits,
-            record_bodies=run.output is not None,
-        )
-    except (ConfigError, DataError) as error:
-        data = DataError(f"{job.row.source}:{job.row.line}: {error}", path=job.row.source, line=job.row.line)
-        return failed_rollout(data, environment=job.environment or "?", agent=job.row.agent or "")
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-@contextmanager
-def _appending(path: Path | None) -> Iterator[Callable[[Job, Rollout], None]]:
-    """A function that appends a result to the file, whole lines only."""
+@asynccontextmanager
+async def _appending(path: Path | None) -> AsyncIterator[OnRollout | None]:
+    """A function that appends a rollout to the file, whole lines only."""
     if path is None:
-        yield lambda job, rollout: None
+        yield None
         return
     with path.open("ab") as file:
-        yield lambda job, rollout: _append(file, job, rollout)
+
+        async def append(rollout: CollectedRollout) -> None:
+            _append(file, rollout)
+
+        yield append
 
 
-def _append(file: IO[bytes], job: Job, rollout: Rollout) -> None:
-    if isinstance(job.row, DataError):
-        key, source = None, job.row.path
-    else:
-        key, source = job.row.key, job.row.source
-    origin = {"key": key, "source": source, "line": job.row.line, "repeat": job.repeat}
-    line = orjson.dumps({"row": origin, **rollout.model_dump(mode="json")}, option=orjson.OPT_APPEND_NEWLINE)
+def _append(file: IO[bytes], rollout: CollectedRollout) -> None:
+    row = {
+        "key": None if rollout.row_key == NO_KEY else rollout.row_key,
+        "source": rollout.source,
+        "line": rollout.line,
+        "repeat": rollout.repeat,
+    }
+    value = {"row": row, **rollout.model_dump(mode="json", exclude=set(_PLACE))}
     try:
-        file.write(line)
+        file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
         file.flush()
     except OSError as error:
         raise DataError(f"cannot write results to {file.name}: {error.strerror}", path=file.name) from error
 
 
-def _say(message: str) -> None:
-    click.echo(message, err=True)
+def _checked(path: Path) -> Path:
+    """Raises `DataError` for a file that results cannot be appended to, before anything is started."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise DataError(f"cannot write results to {path}: {error.strerror}", path=str(path)) from error
+    return path
+
+
+def _rate(metrics: EnvironmentMetrics, progress: RunProgress) -> float | None:
+    seconds = progress.last_finished - progress.started
+    return metrics.rollouts / seconds if seconds > 0 else None
+
+
+def as_dict(
+    run: Collection, rates: dict[str, float | None], *, interrupted: bool, error: str | None
+) -> dict[str, Any]:
+    """The closing table as JSON values."""
+    environments = {
+        name: {
+            "rollouts": each.rollouts,
+            "ok": each.ok,
+            **{reason: each.outcomes[reason] for reason in BESIDE_THE_MEAN},
+            "mean_reward": each.mean_reward,
+            "rollouts_per_s": rates[name],
+        }
+        for name, each in sorted(run.progress.environments.items())
+    }
+    return {
+        "environments": environments,
+        "reasons": dict(all_causes(run.progress.environments)),
+        "seconds": run.progress.last_finished - run.progress.started,
+        "replayed": run.replayed,
+        "interrupted": interrupted,
+        "error": error,
+    }

@@ -103,10 +103,10 @@ def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None)
     if not environments:
         return []
     from gymgate.api import load_catalog
-    from gymgate.cli.run_plan import replay
+    from gymgate.cli.policies import replay_endpoint
 
     catalog = load_catalog(runtime, progress=lambda message: click.echo(message, err=True))
-    return list(replay([catalog.find(name) for name in environments], ()).rollouts)
+    return list(replay_endpoint([catalog.find(name) for name in environments], ()).rollouts)
 
 
 class ReplayServer:

@@ -1,24 +1,11 @@
-"""Rollouts on disk: plan, run, resume, shard, aggregate, report.
+"""Rollouts on disk: plan, run, resume, shard, aggregate, export, report.
 
 async for rollout in gymgate.collect("mcqa", policy=endpoint, repeats=16, output="runs/x"):
     ...
 """
 
-from gymgate.collection.plan import Identity, Job, Plan, Shard
+from gymgate.collection.pace import Pace
 from gymgate.collection.record import CollectedRollout
-from gymgate.collection.run import Collection
-from gymgate.collection.runner import Pace
 from gymgate.collection.stream import collect
-from gymgate.dataset import RowSource
 
-__all__ = [
-    "CollectedRollout",
-    "Collection",
-    "Identity",
-    "Job",
-    "Pace",
-    "Plan",
-    "RowSource",
-    "Shard",
-    "collect",
-]
+__all__ = ["CollectedRollout", "Pace", "collect"]

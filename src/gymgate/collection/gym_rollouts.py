@@ -1,4 +1,4 @@
-"""NeMo Gym's own form of collected rollouts: the lines of its rollouts.jsonl and materialized inputs, both ways."""
+"""NeMo Gym's own form of collected rollouts, rollouts.jsonl and materialized inputs: written and read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import orjson
 
 from gymgate.collection.record import read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
-from gymgate.dataset import open_rows
+from gymgate.collection.tasks import task_name
+from gymgate.dataset import Rows, open_rows
 from gymgate.errors import DataError
+from gymgate.files import replacing
 from gymgate.rollout.breakdowns import breakdown
 from gymgate.rollout.outcome import outcome_of
 from gymgate.rollout.result import status_of
@@ -21,44 +23,40 @@ TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 
 
 def export_rollouts(runs: Iterable[Path], output: Path) -> int:
-    """Write finished rollouts as NeMo Gym's collector does, and the inputs that its profiler wants beside them
-    (`NAME_materialized_inputs.jsonl`); how many. Raises `DataError` if a row's file has changed since."""
+    """Write finished rollouts as NeMo Gym's collector does; how many.
+
+    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `DataError` if a row's
+    file has changed since, or if a file cannot be written.
+    """
     inputs = output.with_name(f"{output.stem}_materialized_inputs.jsonl")
-    rows = _RowReader()
     count = 0
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with output.open("wb") as results, inputs.open("wb") as materialized:
-            for result, row in _numbered(runs, rows):
-                results.write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
-                materialized.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
-                count += 1
-    except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", path=str(output)) from error
+    with replacing(output) as results, replacing(inputs) as materialized:
+        for result, row in _numbered_rollouts(runs):
+            results.write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
+            materialized.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            count += 1
     return count
 
 
-def _numbered(runs: Iterable[Path], rows: _RowReader) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Results and inputs with NeMo Gym's numbers for tasks, and for the rollouts of a task (by seed and repeat)."""
-    directories = [found for path in runs for found in run_directories(path)]
+def _numbered_rollouts(runs: Iterable[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Results and inputs with NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat)."""
+    files = [run / ROLLOUTS for path in runs for run in run_directories(path)]
+    rows = _RowReader()
     tasks: dict[tuple[str, str, int], int] = {}
-    attempts = sorted(
-        {
-            (value.get("seed") or 0, value["repeat"])
-            for directory in directories
-            for _, value in read_values(directory / ROLLOUTS)
-        }
-    )
-    for directory in directories:
-        for _, value in read_values(directory / ROLLOUTS):
-            name = (value["environment"], value["row_key"], value["occurrence"])
+    orders = sorted({_order(value) for file in files for _, value in read_values(file)})
+    for file in files:
+        for _, value in read_values(file):
             numbers = {
-                TASK: tasks.setdefault(name, len(tasks)),
-                ROLLOUT: attempts.index((value.get("seed") or 0, value["repeat"])),
+                TASK: tasks.setdefault(task_name(value), len(tasks)),
+                ROLLOUT: orders.index(_order(value)),
                 "agent_ref": {"type": "responses_api_agents", "name": value["agent"]},
             }
             row = rows.read(value["source"], value["line"], value["row_key"])
             yield to_gym(value, numbers), {**row, **numbers}
+
+
+def _order(value: Mapping[str, Any]) -> tuple[int, int]:
+    return value.get("seed") or 0, value["repeat"]
 
 
 def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,8 +75,10 @@ def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
-    """The last failure of each rollout that NeMo Gym noted beside a file of rollouts (`NAME_failures.jsonl`), as lines
-    of a run's failures; nothing if there is no such file. Those of rollouts that succeeded later are among them."""
+    """The last failure of each rollout in `NAME_failures.jsonl` beside a file of rollouts, as lines of a run's failures.
+
+    Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
+    """
     beside = path.with_name(f"{path.stem}_failures.jsonl")
     last = {
         (_agent(value), value[TASK], value[ROLLOUT]): (line, value) for line, value in _numbered_lines(beside)
@@ -89,7 +89,7 @@ def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
             "type": str(value.get("_ng_failure_type") or "failure"),
             "message": str(value.get("_ng_failure_message") or value.get("failure_reason") or ""),
         }
-        yield {**_place(value, beside, line), "final": True, "error": error}
+        yield {**_identifying_fields(value, beside, line), "final": True, "error": error}
 
 
 def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -104,21 +104,21 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
-    """One line of a run; its row's key stands for the task's number, since the row itself is not there."""
-    told = breakdown(value)
-    error = {"kind": "environment", "type": "EnvironmentServerError", "message": told}
+    """One line of a run."""
+    message = breakdown(value)
+    error = {"kind": "environment", "type": "EnvironmentServerError", "message": message}
     return {
-        **_place(value, path, line),
-        "status": status_of(value) if told is None else "failed",
-        "reward": value.get("reward") if told is None else None,
-        "error": None if told is None else error,
+        **_identifying_fields(value, path, line),
+        "status": status_of(value) if message is None else "failed",
+        "reward": value.get("reward") if message is None else None,
+        "error": None if message is None else error,
         "result": dict(value),
         "calls": [],
     }
 
 
-def _place(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
-    """Which rollout it is, and of what."""
+def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Which rollout it is, of which task. The row itself is not there: a hash of the task's number stands for its key."""
     agent = _agent(value)
     return {
         "row_key": hashlib.sha256(f"{agent}\n{value[TASK]}".encode()).hexdigest()[:16],
@@ -134,32 +134,30 @@ def _place(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
 
 
 def _agent(value: Mapping[str, Any]) -> str:
-    """Rows that a taskset made name no agent but the environment server in front of it."""
+    """The agent's name; rows that a taskset made name only the environment server in front of it."""
     return str((value.get("agent_ref") or {}).get("name") or value.get("_ng_environment_server") or "")
 
 
 class _RowReader:
-    """Rows by file and line; each file's index is opened once."""
+    """Rows by file and line; each file is opened once."""
 
     def __init__(self) -> None:
-        self._positions: dict[str, tuple[Any, dict[int, int]]] = {}
+        self._opened: dict[str, tuple[Rows, dict[int, int]]] = {}
 
     def read(self, source: str, line: int, key: str) -> dict[str, Any]:
-        if source not in self._positions:
-            rows = open_rows(source, environment=None)
-            self._positions[source] = rows, {}
-        rows, known = self._positions[source]
-        position = known.get(line)
-        if position is None:
-            position = known[line] = _position_of(rows, line)
-        row = rows[position]
+        if source not in self._opened:
+            self._opened[source] = open_rows(source, environment=None), {}
+        rows, positions = self._opened[source]
+        if line not in positions:
+            positions[line] = _position_of(rows, line)
+        row = rows[positions[line]]
         if row.key != key:
             raise DataError(f"{source}:{line} is not the row that was run", path=source, line=line)
         return dict(row.data)
 
 
-def _position_of(rows: Any, line: int) -> int:
-    """Of a line among the rows; blank lines before it make it come sooner."""
+def _position_of(rows: Rows, line: int) -> int:
+    """Position of a line among the rows, by bisection: blank lines make a position less than its line."""
     low, high = 0, min(line, len(rows)) - 1
     while low < high:
         middle = (low + high) // 2

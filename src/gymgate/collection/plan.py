@@ -1,4 +1,4 @@
-"""Which rollouts a run consists of: rows x seeds x repeats, each with an identity that outlives reordering."""
+"""The rollouts of a run: rows x seeds x repeats, each with an identity that outlives reordering."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError
 
 SEED_STRIDE = 1 << 20
-"""Between the seeds of a row's repeats; a seed must be smaller."""
+"""Distance between the seeds of a row's repeats; a seed must be smaller."""
+NO_KEY = f"{0:016x}"
+"""In the place of the key of a row that cannot be read."""
 _SEED_ITEM = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -23,30 +25,32 @@ class Identity(NamedTuple):
     row_key: str
     """16 hex digits of the row's content."""
     occurrence: int
-    """How many equal rows come before it in the input."""
+    """Number of equal rows before this one in the input."""
     repeat: int
     """0-based."""
     seed: int | None
 
     def __str__(self) -> str:
-        twin = f" (copy {self.occurrence + 1})" if self.occurrence else ""
+        copy = f" (copy {self.occurrence + 1})" if self.occurrence else ""
         seed = f" seed {self.seed}" if self.seed is not None else ""
-        return f"row {self.row_key}{twin} repeat {self.repeat}{seed}"
+        return f"row {self.row_key}{copy} repeat {self.repeat}{seed}"
 
 
-class Job(NamedTuple):
+class PlannedRollout(NamedTuple):
     """One rollout to run."""
 
     identity: Identity
     row: Row
     environment: str | None
-    """`None`: the row's `agent_ref` says which."""
+    """`None`: the row's `agent_ref` names the agent."""
     task: int
     """Position of the row in the input, over all sources."""
+    error: DataError | None = None
+    """Why the row cannot be read; the rollout then fails with it."""
 
     @property
     def sent_seed(self) -> int | None:
-        """The seed that the policy gets: repeats of one seed must not be copies of each other."""
+        """The seed that the policy gets. Each repeat gets its own, so that repeats are not copies of each other."""
         seed = self.identity.seed
         return None if seed is None else seed + self.identity.repeat * SEED_STRIDE
 
@@ -56,7 +60,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `index` (1-based) of `count`."""
+    """Shard `index` (1-based) of `count`."""
 
     index: int
     count: int
@@ -66,11 +70,14 @@ class Shard:
 
     @property
     def directory(self) -> str:
-        """Where it lies in a run's directory."""
+        """Its directory's name in a run's directory."""
         return f"shard-{self.index}-of-{self.count}"
 
     def holds(self, identity: Identity) -> bool:
-        """Neighbouring repeats and seeds of a row go to different shards, whatever the order of the rows."""
+        """Whether a rollout belongs to this shard, whatever the order of the rows.
+
+        Neighbouring repeats and seeds of a row go to different shards.
+        """
         row_key, occurrence, repeat, seed = identity
         return (int(row_key, 16) + occurrence + repeat + (seed or 0)) % self.count == self.index - 1
 
@@ -79,7 +86,7 @@ WHOLE = Shard(1, 1)
 
 
 def parse_shard(text: str) -> Shard:
-    """`I/N`, 1-based. Raises `ConfigError`."""
+    """Parse `I/N`, 1-based. Raises `ConfigError`."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None:
         raise ConfigError(f"--shard {text!r}: write I/N, such as 1/4")
@@ -87,14 +94,14 @@ def parse_shard(text: str) -> Shard:
 
 
 def checked_shard(index: int, count: int) -> Shard:
-    """Raises `ConfigError` for a part that there is not."""
+    """Raises `ConfigError` for an index out of range."""
     if not 1 <= index <= count:
         raise ConfigError(f"there is no shard {index}/{count}: write I/N with I from 1 to N")
     return Shard(index, count)
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """`4` is 0, 1, 2, 3; a list (`3,5,7-9`) is what it says. Raises `ConfigError`, also for a seed given twice."""
+    """Parse a number of seeds (`4` is 0, 1, 2, 3) or a list (`3,5,7-9`). Raises `ConfigError`."""
     if text.isdecimal() and int(text) > 0:
         return checked_seeds(range(int(text)))
     seeds: list[int] = []
@@ -107,7 +114,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
 
 
 def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
-    """Distinct, in range, at least one; `ConfigError` if not."""
+    """Raises `ConfigError` unless there is at least one seed, each in range and given once."""
     if twice := sorted(seed for seed, count in Counter(seeds).items() if count > 1):
         raise ConfigError(f"seeds {', '.join(map(str, twice))} are given more than once")
     if not seeds:
@@ -117,17 +124,17 @@ def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-class Done(Container[Identity]):
-    """A set of identities that takes bits, not objects: an integer for each row, whatever the repeats."""
+class IdentitySet(Container[Identity]):
+    """A set of identities that stores bits, not objects: one integer per row, however many its repeats and seeds."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[int, int | None], int] = {}
+        self._bit_numbers: dict[tuple[int, int | None], int] = {}
         self._bits: dict[int | tuple[int, int], int] = {}
         self._count = 0
 
     def add(self, identity: Identity) -> bool:
-        """Whether it is new."""
-        bit = 1 << self._slots.setdefault(identity[2:], len(self._slots))
+        """Add it; whether it is new."""
+        bit = 1 << self._bit_numbers.setdefault(identity[2:], len(self._bit_numbers))
         name = self._name(identity)
         before = self._bits.get(name, 0)
         if before & bit:
@@ -138,8 +145,8 @@ class Done(Container[Identity]):
 
     def __contains__(self, identity: object) -> bool:
         assert isinstance(identity, Identity)
-        slot = self._slots.get(identity[2:])
-        return slot is not None and bool(self._bits.get(self._name(identity), 0) >> slot & 1)
+        number = self._bit_numbers.get(identity[2:])
+        return number is not None and bool(self._bits.get(self._name(identity), 0) >> number & 1)
 
     def __len__(self) -> int:
         return self._count
@@ -150,11 +157,12 @@ class Done(Container[Identity]):
         return (number, identity.occurrence) if identity.occurrence else number
 
 
-class Plan:
+class RolloutPlan:
     """Every rollout of a run, or of one shard of it.
 
-    Making one reads every row once, for its key; eight bytes of each are kept. Rows that cannot be read are left
-    out and listed in `invalid`. Raises `DataError` where a source has no row at all, `ConfigError` for bad numbers.
+    The constructor reads every row once for its key and keeps eight bytes of each. Rows that cannot be read are listed
+    in `invalid` and left out, or planned as rollouts that fail (`keep_invalid`). Raises `DataError` for a source without
+    rows or without a single readable one, `ConfigError` for bad numbers.
     """
 
     def __init__(
@@ -164,6 +172,7 @@ class Plan:
         repeats: int = 1,
         seeds: Sequence[int] | None = None,
         shard: Shard = WHOLE,
+        keep_invalid: bool = False,
     ) -> None:
         if repeats < 1:
             raise ConfigError(f"repeats must be at least 1, not {repeats}")
@@ -172,58 +181,63 @@ class Plan:
         self.seeds = None if seeds is None else checked_seeds(tuple(seeds))
         self.shard = shard
         self.invalid: list[DataError] = []
+        self._invalid_rows: dict[tuple[int, int], DataError] = {}
+        """By source and position."""
+        self.keep_invalid = keep_invalid
         self._keys = [array("Q") for _ in self.sources]
-        self._copies: list[dict[int, int]] = [{} for _ in self.sources]
-        self._skipped: list[set[int]] = [set() for _ in self.sources]
+        self._occurrences: dict[tuple[int, int], int] = {}
+        """By source and position, of rows that have an equal one before them."""
         self._read_keys()
 
     @property
     def rows(self) -> int:
-        """Rows that can be read."""
-        return sum(map(len, self._keys)) - sum(map(len, self._skipped))
+        """Number of planned rows."""
+        return sum(map(len, self._keys)) - (0 if self.keep_invalid else len(self.invalid))
 
     def total(self) -> int:
-        """Rollouts of the shard."""
+        """Number of rollouts of the shard."""
         if self.shard.count == 1:
             return self.rows * self.repeats * (len(self.seeds) if self.seeds is not None else 1)
         return sum(1 for _ in self.identities())
 
     def identities(self) -> Iterator[Identity]:
-        """Of every rollout of the shard, in order."""
-        return (identity for _, _, identity in self._places())
+        """The identity of every rollout of the shard, in order."""
+        return (identity for _, _, identity in self._positions())
 
-    def jobs(self, done: Container[Identity] = ()) -> Iterator[Job]:
-        """What is left to run; a row is read when it is reached. Raises `DataError` if its file has changed."""
+    def rollouts(self, done: Container[Identity] = ()) -> Iterator[PlannedRollout]:
+        """Those that are not done; a row is read when it is reached. Raises `DataError` if its file has changed."""
         last: tuple[int, int] | None = None
         row: Row | None = None
-        starts = self._starts()
-        for number, position, identity in self._places():
-            if identity in done:
-                continue
-            if row is None or (number, position) != last:
-                row, last = self.sources[number].rows[position], (number, position)
-            yield Job(identity, row, self.sources[number].environment, starts[number] + position)
-
-    def _places(self) -> Iterator[tuple[int, int, Identity]]:
-        seeds: Sequence[int | None] = (None,) if self.seeds is None else self.seeds
-        holds = self.shard.holds
-        for number, keys in enumerate(self._keys):
-            copies, skipped = self._copies[number], self._skipped[number]
-            for position, key in enumerate(keys):
-                if position in skipped:
-                    continue
-                row_key, occurrence = f"{key:016x}", copies.get(position, 0)
-                for seed in seeds:
-                    for repeat in range(self.repeats):
-                        identity = Identity(row_key, occurrence, repeat, seed)
-                        if self.shard.count == 1 or holds(identity):
-                            yield number, position, identity
-
-    def _starts(self) -> list[int]:
         starts = [0]
         for keys in self._keys:
             starts.append(starts[-1] + len(keys))
-        return starts
+        for number, position, identity in self._positions():
+            if identity in done:
+                continue
+            error = self._invalid_rows.get((number, position))
+            if row is None or (number, position) != last:
+                row, last = self._read(number, position, error), (number, position)
+            yield PlannedRollout(
+                identity, row, self.sources[number].environment, starts[number] + position, error
+            )
+
+    def _read(self, number: int, position: int, error: DataError | None) -> Row:
+        if error is not None:
+            return Row({}, "", None, str(error.path), error.line or 0)
+        return self.sources[number].rows[position]
+
+    def _positions(self) -> Iterator[tuple[int, int, Identity]]:
+        seeds: Sequence[int | None] = (None,) if self.seeds is None else self.seeds
+        for number, keys in enumerate(self._keys):
+            for position, key in enumerate(keys):
+                if (number, position) in self._invalid_rows and not self.keep_invalid:
+                    continue
+                row_key, occurrence = f"{key:016x}", self._occurrences.get((number, position), 0)
+                for seed in seeds:
+                    for repeat in range(self.repeats):
+                        identity = Identity(row_key, occurrence, repeat, seed)
+                        if self.shard.count == 1 or self.shard.holds(identity):
+                            yield number, position, identity
 
     def _read_keys(self) -> None:
         seen: dict[int, int] = {}
@@ -232,13 +246,11 @@ class Plan:
             for position, row in source.readable():
                 if isinstance(row, DataError):
                     self.invalid.append(row)
-                    self._skipped[number].add(position)
-                    self._keys[number].append(0)
-                    continue
-                key = int(row.key, 16)
+                    self._invalid_rows[number, position] = row
+                key = 0 if isinstance(row, DataError) else int(row.key, 16)
                 before = seen[key] = seen.get(key, -1) + 1
                 if before:
-                    self._copies[number][position] = before
+                    self._occurrences[number, position] = before
                 self._keys[number].append(key)
-        if not self.rows:
+        if len(self.invalid) == sum(map(len, self._keys)):
             raise self.invalid[0]

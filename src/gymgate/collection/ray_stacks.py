@@ -1,7 +1,7 @@
-"""A stack on every node of a Ray cluster, and rollouts spread over them. Ray's public API only.
+"""A stack on every node of a Ray cluster, and rollouts spread over them. Uses only Ray's public API.
 
-Each node must have gymgate installed and be able to make or find the runtime. A node that is lost fails the
-rollouts that were on it (infrastructure), so that their retries go to the others.
+Each node needs gymgate, and makes or finds the runtime itself. When a node is lost, the rollouts on it fail
+(infrastructure) and their retries go to other nodes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import (
     ConfigError,
     GymgateError,
@@ -31,19 +32,19 @@ from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wi
 
 STOP_S = 15.0
 CONNECT_S = 10.0
-_SPARE = 16
-"""Calls to a node beside its rollouts."""
+_OTHER_CALLS = 16
+"""Calls to a node at the same time, beside its rollouts."""
 
 
 class NodeStack:
-    """What runs on a node, as an actor: one stack. Errors cross as dicts, since Ray would rebuild them."""
+    """The actor on a node: one stack. Errors travel as dicts, because Ray would rebuild exceptions wrongly."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._config = StackConfig.model_validate(config)
         self._stack: Stack | None = None
 
     async def start(self) -> dict[str, Any] | None:
-        """`None`, or why the stack did not come up."""
+        """Start the stack; `None`, or why it did not start."""
         try:
             self._stack = await connect(self._config)
         except GymgateError as error:
@@ -53,7 +54,7 @@ class NodeStack:
     async def run(
         self, row: Mapping[str, Any], policy: Mapping[str, Any], limits: Mapping[str, Any], **options: Any
     ) -> dict[str, Any]:
-        """A rollout, or the error that kept it from being one."""
+        """Run a rollout; `{"rollout": ...}`, or `{"raised": ...}` with the error that kept it from starting."""
         assert self._stack is not None
         endpoint = endpoint_from_wire(policy)
         assert not isinstance(endpoint, str)
@@ -72,22 +73,22 @@ class NodeStack:
             await self._stack.close()
 
 
+@dataclass
 class Node:
-    """An actor and what is under way on it."""
+    """An actor and the number of rollouts under way on it."""
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self.name = name
-        self.actor = actor
-        self.in_flight = 0
+    name: str
+    actor: Any
+    in_flight: int = 0
 
 
 class RayStacks:
-    """The nodes that are left; `run` and `status` as of a `Stack`."""
+    """The nodes that are left, with `run` and `status` like those of a `Stack`."""
 
-    def __init__(self, nodes: list[Node], ray: Any, say: Callable[[str], None]) -> None:
+    def __init__(self, nodes: list[Node], ray: Any, log: Callable[[str], None]) -> None:
         self.nodes = nodes
         self._ray = ray
-        self._say = say
+        self._log = log
 
     async def run(
         self,
@@ -98,7 +99,7 @@ class RayStacks:
         limits: RolloutLimits | None = None,
         record_bodies: bool = True,
     ) -> Rollout:
-        """On the node with the fewest rollouts. Raises as `Stack.run`; `StackLostError` when no node is left."""
+        """Run a rollout on the node with the fewest. Raises as `Stack.run`; `StackLostError` when no node is left."""
         if not self.nodes:
             raise StackLostError("every node of the Ray cluster is lost")
         node = min(self.nodes, key=lambda each: each.in_flight)
@@ -124,7 +125,7 @@ class RayStacks:
         raise raised
 
     async def status(self) -> dict[str, Any]:
-        """Of all nodes together, as far as a stalled run wants to know."""
+        """Open model calls and replicas of all nodes together."""
         answers = await asyncio.gather(*(_status(node) for node in self.nodes))
         calls: Counter[str] = Counter()
         replicas: dict[str, dict[str, Any]] = {}
@@ -139,17 +140,17 @@ class RayStacks:
     def _lose(self, node: Node, why: str) -> None:
         if node in self.nodes:
             self.nodes.remove(node)
-            self._say(f"node {node.name} is lost ({why}); {len(self.nodes)} are left, its rollouts go there")
+            self._log(f"node {node.name} is lost ({why}); {len(self.nodes)} are left and take its rollouts")
 
 
 @asynccontextmanager
 async def ray_stacks(
-    address: str, config: StackConfig, concurrency: int, say: Callable[[str], None]
+    address: str, config: StackConfig, concurrency: int, log: Callable[[str], None]
 ) -> AsyncIterator[RayStacks]:
-    """A stack on every node of an existing cluster (`auto`, or HOST:PORT).
+    """Start a stack on every node of an existing cluster (`auto`, or HOST:PORT); stop them in the end.
 
-    Raises `MissingExtraError` without Ray, `ConfigError` for an address where no cluster answers, and what keeps
-    the stack from starting on the first node that fails.
+    Raises `MissingExtraError` without Ray, `ConfigError` for an address where no cluster answers, and the error of
+    the first node whose stack does not start.
     """
     ray = _ray()
     await asyncio.to_thread(_connect, ray, address)
@@ -158,11 +159,11 @@ async def ray_stacks(
         for described in ray.nodes():
             if described["Alive"]:
                 nodes.append(_node(ray, described, config, concurrency))
-        say(f"Ray: starting a stack on each of {len(nodes)} nodes")
+        log(f"Ray: starting a stack on each of {len(nodes)} nodes")
         for failure in await asyncio.gather(*(node.actor.start.remote() for node in nodes)):
             if failure is not None:
                 raise from_wire(failure)
-        yield RayStacks(list(nodes), ray, say)
+        yield RayStacks(list(nodes), ray, log)
     finally:
         await asyncio.gather(*(_stop(ray, node) for node in nodes), return_exceptions=True)
         ray.shutdown()
@@ -171,7 +172,7 @@ async def ray_stacks(
 def _node(ray: Any, described: Mapping[str, Any], config: StackConfig, concurrency: int) -> Node:
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     here = strategies.NodeAffinitySchedulingStrategy(described["NodeID"], soft=False)
-    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": concurrency + _SPARE}
+    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": concurrency + _OTHER_CALLS}
     actor = ray.remote(NodeStack).options(**options).remote(stack_to_wire(config))
     return Node(f"{described['NodeManagerHostname']}/{described['NodeID'][:8]}", actor)
 
@@ -186,7 +187,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """`ConnectionError` if nothing listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise `ConnectionError` if nothing listens at HOST:PORT; Ray itself would try for minutes."""
     host, colon, port = address.rpartition(":")
     if not colon or "://" in address or not port.isdecimal():
         return
@@ -206,14 +207,14 @@ async def _stop(ray: Any, node: Node) -> None:
 async def _status(node: Node) -> Mapping[str, Any]:
     try:
         status: Mapping[str, Any] = await node.actor.status.remote()
-    except Exception:  # the node is lost, which the next rollout on it will tell
+    except Exception:  # the node is lost; the next rollout on it reports that
         return {}
     return status
 
 
 def _sendable(policy: Policy) -> HTTPEndpoint | ReplayEndpoint:
-    if not isinstance(policy, HTTPEndpoint | ReplayEndpoint) or isinstance(policy, CallableEndpoint):
-        raise ConfigError("a Python callable cannot be the policy of a Ray cluster's nodes; give an endpoint")
+    if not isinstance(policy, HTTPEndpoint | ReplayEndpoint):
+        raise ConfigError("a Python callable cannot be the policy on a Ray cluster; give an endpoint")
     return policy
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 from pydantic import ConfigDict
 
-from gymgate.collection.plan import Identity, Job
+from gymgate.collection.plan import Identity, PlannedRollout
 from gymgate.dataset.jsonl import parse_line
 from gymgate.errors import DataError
 from gymgate.rollout import Rollout
@@ -21,14 +21,14 @@ _READ = 1 << 20
 
 
 class CollectedRollout(Rollout):
-    """A rollout of a run: the record, and which of the run's rollouts it is. Fields of other versions are ignored."""
+    """A rollout with its place in the run. Fields that other versions wrote are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
     row_key: str
     """16 hex digits of the row's content."""
     occurrence: int = 0
-    """How many equal rows come before it in the input."""
+    """Number of equal rows before this one in the input."""
     repeat: int = 0
     seed: int | None = None
     task: int = 0
@@ -46,13 +46,13 @@ class CollectedRollout(Rollout):
         return Identity(self.row_key, self.occurrence, self.repeat, self.seed)
 
 
-def collected(job: Job, rollout: Rollout, attempt: int) -> CollectedRollout:
-    """A rollout that came out of a job."""
+def collected(planned: PlannedRollout, rollout: Rollout, attempt: int) -> CollectedRollout:
+    """A rollout together with its place in the run."""
     return CollectedRollout.model_construct(
-        **job.identity._asdict(),
-        task=job.task,
-        source=job.row.source,
-        line=job.row.line,
+        **planned.identity._asdict(),
+        task=planned.task,
+        source=planned.row.source,
+        line=planned.row.line,
         attempt=attempt,
         finished=round(time.time(), 3),
         **rollout.__dict__,
@@ -61,39 +61,43 @@ def collected(job: Job, rollout: Rollout, attempt: int) -> CollectedRollout:
 
 def to_line(rollout: CollectedRollout) -> bytes:
     """One line; its identity comes first, so that a resume need not parse the rest."""
-    head = {**rollout.identity._asdict()}
-    body = rollout.model_dump(mode="json", exclude=set(head))
+    identity = rollout.identity._asdict()
+    body = rollout.model_dump(mode="json", exclude=set(identity))
     body["calls"] = [
         {name: value for name, value in call.items() if value not in (None, {})} for call in body["calls"]
     ]
-    return orjson.dumps({**head, **body}, option=orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps({**identity, **body}, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def failure_line(job: Job, rollout: Rollout, attempt: int, *, final: bool) -> bytes:
-    """One failed attempt as a line."""
+def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
+    """One failed attempt as a line; `final` if no further one follows."""
     assert rollout.error is not None
     value: dict[str, Any] = {
-        **job.identity._asdict(),
-        "task": job.task,
-        "source": job.row.source,
-        "line": job.row.line,
+        **rollout.identity._asdict(),
+        "task": rollout.task,
+        "source": rollout.source,
+        "line": rollout.line,
         "environment": rollout.environment,
         "agent": rollout.agent,
-        "attempt": attempt,
+        "attempt": rollout.attempt,
         "final": final,
         "error": rollout.error.model_dump(),
         "seconds": round(rollout.timing.total_s, 3),
-        "finished": round(time.time(), 3),
+        "finished": rollout.finished,
     }
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def identity_of(line: bytes) -> Identity:
-    """Of a line of either file; `ValueError` if it has none."""
+def line_identity(line: bytes) -> Identity:
+    """The identity in a line of either file. Raises `ValueError` if it has none."""
     if match := _HEAD.match(line):
         seed = None if match[4] == b"null" else int(match[4])
         return Identity(match[1].decode(), int(match[2]), int(match[3]), seed)
-    value = parse_line(line)
+    return identity_of(parse_line(line))
+
+
+def identity_of(value: Mapping[str, Any]) -> Identity:
+    """The identity in a parsed line. Raises `ValueError` if it has none."""
     try:
         seed = value.get("seed")
         return Identity(
@@ -107,7 +111,10 @@ def identity_of(line: bytes) -> Identity:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines with their 1-based numbers; a torn last one, of a run that goes on or was killed, is left out."""
+    """Whole lines with their 1-based numbers, nothing if there is no such file.
+
+    A torn last line, of a run under way or one that was killed, is left out.
+    """
     try:
         with path.open("rb", buffering=_READ) as file:
             for number, line in enumerate(file, 1):

@@ -1,30 +1,27 @@
-"""A run from beginning to end: plan, directory, stack, rollouts. What `gymgate collect` and the Python API share."""
+"""A run from beginning to end: plan, directory, stack, rollouts. `gymgate run`, `gymgate collect` and Python use it."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from gymgate.collection.limits import fitting_concurrency
-from gymgate.collection.plan import Done, Identity, Job, Plan, Shard
+from gymgate.collection.collector import Collector, Log, OnChange, OnRollout, ignore
+from gymgate.collection.pace import Pace, fitting_concurrency
+from gymgate.collection.plan import Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
 from gymgate.collection.policy_wait import PolicyWait
+from gymgate.collection.progress import RunProgress
 from gymgate.collection.ray_stacks import RayStacks, ray_stacks
-from gymgate.collection.record import CollectedRollout
-from gymgate.collection.runner import Collector, Pace
 from gymgate.collection.settings import extent_of, settings_of
 from gymgate.collection.store import RunDirectory, open_run, run_directories
-from gymgate.collection.tally import Tally
-from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Policy, Stack, acquire
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -33,10 +30,11 @@ class Collection:
 
     stack: StackConfig
     policy: Policy
-    plan: Plan
-    names: Sequence[str]
-    """Of the sources, as settings show them."""
+    plan: RolloutPlan
+    names: Sequence[str] = ()
+    """The sources, as the run's settings show them."""
     output: Path | None = None
+    """The run's directory; `None`: nothing is written."""
     limits: RolloutLimits = field(default_factory=RolloutLimits)
     pace: Pace = field(default_factory=Pace)
     rerun_failed: bool = False
@@ -44,82 +42,91 @@ class Collection:
     ray: str | None = None
     """Address of a Ray cluster to run on; `None`: this machine."""
     wait_for_policy_s: float | None = None
-    """For the policy's endpoint to answer, at the start and after failures of its; 0: it is asked once."""
-    say: Say = lambda message: None
-    tally: Tally = field(default_factory=Tally)
+    """Seconds that the policy's endpoint has to answer, at the start and after its failures; 0: ask once; `None`: never."""
+    log: Log = ignore
+    progress: RunProgress = field(default_factory=RunProgress)
     collector: Collector | None = None
     """While it runs."""
     draining: bool = False
 
     @property
     def directory(self) -> Path | None:
-        """Where this shard goes."""
+        """The directory of this shard."""
         shard = self.plan.shard
         return self.output / shard.directory if self.output and shard.count > 1 else self.output
+
+    @property
+    def replayed(self) -> bool:
+        """Whether recorded rollouts answer for the policy."""
+        return isinstance(self.policy, ReplayEndpoint)
 
     async def run(
         self,
         *,
-        on_rollout: Callable[[CollectedRollout], Any] | None = None,
-        on_change: Callable[[Tally], None] = lambda tally: None,
-        on_ready: Callable[[Tally], None] = lambda tally: None,
+        on_rollout: OnRollout | None = None,
+        on_change: OnChange = ignore,
+        on_ready: OnChange = ignore,
     ) -> None:
-        """Everything that is left of the run. Raises what keeps it from starting or ends it early."""
-        for error in self.plan.invalid:
-            self.say(f"left out: {error}")
+        """Run what is left of the run. Raises what keeps it from starting or ends it early.
+
+        `on_rollout` gets each rollout that finished or failed for good, after it was written; `on_ready` is called when
+        the stack is up.
+        """
+        for error in () if self.plan.keep_invalid else self.plan.invalid:
+            self.log(f"left out: {error}")
         async with contextlib.AsyncExitStack() as exits:
             directory = self._open(exits)
-            skip = self._settled(directory)
-            self._count(skip)
-            if not self.tally.left:
-                on_ready(self.tally)
+            settled = _Settled(directory, self.rerun_failed)
+            self._count(settled)
+            if not self.progress.left:
+                on_ready(self.progress)
                 return
-            await self._run_until_done(directory, skip, on_rollout, on_change, on_ready)
+            await self._run_until_done(directory, settled, on_rollout, on_change, on_ready)
 
     async def _run_until_done(
         self,
         directory: RunDirectory | None,
-        skip: _Settled,
-        on_rollout: Callable[[CollectedRollout], Any] | None,
-        on_change: Callable[[Tally], None],
-        on_ready: Callable[[Tally], None],
+        settled: _Settled,
+        on_rollout: OnRollout | None,
+        on_change: OnChange,
+        on_ready: OnChange,
     ) -> None:
-        """A stack that is lost is started again, as long as rollouts finish in between."""
-        policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.say)
+        """A lost stack is started again, as long as rollouts finish in between."""
+        policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
         await policy_wait.at_start()
         finished = -1
         while True:
             try:
                 async with self._stacks() as stack:
                     self.collector = Collector(
-                        self.plan.jobs(skip),
+                        self.plan.rollouts(settled),
                         functools.partial(self._run_one, stack),
                         pace=self._fitting_pace(),
-                        tally=self.tally,
+                        progress=self.progress,
                         directory=directory,
                         on_rollout=on_rollout,
                         on_change=on_change,
-                        warn=self.say,
+                        log=self.log,
                         status=stack.status,
                         after_failure=policy_wait.after,
                     )
                     if self.draining:
                         self.collector.drain()
-                    on_ready(self.tally)
+                    on_ready(self.progress)
                     return await self.collector.run()
             except StackLostError as error:
-                if directory is None or self.draining or self.tally.finished <= finished:
+                if directory is None or self.draining or self.progress.finished <= finished:
                     raise
-                finished = self.tally.finished
-                self.say(f"{error}; starting it again")
+                finished = self.progress.finished
+                self.log(f"{error}; starting it again")
 
     def _stacks(self) -> AbstractAsyncContextManager[Stack | RayStacks]:
         if self.ray is None:
-            return acquire(self.stack, progress=self.say)
-        return ray_stacks(self.ray, self.stack, self.pace.concurrency, self.say)
+            return acquire(self.stack, progress=self.log)
+        return ray_stacks(self.ray, self.stack, self.pace.concurrency, self.log)
 
     def drain(self) -> None:
-        """Start nothing more; `run` returns when what runs has finished."""
+        """Start nothing more; `run` returns when the rollouts under way have finished."""
         self.draining = True
         if self.collector is not None:
             self.collector.drain()
@@ -131,56 +138,52 @@ class Collection:
         settings = settings_of(self.stack, self.policy, self.limits, self.names)
         directory = exits.enter_context(open_run(self.directory, settings, extent_of(self.plan)))
         if directory.repaired:
-            self.say(
-                f"{self.directory}: cut off {directory.repaired} bytes of a line that a killed run left torn"
+            self.log(
+                f"{self.directory}: cut off {directory.repaired} bytes of a line that a killed run did not finish"
             )
         return directory
 
-    def _settled(self, directory: RunDirectory | None) -> _Settled:
-        if directory is None:
-            return _Settled(Done(), set())
-        if self.rerun_failed:
-            directory.attempts.clear()
-            directory.given_up.clear()
-        return _Settled(directory.done, directory.given_up)
-
-    def _count(self, skip: _Settled) -> None:
-        self.tally.total = self.plan.total()
-        if skip:
-            self.tally.resumed = sum(1 for identity in self.plan.identities() if identity in skip)
-            given_up = sum(1 for identity in self.plan.identities() if identity in skip.given_up)
-            self.tally.given_up_before = given_up
-            of = f"{self.tally.resumed - given_up} of {self.tally.total} rollouts are there already"
-            failed = f", {given_up} failed for good (--rerun-failed tries them again)" if given_up else ""
-            self.say(f"resuming {self.directory}: {of}{failed}")
+    def _count(self, settled: _Settled) -> None:
+        progress = self.progress
+        progress.total = self.plan.total()
+        if not settled:
+            return
+        progress.resumed = sum(identity in settled for identity in self.plan.identities())
+        given_up = sum(identity in settled.given_up for identity in self.plan.identities())
+        progress.given_up_before = given_up
+        there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
+        failed = f", {given_up} failed for good (--rerun-failed tries them again)" if given_up else ""
+        self.log(f"resuming {self.directory}: {there}{failed}")
 
     def _fitting_pace(self) -> Pace:
-        fitting, note = fitting_concurrency(self.pace.concurrency)
-        if note is None:
-            return self.pace
-        self.say(note)
-        return Pace(**{**self.pace.__dict__, "concurrency": fitting})
+        fitting, message = fitting_concurrency(self.pace.concurrency)
+        if message is not None:
+            self.log(message)
+        return dataclasses.replace(self.pace, concurrency=fitting)
 
-    async def _run_one(self, stack: Stack | RayStacks, job: Job) -> Rollout:
+    async def _run_one(self, stack: Stack | RayStacks, planned: PlannedRollout) -> Rollout:
         policy = self.policy
-        if job.sent_seed is not None and isinstance(policy, HTTPEndpoint):
-            sampling = (*policy.sampling, ("seed", job.sent_seed))
+        if planned.sent_seed is not None and isinstance(policy, HTTPEndpoint):
+            sampling = (*policy.sampling, ("seed", planned.sent_seed))
             policy = policy.model_copy(update={"sampling": sampling})
         return await stack.run(
-            job.row.data,
+            planned.row.data,
             policy=policy,
-            environment=job.environment,
+            environment=planned.environment,
             limits=self.limits,
             record_bodies=self.record_bodies,
         )
 
 
 class _Settled:
-    """What a run does not run again."""
+    """The rollouts that a run does not run again."""
 
-    def __init__(self, done: Done, given_up: set[Identity]) -> None:
-        self.done = done
-        self.given_up = given_up
+    def __init__(self, directory: RunDirectory | None, rerun_failed: bool) -> None:
+        self.done = IdentitySet() if directory is None else directory.done
+        self.given_up: set[Identity] = set() if directory is None else directory.given_up
+        if rerun_failed and directory is not None:
+            directory.attempts.clear()
+            directory.given_up.clear()
 
     def __contains__(self, identity: object) -> bool:
         return identity in self.done or identity in self.given_up

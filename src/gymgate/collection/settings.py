@@ -1,15 +1,16 @@
-"""What two runs must share to be one run: everything that can change a reward. Endpoints' addresses cannot."""
+"""What two runs must share to be one run: everything that can change a reward. Addresses of endpoints cannot."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.collection.plan import Plan
+from gymgate.collection.plan import RolloutPlan
 from gymgate.config import (
     DEFAULT_MAX_CALLS,
     CallableEndpoint,
+    EnvironmentConfig,
     HTTPEndpoint,
     ReplayEndpoint,
     RolloutLimits,
@@ -21,32 +22,47 @@ from gymgate.stack import Policy
 def settings_of(
     stack: StackConfig, policy: Policy, limits: RolloutLimits, sources: Sequence[str]
 ) -> dict[str, Any]:
-    """As JSON values; no key, no header and no address of the policy's enters."""
+    """The settings as JSON values, without the policy's key, headers and address."""
+    max_calls = limits.max_calls or "no bound"
     return {
         "sources": [_source(source) for source in sources],
         "nemo_gym": stack.runtime.version,
-        "environments": [environment.model_dump(mode="json") for environment in stack.environments],
+        "environments": [_environment(environment) for environment in stack.environments],
         "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
         "policy": _endpoint(policy),
-        "limits": {"timeout_s": limits.timeout_s, "max_calls": _max_calls(limits)},
+        # Runs made before there was a default bound hold `None`.
+        "limits": {
+            "timeout_s": limits.timeout_s,
+            "max_calls": None if max_calls == DEFAULT_MAX_CALLS else max_calls,
+        },
     }
 
 
-def extent_of(plan: Plan) -> dict[str, Any]:
-    """What may grow from one run to the next."""
-    seeds = list(plan.seeds) if plan.seeds is not None else None
+def extent_of(plan: RolloutPlan) -> dict[str, Any]:
+    """What may grow from one run to the next, as JSON values."""
     return {
         "rollouts": plan.total(),
         "rows": plan.rows,
         "repeats": plan.repeats,
-        "seeds": seeds,
+        "seeds": list(plan.seeds) if plan.seeds is not None else None,
         "shard": [plan.shard.index, plan.shard.count],
     }
 
 
-def _max_calls(limits: RolloutLimits) -> int | str | None:
-    """`None` for the default, as runs have it that were made before there was one."""
-    return None if limits.max_calls == DEFAULT_MAX_CALLS else limits.max_calls or "no bound"
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two runs' settings, as `name: OLD there, NEW here`."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    return [
+        f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _environment(config: EnvironmentConfig) -> dict[str, Any]:
+    """Every setting that differs from its default, and those that a run has always held."""
+    changed = config.model_dump(mode="json", exclude_defaults=True)
+    return {**config.model_dump(mode="json", include={"name", "config", "agent", "overrides"}), **changed}
 
 
 def _source(source: str) -> str:
@@ -56,12 +72,11 @@ def _source(source: str) -> str:
 
 def _endpoint(endpoint: Any) -> Any:
     if isinstance(endpoint, HTTPEndpoint):
-        sampling = dict(endpoint.sampling)
         return {
             "type": "http",
             "model": endpoint.model,
             "dialect": endpoint.dialect,
-            "sampling": sampling,
+            "sampling": dict(endpoint.sampling),
         }
     if isinstance(endpoint, ReplayEndpoint):
         return {
@@ -74,3 +89,16 @@ def _endpoint(endpoint: Any) -> Any:
     if isinstance(endpoint, str):
         return endpoint
     return {"type": "callable", "name": getattr(endpoint, "__qualname__", type(endpoint).__name__)}
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value is None else repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

@@ -1,6 +1,6 @@
 """Slurm scripts for a collection: an array over shards or seeds, and a job that aggregates it.
 
-The scripts hold plain words only: every argument is quoted here, and nothing in them is evaluated later.
+Every argument is quoted here; nothing in the scripts is evaluated later.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from gymgate.errors import ConfigError
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 _RESERVED = frozenset({"array", "dependency", "output", "job-name", "signal", "kill-on-invalid-dep"})
-_NUMBER = "SLURM_ARRAY_TASK_ID"
 WAIT_FOR_RESTART_S = 1800
-"""For a server that died and is started again."""
+"""Time for a policy server that died to be up again."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What is to be written."""
+    """The array to write scripts for."""
 
     collect: Sequence[str]
     """Arguments of `gymgate collect`, without `-o` and `--shard`."""
@@ -31,23 +30,23 @@ class SlurmJob:
     shards: int | None = None
     """Array tasks, each with a part of the rollouts."""
     seeds: Sequence[int] | None = None
-    """An array task for each, in `shards`' place."""
+    """Array tasks by seed, instead of `shards`."""
     name: str = "gymgate"
     at_once: int | None = None
-    """Array tasks that may run at the same time; `None`: all."""
+    """Array tasks that run at the same time; `None`: all."""
     time: str | None = None
     """Walltime as Slurm writes it; no rollout is started in its last `drain_s` seconds."""
     drain_s: int = 600
     requeues: int = 3
-    """Times that a task which ran out of time, or was preempted, goes on in a new one."""
+    """Times that a task which ran out of time, or was preempted, is requeued."""
     options: Mapping[str, str | None] = field(default_factory=dict)
     """Further sbatch options of the array: partition, account, gpus-per-node, ..."""
     setup: Sequence[str] = ()
-    """Shell lines to run first, as they are."""
+    """Shell lines to run first, verbatim."""
     serve: Sequence[str] = ()
-    """Arguments of `gymgate serve-policy`: servers in each task; none: the endpoint is elsewhere."""
+    """Arguments of `gymgate serve-policy`, which then runs in each task; none: the endpoint is elsewhere."""
     serves_policy: bool = True
-    """Whether a policy is among those servers, or only a sandbox."""
+    """Whether those servers include a policy; otherwise they are only a sandbox."""
 
     def __post_init__(self) -> None:
         if (self.shards is None) == (self.seeds is None):
@@ -71,39 +70,39 @@ class SlurmJob:
 
     @property
     def array(self) -> str:
-        """Slurm's list of tasks."""
+        """The array's indices as Slurm writes them."""
         if self.seeds is None:
             return f"1-{self.shards}"
         return ",".join(map(str, sorted(self.seeds)))
 
     @property
     def runs(self) -> list[Path]:
-        """What there is to aggregate."""
+        """Directories to aggregate."""
         output = self.output.absolute()
         return [output] if self.seeds is None else [output / f"seed-{seed}" for seed in sorted(self.seeds)]
 
     def command(self) -> str:
-        """What a task runs, as a line of bash. Its number, which Slurm puts in, is all that bash evaluates."""
+        """The command of a task as a line of bash, which evaluates nothing but the task's number."""
         collect = ["gymgate", "collect", *self.collect]
         if self.serve and self.serves_policy:
             collect += ["-b", "{urls}"]
             if not self._collects_with("--wait-for-policy"):
                 collect += ["--wait-for-policy", str(WAIT_FOR_RESTART_S)]
         line = shlex.join([*collect, "-o", str(self.output.absolute())])
-        number = f"${_NUMBER}"
-        part = f" --shard {number}/{self.shards}"
+        number = "$SLURM_ARRAY_TASK_ID"
+        share = f" --shard {number}/{self.shards}"
         if self.seeds is not None:
-            part = f"/seed-{number} --seeds {number}-{number}"
+            share = f"/seed-{number} --seeds {number}-{number}"
         if not self.serve:
-            return line + part
-        place = next((place for place, word in enumerate(self.serve) if word == "--"), len(self.serve))
+            return line + share
+        split = self.serve.index("--") if "--" in self.serve else len(self.serve)
         logs = f"{shlex.quote(str(self.output.absolute()))}/logs/servers-{number}"
-        serve = f"gymgate serve-policy {shlex.join(self.serve[:place])} --logs {logs}"
-        return f'{serve} --run {shlex.quote(line)}"{part}" {shlex.join(self.serve[place:])}'.rstrip()
+        serve = f"gymgate serve-policy {shlex.join(self.serve[:split])} --logs {logs}"
+        return f'{serve} --run {shlex.quote(line)}"{share}" {shlex.join(self.serve[split:])}'.rstrip()
 
 
 def array_script(job: SlurmJob) -> str:
-    """The sbatch script of the array. A task exits with an error if any part of it failed for good."""
+    """The sbatch script of the array. A task exits with an error if rollouts failed for good."""
     array = job.array + (f"%{job.at_once}" if job.at_once else "")
     logs = job.output.absolute() / "logs"
     options: dict[str, str | None] = {
@@ -120,12 +119,12 @@ def array_script(job: SlurmJob) -> str:
         *_sbatch(options),
         "set -euo pipefail",
         *job.setup,
-        "# The batch step gets SIGUSR1 before the walltime ends: no new rollouts, those under way are finished.",
+        "# Slurm sends SIGUSR1 before the walltime ends: start no new rollouts, finish those under way.",
         f"{job.command()} &",
         "collector=$!",
         "trap 'kill -USR1 \"$collector\" 2>/dev/null || true' USR1",
         "trap 'kill -TERM \"$collector\" 2>/dev/null || true' TERM",
-        # A signal ends `wait`, not the collector; bash keeps the status that it ended with.
+        # A signal ends `wait`, not the collector, whose exit status bash keeps.
         'while kill -0 "$collector" 2>/dev/null; do wait "$collector" || true; done',
         "code=0",
         'wait "$collector" || code=$?',
@@ -140,18 +139,11 @@ def array_script(job: SlurmJob) -> str:
 
 
 def aggregate_script(job: SlurmJob) -> str:
-    """The sbatch script that merges the shards, to be submitted with a dependency on the array."""
+    """The sbatch script that aggregates the array's runs; submit it with a dependency on the array."""
     output = job.output.absolute()
     carried = {name: value for name, value in job.options.items() if name in ("account", "partition", "qos")}
     options = {"job-name": f"{job.name}-aggregate", "output": f"{output}/logs/aggregate_%j.log", **carried}
-    files = [
-        "-o",
-        str(output / "tasks.jsonl"),
-        "-o",
-        str(output / "tasks.csv"),
-        "--summary",
-        str(output / "summary.jsonl"),
-    ]
+    files = [f"-o{output}/tasks.jsonl", f"-o{output}/tasks.csv", f"--summary={output}/summary.jsonl"]
     lines = [
         "#!/bin/bash",
         *_sbatch(options),
@@ -167,7 +159,7 @@ def aggregate_script(job: SlurmJob) -> str:
 
 
 def submit_script(array: Path, aggregate: Path) -> str:
-    """Submits both: the second runs when every task of the first has ended, well or not, and says what is missing."""
+    """The shell script that submits both: the second job runs when every task of the array has ended, well or not."""
     return "\n".join(
         [
             "#!/bin/bash",
@@ -182,7 +174,7 @@ def submit_script(array: Path, aggregate: Path) -> str:
 
 
 def seconds_of(text: str) -> int:
-    """Slurm's walltime: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. Raises `ConfigError`."""
+    """Seconds of a Slurm walltime: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. Raises `ConfigError`."""
     match = _TIME.fullmatch(text)
     if match is None:
         raise ConfigError(f"--time {text!r}: write minutes, HH:MM:SS or D-HH:MM:SS")
@@ -198,11 +190,5 @@ def _sbatch(options: Mapping[str, str | None]) -> list[str]:
     for name, value in options.items():
         if value is not None and ("\n" in value or '"' in value):
             raise ConfigError(f"--sbatch {name}={value!r}: a value must be one line without quotes")
-    return [
-        f"#SBATCH --{name}"
-        if value is None
-        else f'#SBATCH --{name}="{value}"'
-        if " " in value
-        else f"#SBATCH --{name}={value}"
-        for name, value in options.items()
-    ]
+    quoted = {name: f'"{value}"' if value and " " in value else value for name, value in options.items()}
+    return [f"#SBATCH --{name}" + ("" if value is None else f"={value}") for name, value in quoted.items()]

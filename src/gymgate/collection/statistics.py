@@ -1,6 +1,6 @@
-"""The figures of a set of rollouts, defined as NeMo Gym and the pass@k paper define them. Pure functions.
+"""Metrics of a set of rollouts, defined as by NeMo Gym and the pass@k paper. Pure functions.
 
-A task's scores come in the order of its rollouts (seed, then repeat); a rollout without a reward is left out.
+A task's scores are in the order of its rollouts (seed, then repeat); rollouts without a reward are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 Z95 = 1.959963984540054
-"""Standard errors on either side of a mean that hold 95 % of a normal distribution."""
+"""Half the width of a 95 % confidence interval, in standard errors."""
 
 
 def is_binary(scores: Sequence[float]) -> bool:
@@ -20,11 +20,10 @@ def is_binary(scores: Sequence[float]) -> bool:
 
 
 def pass_at_k(scores: Sequence[float], k: int) -> float | None:
-    """Chance that the best of k rollouts passes: `1 - C(n-c, k) / C(n, k)` for c passes among n, which is unbiased
-    (Chen et al., 2021). For scores that are not all 0 or 1, the best of the first k, as NeMo Gym has it; for k=1 the
-    mean (NeMo Gym's `pass@1[avg-of-n]`).
+    """Probability that at least one of k rollouts passes; `None` for fewer than k scores.
 
-    `None` for fewer than k scores.
+    The unbiased estimate `1 - C(n-c, k) / C(n, k)` for c passes among n (Chen et al., 2021). For scores that are not all
+    0 or 1: the best of the first k, as in NeMo Gym. For k=1: the mean (NeMo Gym's `pass@1[avg-of-n]`).
     """
     count = len(scores)
     if k < 1 or count < k:
@@ -40,9 +39,9 @@ def pass_at_k(scores: Sequence[float], k: int) -> float | None:
 
 
 def majority_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int) -> float:
-    """Score of the answer that most of the first k rollouts gave; the mean of those that tie; 0 if none gave any.
+    """Score of the most frequent answer of the first k rollouts: the mean of those that tie, 0 if there is no answer.
 
-    As in NeMo Gym, one answer scored in two ways counts as two.
+    As in NeMo Gym, the same answer with two different scores counts as two answers.
     """
     given = Counter(
         (answer, score) for answer, score in zip(answers[:k], scores[:k], strict=True) if answer is not None
@@ -55,23 +54,23 @@ def majority_at_k(scores: Sequence[float], answers: Sequence[str | None], k: int
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """`None` of nothing."""
+    """`None` for no values."""
     return math.fsum(values) / len(values) if values else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """Sample standard deviation (over n-1); `None` of fewer than two."""
+    """Sample standard deviation (over n-1); `None` for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of independent values; `None` of fewer than two."""
+    """Standard error of the mean of independent values; `None` for fewer than two."""
     spread = deviation(values)
     return None if spread is None else spread / math.sqrt(len(values))
 
 
 def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
-    """Means over tasks of the first rollouts, of the second ones, and so on: each is one run of the whole set."""
+    """Mean over tasks of the first rollouts, of the second ones, and so on: one value per run of the whole set."""
     longest = max(map(len, tasks), default=0)
     runs = ([scores[run] for scores in tasks if run < len(scores)] for run in range(longest))
     return [math.fsum(run) / len(run) for run in runs]

@@ -1,4 +1,4 @@
-"""A run's directory: who may write to it, what is in it already, and lines that are there whole or not at all.
+"""A run's directory: one process writes it, and each line is there whole or not at all.
 
 run.json          settings, which a resume must share, and extent, which may grow
 rollouts.jsonl    a line per finished rollout
@@ -20,8 +20,9 @@ from typing import Any
 
 import orjson
 
-from gymgate.collection.plan import Done, Identity
-from gymgate.collection.record import identity_of, line_error, read_lines
+from gymgate.collection.plan import Identity, IdentitySet
+from gymgate.collection.record import line_error, line_identity, read_lines
+from gymgate.collection.settings import differences
 from gymgate.dataset.jsonl import parse_line
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import replacing
@@ -32,15 +33,15 @@ _BLOCK = 1 << 16
 
 
 class LineLog:
-    """A file that only grows by whole lines: each is one write, and a torn one is cut off again.
+    """A file that only grows by whole lines. Each line is one write; opening the file cuts off a torn last line.
 
-    A line that was appended outlives this process at once, and the machine after the next `sync`.
+    An appended line outlives this process at once, and a crash of the machine after the next `sync`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.repaired = 0
-        """Bytes of a torn last line that opening it cut off."""
+        """Bytes of a torn last line that opening cut off."""
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
@@ -53,7 +54,7 @@ class LineLog:
         self._synced = self._size
 
     def append(self, line: bytes) -> None:
-        """Add a line, ending included. Raises `DataError` (disk full, ...), the file as it was before."""
+        """Add a line, its ending included. Raises `DataError` (disk full, ...) and leaves the file as it was."""
         try:
             written = os.write(self._fd, line)
         except OSError as error:
@@ -69,7 +70,7 @@ class LineLog:
         )
 
     def sync(self) -> None:
-        """Put what was appended on the disk."""
+        """Put appended lines on the disk."""
         size = self._size
         if size == self._synced:
             return
@@ -92,10 +93,9 @@ class RunDirectory:
     """A run's directory, open for writing by this process alone."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.rollouts = LineLog(path / ROLLOUTS)
         self.failures = LineLog(path / FAILURES)
-        self.done = Done()
+        self.done = IdentitySet()
         self.attempts: dict[Identity, Counter[str]] = {}
         """Failed attempts of rollouts that have not finished, by the error's class."""
         self.given_up: set[Identity] = set()
@@ -119,12 +119,12 @@ class RunDirectory:
     def _read(self) -> None:
         for number, line in read_lines(self.rollouts.path):
             try:
-                self.done.add(identity_of(line))
+                self.done.add(line_identity(line))
             except ValueError as error:
                 raise line_error(self.rollouts.path, number, error) from error
         for number, line in read_lines(self.failures.path):
             try:
-                identity = identity_of(line)
+                identity = line_identity(line)
                 if identity not in self.done:
                     self._count_failure(identity, parse_line(line))
             except (ValueError, KeyError, TypeError) as error:
@@ -138,7 +138,7 @@ class RunDirectory:
 
 @contextmanager
 def open_run(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> Iterator[RunDirectory]:
-    """The directory of a run, made or resumed.
+    """Make a run's directory, or open it to resume the run.
 
     Raises `ConfigError` if another process writes to it or it holds a run with other settings, which it names,
     and `DataError` if it cannot be written.
@@ -157,7 +157,7 @@ def open_run(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any])
 
 
 def read_run(path: Path) -> dict[str, Any]:
-    """What `run.json` says. Raises `DataError` if there is none or it is not one of ours."""
+    """The content of a directory's `run.json`. Raises `DataError` if there is none or it has another format."""
     try:
         value = orjson.loads((path / RUN).read_bytes())
     except FileNotFoundError as error:
@@ -172,30 +172,15 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The directory itself if it holds a run, and its shards, in order."""
+    """The directory itself if it holds a run, then its shards in order."""
     shards = [found.parent for found in path.glob(f"shard-*-of-*/{RUN}")]
     own = [path] if (path / RUN).exists() else []
     return own + sorted(shards, key=lambda shard: [int(number) for number in shard.name.split("-")[1::2]])
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' settings, as `name: OLD there, NEW here`."""
-    old, new = dict(_flat(before)), dict(_flat(now))
-    return [
-        f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
-    ]
-
-
 def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> None:
     settings = orjson.loads(orjson.dumps(settings))
-    described = {
-        "format": FORMAT,
-        "settings": settings,
-        "extent": dict(extent),
-        "created": round(time.time()),
-    }
+    created: Any = round(time.time())
     if (path / RUN).exists():
         before = read_run(path)
         if changed := differences(before["settings"], settings):
@@ -204,11 +189,12 @@ def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[st
             )
         if before.get("extent") == extent:
             return
-        described["created"] = before.get("created")
+        created = before.get("created")
     elif (path / ROLLOUTS).exists():
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
         )
+    described = {"format": FORMAT, "settings": settings, "extent": dict(extent), "created": created}
     with replacing(path / RUN, sync=True) as file:
         file.write(orjson.dumps(described, option=orjson.OPT_INDENT_2))
 
@@ -227,7 +213,7 @@ def _locked(path: Path) -> Iterator[None]:
             raise ConfigError(
                 f"{path} is being written by {holder}; wait for it or name another -o"
             ) from error
-        with contextlib.suppress(OSError):  # a name to show; without room for it the lock holds all the same
+        with contextlib.suppress(OSError):  # the name is for the error above; the lock holds without it
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield
@@ -236,7 +222,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _end_of_last_line(fd: int, size: int) -> int:
-    """Offset behind the last line's ending."""
+    """Offset behind the last line ending."""
     end = size
     while end > 0:
         start = max(0, end - _BLOCK)
@@ -247,18 +233,7 @@ def _end_of_last_line(fd: int, size: int) -> int:
     return 0
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", item
-
-
-def _shown(value: Any) -> str:
-    text = "not set" if value is None else repr(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
-
-
 def _cannot_write(path: Path, error: OSError) -> DataError:
-    return DataError(f"cannot write to {path}: {error.strerror}; what is there stays", path=str(path))
+    return DataError(
+        f"cannot write to {path}: {error.strerror}; what was written before is intact", path=str(path)
+    )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gymgate.api import open_rows
-from gymgate.collection.plan import Done, Plan, checked_shard
+from gymgate.collection.collector import Log, ignore
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import IdentitySet, RolloutPlan, checked_shard
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.run import Collection
-from gymgate.collection.runner import Pace
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import Row, RowSource
+from gymgate.dataset import RowSource
 from gymgate.dataset import open_rows as open_row_source
 from gymgate.dataset.row import make_row
 from gymgate.stack import Policy
-
-Say = Callable[[str], None]
 
 
 async def collect(
@@ -41,27 +41,26 @@ async def collect(
     wait_for_policy_s: float | None = None,
     include_finished: bool = True,
     runtime: RuntimeConfig | None = None,
-    progress: Say = lambda message: None,
+    progress: Log = ignore,
 ) -> AsyncGenerator[CollectedRollout, None]:
-    """Rollouts of rows x seeds x repeats, each as soon as it has finished.
+    """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished.
 
-    With `output`, a directory, each is appended to it first; after a kill, the same call runs what is missing, and
-    yields what is there already before that (unless not `include_finished`). Failed rollouts are retried within
-    `pace.budgets` and then left in `output`'s failures.jsonl. `rows` is a packaged file's name, a path,
-    `hf:owner/name[:split]` or dicts; `seeds` a number of them or a list. `wait_for_policy_s` is how long the policy's
-    endpoint may take to answer, at the start and after failures of its; 0 asks it once, `None` never. A loop that is
-    left early stops the run when the generator is closed:
-    `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
+    With `output`, a directory, each is appended to it first. After a kill, the same call yields what is there already
+    (unless `include_finished` is false) and then runs what is missing. Failed rollouts are retried within
+    `pace.budgets` and then left in `output`'s failures.jsonl.
 
+    `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
+    take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
+    answer, at the start and after its failures: 0 asks it once, `None` never. `progress` gets messages.
+
+    To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
     Raises `ConfigError` for an output that holds a run with other settings, `DataError` if it cannot be written.
     """
     stack = _stack_config(environments, runtime)
     sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
     pace = pace or Pace()
-    if concurrency is not None:
-        pace = Pace(**{**pace.__dict__, "concurrency": concurrency})
     plan = await asyncio.to_thread(
-        Plan,
+        RolloutPlan,
         sources,
         repeats=repeats,
         seeds=range(seeds) if isinstance(seeds, int) else seeds,
@@ -74,14 +73,14 @@ async def collect(
         names=names,
         output=Path(output) if output is not None else None,
         limits=limits or RolloutLimits(),
-        pace=pace,
+        pace=pace if concurrency is None else dataclasses.replace(pace, concurrency=concurrency),
         rerun_failed=rerun_failed,
         record_bodies=record_bodies,
         wait_for_policy_s=wait_for_policy_s,
-        say=progress,
+        log=progress,
     )
     if include_finished and run.directory is not None:
-        wanted = Done()
+        wanted = IdentitySet()
         for identity in plan.identities():
             wanted.add(identity)
         for _, value in read_values(run.directory / ROLLOUTS):
@@ -94,12 +93,16 @@ async def collect(
 
 
 async def _as_they_finish(run: Collection) -> AsyncGenerator[CollectedRollout, None]:
-    """A slow consumer holds the run up: at most a batch of results waits for it."""
+    """A slow consumer holds the run up: at most `concurrency` results wait for it."""
     queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
+
+    async def put(rollout: CollectedRollout) -> None:
+        if rollout.error is None:
+            await queue.put(rollout)
 
     async def work() -> None:
         try:
-            await run.run(on_rollout=queue.put)
+            await run.run(on_rollout=put)
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -138,11 +141,6 @@ def _sources(
     source = str(rows)
     if isinstance(rows, Path) or source.startswith("hf:") or "/" in source:
         return [RowSource(open_row_source(source, environment=None), only, limit)], [source]
-    opened = [open_rows(name, source, runtime=stack.runtime) for name in names]
-    return [RowSource(_sequence(each), name, limit) for each, name in zip(opened, names, strict=True)], [
+    return [RowSource(open_rows(name, source, runtime=stack.runtime), name, limit) for name in names], [
         source
     ]
-
-
-def _sequence(rows: Iterable[Row]) -> Sequence[Row]:
-    return rows if isinstance(rows, Sequence) else list(rows)

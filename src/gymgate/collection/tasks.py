@@ -1,4 +1,4 @@
-"""Rollouts put together by task: what is kept of each, and where its answer stands."""
+"""Rollouts grouped by task, and the little that is kept of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ANSWER_KEYS = (
     "extracted_judgement",
     "extracted_grade",
 )
-"""Fields of a result that NeMo Gym's environments put the answer in; the first that is there is taken."""
+"""Fields of a result in which NeMo Gym's environments put the answer; the first that is there is taken."""
 _LONGEST_ANSWER = 64
 
 
@@ -66,17 +66,26 @@ class Task:
 
 
 @dataclass
-class Collected:
-    """Everything that was read."""
+class CollectedTasks:
+    """The tasks of one or several runs."""
 
     tasks: dict[tuple[str, str, int], Task] = field(default_factory=dict)
     answer_keys: dict[str, str] = field(default_factory=dict)
-    """By environment, where it names an answer."""
+    """Environment -> field of its results that holds the answer, where there is one."""
     notes: list[str] = field(default_factory=list)
-    """What a reader of the figures should know: missing rollouts, rewards that are no numbers."""
+    """What a reader of the metrics should know: missing rollouts, rewards that are not numbers."""
     missing: list[str] = field(default_factory=list)
-    """Those of the notes that name rollouts or shards which are not there."""
+    """Those of the notes that name missing rollouts or shards."""
     not_numbers: int = 0
+    policy: Mapping[str, Any] | None = None
+    """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
+    created: int | None = None
+    """Start of the first run, in seconds since 1970."""
+
+    @property
+    def replayed(self) -> bool:
+        """Whether recorded rollouts answered for the policy."""
+        return self.policy is not None and self.policy.get("type") == "replay"
 
     def ordered(self) -> list[Task]:
         return sorted(
@@ -84,7 +93,7 @@ class Collected:
         )
 
     def add(self, value: Mapping[str, Any], answer_key: str | None = None) -> None:
-        """A line of a run's rollouts; its answer is in `answer_key`, or in the first known field that it has."""
+        """Add a line of a run's rollouts; its answer is in `answer_key`, else in the first known field that it has."""
         task = self.task_of(value)
         result = value.get("result") or {}
         keys = (answer_key,) if answer_key else ANSWER_KEYS
@@ -94,17 +103,16 @@ class Collected:
             self.not_numbers += 1
         order = value.get("seed") or 0, int(value.get("repeat", 0))
         task.scores.append(Score(order, outcome_of(value), _answer(result[key]) if key is not None else None))
-        calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
-        task.calls += len(calls)
-        task.output_tokens += sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
+        calls, tokens = calls_and_tokens(value)
+        task.calls += calls
+        task.output_tokens += tokens
         task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
 
     def task_of(self, value: Mapping[str, Any]) -> Task:
         """The task that a line of a run belongs to."""
-        environment, row_key = str(value.get("environment", "")), str(value["row_key"])
-        occurrence = int(value.get("occurrence", 0))
-        name = (environment, row_key, occurrence)
+        name = task_name(value)
         if name not in self.tasks:
+            environment, row_key, occurrence = name
             self.tasks[name] = Task(
                 environment=environment,
                 agent=str(value.get("agent", "")),
@@ -117,8 +125,19 @@ class Collected:
         return self.tasks[name]
 
 
+def task_name(value: Mapping[str, Any]) -> tuple[str, str, int]:
+    """Environment, row key and occurrence: what the rollouts of a task have in common."""
+    return str(value.get("environment", "")), str(value["row_key"]), int(value.get("occurrence", 0))
+
+
+def calls_and_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
+    """Number of policy calls of a rollout's line, and tokens that they sampled."""
+    calls = [call for call in value.get("calls") or () if call.get("model_server") == POLICY]
+    return len(calls), sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
+
+
 def _answer(value: Any) -> str | None:
-    """An answer in little room; equal answers stay equal."""
+    """The answer as a short text; equal answers stay equal."""
     if value is None:
         return None
     text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()

@@ -1,4 +1,4 @@
-"""What was said in a rollout, as far as its result tells: messages, reasoning, tool calls and their outputs."""
+"""The conversation of a rollout, as far as its result holds it: messages, reasoning, tool calls and their outputs."""
 
 from __future__ import annotations
 
@@ -8,38 +8,39 @@ from typing import Any, NamedTuple
 import orjson
 
 
-class Said(NamedTuple):
+class Entry(NamedTuple):
     """One entry of a conversation."""
 
-    who: str
-    """system, user, assistant, reasoning, call NAME, output."""
+    role: str
+    """system, developer, user, assistant, reasoning, call NAME, output."""
     text: str
 
 
-def transcript(rollout: Mapping[str, Any]) -> list[Said]:
-    """The input and then the output of the agent's last response; nothing of what is not there."""
+def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
+    """The input and the output of the agent's last response."""
     result = rollout.get("result") or {}
-    asked = (result.get("responses_create_params") or {}).get("input")
-    answered = (result.get("response") or {}).get("output")
-    entries = [Said("user", asked)] if isinstance(asked, str) else list(_items(asked))
-    return [*entries, *_items(answered)]
+    given = (result.get("responses_create_params") or {}).get("input")
+    entries = [Entry("user", given)] if isinstance(given, str) else list(_entries(given))
+    return [*entries, *_entries((result.get("response") or {}).get("output"))]
 
 
-def _items(items: Any) -> Iterator[Said]:
+def _entries(items: Any) -> Iterator[Entry]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, Mapping):
             continue
         kind = item.get("type") or "message"
         if kind == "message":
-            yield Said(str(item.get("role") or "assistant"), _text(item.get("content")))
+            yield Entry(str(item.get("role") or "assistant"), _text(item.get("content")))
         elif kind == "reasoning":
-            yield Said("reasoning", _text(item.get("content")) or _text(item.get("summary")))
+            yield Entry("reasoning", _text(item.get("content")) or _text(item.get("summary")))
         elif kind.endswith("_output"):
-            yield Said("output", _text(item.get("output")))
+            yield Entry("output", _text(item.get("output")))
         elif kind.endswith("_call"):
-            yield Said(f"call {item.get('name') or kind}", _text(item.get("arguments") or item.get("action")))
+            yield Entry(
+                f"call {item.get('name') or kind}", _text(item.get("arguments") or item.get("action"))
+            )
         else:
-            yield Said(str(kind), _text({key: value for key, value in item.items() if key != "type"}))
+            yield Entry(str(kind), _text({key: value for key, value in item.items() if key != "type"}))
 
 
 def _text(value: Any) -> str:

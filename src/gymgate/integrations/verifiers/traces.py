@@ -16,9 +16,10 @@ from verifiers.v1.state import State
 from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan, Timing, Trace, TraceTask
 
-from gymgate.collection.dataset_export import read_rollouts
+from gymgate.collection.aggregate import read_rollouts
 from gymgate.collection.record import CollectedRollout
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError
+from gymgate.files import replacing
 from gymgate.integrations.verifiers.knobs import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import (
     INFO_KEY,
@@ -46,17 +47,11 @@ def export_traces(runs: Iterable[Path], output: Path) -> int:
             f"traces are written as JSONL; name a file that ends in .jsonl, not {str(output)!r}"
         )
     adapter = TypeAdapter(WireEpisode)
-    scratch = output.with_name(f".{output.name}.new")
     count = 0
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("wb") as file:
-            for value in read_rollouts(runs):
-                file.write(adapter.dump_json(episode_of(value), exclude_none=True) + b"\n")
-                count += 1
-        scratch.replace(output)
-    except OSError as error:
-        raise DataError(f"cannot write {output}: {error.strerror}", path=str(output)) from error
+    with replacing(output) as file:
+        for value in read_rollouts(runs):
+            file.write(adapter.dump_json(episode_of(value), exclude_none=True) + b"\n")
+            count += 1
     return count
 
 

@@ -1,4 +1,4 @@
-"""Figures per task, per environment and overall, as rows of a table."""
+"""Metrics per task, per environment and overall, as rows of a table."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gymgate.collection import statistics as st
-from gymgate.collection.tasks import Collected, Task
+from gymgate.collection.tasks import CollectedTasks, Task
 from gymgate.errors import ConfigError
 
 OVERALL = "all"
 
 
-def task_rows(collected: Collected) -> Iterator[dict[str, Any]]:
+def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
     """A row per task: counts, mean and deviation of its rewards, pass@k, maj@k."""
     for task in collected.ordered():
         rewards = task.rewards()
@@ -44,7 +44,7 @@ def task_rows(collected: Collected) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def summary_rows(collected: Collected) -> list[dict[str, Any]]:
+def summary_rows(collected: CollectedTasks) -> list[dict[str, Any]]:
     """A row per environment and, if there are several, one over all tasks."""
     tasks = collected.ordered()
     names = sorted({task.environment for task in tasks})
@@ -52,8 +52,8 @@ def summary_rows(collected: Collected) -> list[dict[str, Any]]:
     return [*rows, _summary(OVERALL, tasks, collected)] if len(names) > 1 else rows
 
 
-def keep(collected: Collected, low: float, high: float) -> Iterator[Task]:
-    """The tasks whose mean reward lies between two bounds, those included; for curricula."""
+def keep(collected: CollectedTasks, low: float, high: float) -> Iterator[Task]:
+    """The tasks whose mean reward lies between two bounds, both included; for curricula."""
     for task in collected.ordered():
         mean = st.mean(task.rewards())
         if mean is not None and low <= mean <= high:
@@ -72,11 +72,10 @@ def parse_bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str, Any]:
-    rewards = [task.rewards() for task in tasks]
-    scored = [values for values in rewards if values]
-    every = [reward for values in scored for reward in values]
-    means = [mean for values in scored if (mean := st.mean(values)) is not None]
+def _summary(name: str, tasks: Sequence[Task], collected: CollectedTasks) -> dict[str, Any]:
+    scored = [rewards for task in tasks if (rewards := task.rewards())]
+    every = [reward for rewards in scored for reward in rewards]
+    means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
     low, high = _interval(mean, error, (0.0, 1.0) if st.is_binary(every) else (-math.inf, math.inf))
@@ -92,11 +91,11 @@ def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str
         "pass@1_ci95_high": high,
         "pass@1_std_runs": st.deviation(runs),
         "pass@1_se_runs": st.standard_error(runs),
-        "task_std": st.mean([spread for values in scored if (spread := st.deviation(values)) is not None]),
+        "task_std": st.mean([spread for rewards in scored if (spread := st.deviation(rewards)) is not None]),
     }
     for k in st.wanted_ks(max(map(len, scored), default=0)):
         if k > 1:
-            values = [value for scores in scored if (value := st.pass_at_k(scores, k)) is not None]
+            values = [value for rewards in scored if (value := st.pass_at_k(rewards, k)) is not None]
             row[f"pass@{k}"], row[f"pass@{k}_se"] = st.mean(values), st.standard_error(values)
         votes = _votes(tasks, collected, k)
         if votes:
@@ -107,13 +106,13 @@ def _summary(name: str, tasks: Sequence[Task], collected: Collected) -> dict[str
 def _interval(
     mean: float | None, error: float | None, bounds: tuple[float, float]
 ) -> tuple[float | None, float | None]:
-    """The 95 % interval, within what is possible."""
+    """The 95 % confidence interval, cut at the bounds."""
     if mean is None or error is None:
         return None, None
     return max(bounds[0], mean - st.Z95 * error), min(bounds[1], mean + st.Z95 * error)
 
 
-def _votes(tasks: Sequence[Task], collected: Collected, k: int) -> list[float]:
+def _votes(tasks: Sequence[Task], collected: CollectedTasks, k: int) -> list[float]:
     return [
         st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
         for task in tasks

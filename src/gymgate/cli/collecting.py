@@ -1,0 +1,141 @@
+"""From the arguments of `gymgate run` and `gymgate collect` to the run they describe. Reads files; starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gymgate.api import load_catalog
+from gymgate.catalog import Catalog, Environment
+from gymgate.cli.environments import require_judges, stack_config
+from gymgate.cli.options import EndpointOptions, EnvironmentOptions
+from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
+from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
+from gymgate.collection.run import Collection
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig
+from gymgate.dataset import RowSource, open_rows
+from gymgate.errors import ConfigError, DataError
+
+Log = Callable[[str], None]
+REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
+_AGENT_ROWS = 10_000
+"""Rows of a file that are read for the agents they name."""
+
+
+def make_collection(
+    arguments: Sequence[str],
+    *,
+    endpoint: EndpointOptions,
+    served: EnvironmentOptions,
+    gym: RuntimeConfig,
+    data: str | None,
+    rows: int | None,
+    files: Sequence[str],
+    log: Log,
+    named: Sequence[str] = (),
+    repeats: int = 1,
+    seeds: Sequence[int] | None = None,
+    shard: Shard = WHOLE,
+    keep_invalid: bool = False,
+    **fields: Any,
+) -> Collection:
+    """Check everything that can be checked before something is started, and describe the run.
+
+    `arguments` are `ENV...` or one file of rows, whose environments are `named` or found by the agents its rows name.
+    `fields` are further fields of `Collection`. Raises `ConfigError` and `DataError`.
+    """
+    _refuse_unusable_options(endpoint, files)
+    policy: HTTPEndpoint | ReplayEndpoint | None = None
+    if endpoint.urls:
+        policy = policy_endpoint(endpoint, log)
+    else:
+        log(REPLAYING)
+    environments, source = _split_arguments(arguments, named, data)
+    catalog = load_catalog(gym, progress=log)
+    stack = stack_config(environments or _environments_of_rows(source, catalog), served, gym)
+    found = [catalog.find(environment.name) for environment in stack.environments]
+    require_judges(stack, found, replayed=policy is None)
+    sources = _sources(source, found, rows)
+    if policy is None:
+        policy = replay_endpoint(found, files)
+        if not files and all(each.environment for each in sources):
+            sources = only_recorded(sources, policy, log)
+    return Collection(
+        stack=stack,
+        policy=policy,
+        plan=RolloutPlan(sources, repeats=repeats, seeds=seeds, shard=shard, keep_invalid=keep_invalid),
+        names=[source],
+        limits=served.limits,
+        log=log,
+        **fields,
+    )
+
+
+def _refuse_unusable_options(endpoint: EndpointOptions, files: Sequence[str]) -> None:
+    """Raises `ConfigError` for options of an endpoint without one, and for recordings beside one."""
+    given = {
+        "-m": endpoint.model,
+        "--sampling": endpoint.sampling,
+        "--api-key-var": endpoint.api_key_var,
+        "--wait-for-policy": endpoint.wait_for_policy,
+    }
+    unusable = [name for name, value in given.items() if value not in (None, ())]
+    if unusable and not endpoint.urls:
+        raise ConfigError(f"{' and '.join(unusable)} needs an endpoint; name one: -b http://host:8000/v1")
+    if endpoint.urls and files:
+        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
+
+
+def _split_arguments(
+    arguments: Sequence[str], named: Sequence[str], data: str | None
+) -> tuple[list[str], str]:
+    """Environments and data of `ENV... | FILE [--env ENV...]`. Raises `ConfigError` for two sources of rows."""
+    files = [each for each in arguments if each.endswith((".jsonl", ".ndjson")) or each.startswith("hf:")]
+    environments = [*(each for each in arguments if each not in files), *named]
+    if len(files) > 1:
+        raise ConfigError(f"one file of rows at a time, not {len(files)}; put their lines into one file")
+    if files and data is not None:
+        raise ConfigError(f"rows are named twice: {files[0]} and --data {data}")
+    return environments, files[0] if files else (data or "example")
+
+
+def _environments_of_rows(data: str, catalog: Catalog) -> list[str]:
+    """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
+    rows = open_rows(data, environment=None)
+    if not len(rows):
+        raise DataError(f"{data} has no rows", path=data)
+    agents: dict[str, None] = {}
+    for position in range(min(len(rows), _AGENT_ROWS)):
+        try:
+            agents[rows[position].agent or ""] = None
+        except DataError as error:
+            if error.line is None:
+                raise
+    if "" in agents:
+        raise ConfigError(f"rows of {data} name no agent (agent_ref); name the environment: --env ENV")
+    found = {agent: _environment_of(agent, catalog) for agent in agents}
+    if unknown := [agent for agent, name in found.items() if name is None]:
+        raise ConfigError(f"{data}: no environment has agent {unknown[0]!r}; name the environment: --env ENV")
+    return sorted({name for name in found.values() if name is not None})
+
+
+def _environment_of(agent: str, catalog: Catalog) -> str | None:
+    """The environment whose default config starts the agent."""
+    for environment in catalog.environments():
+        try:
+            config = environment.config(None)
+        except ConfigError:
+            continue
+        if any(instance.name == agent for instance in config.agents):
+            return f"{environment.kind}/{environment.name}"
+    return None
+
+
+def _sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[RowSource]:
+    """Each environment's packaged data, or one file for all of them."""
+    is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
+    if len(environments) > 1 and is_file:
+        return [RowSource(open_rows(data, environment=None), None, limit)]
+    return [RowSource(open_rows(data, environment=each), each.name, limit) for each in environments]

@@ -1,0 +1,161 @@
+"""From command-line options to the environments of a stack: release, overrides, judges, variables. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gymgate.catalog import Environment
+from gymgate.catalog.needs import refuse_unanswered
+from gymgate.cli.options import EnvironmentOptions
+from gymgate.config import (
+    EnvironmentConfig,
+    HTTPEndpoint,
+    JudgeEndpoint,
+    RuntimeConfig,
+    StackConfig,
+)
+from gymgate.errors import ConfigError, DataError
+
+REPLAYED_JUDGES = (
+    "; recorded rollouts answer for the policy alone: `gymgate check {}` replays the judges' answers, too"
+)
+_JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
+
+
+def stack_config(
+    environments: Sequence[str], given: EnvironmentOptions, runtime: RuntimeConfig
+) -> StackConfig:
+    """The stack that serves the environments with the given options. Raises `ConfigError`."""
+    return StackConfig(
+        environments=environment_configs(environments, given.config, given.agent, given.settings),
+        runtime=runtime,
+        models=tuple(sorted(parse_judges(given.judges).items())),
+        env_vars=checked_env_vars(given.env_vars),
+        agent_processes=given.agent_processes,
+        hang_timeout_s=given.hang_timeout or None,
+    )
+
+
+def environment_configs(
+    names: Sequence[str], config: str | None, agent: str | None, settings: Sequence[str]
+) -> tuple[EnvironmentConfig, ...]:
+    """One config per environment. Raises `ConfigError` for `--config` or `--agent` with several environments."""
+    if len(names) > 1 and (wrong := [o for o, v in (("--config", config), ("--agent", agent)) if v]):
+        raise ConfigError(
+            f"{' and '.join(wrong)} can be given for one environment only, not for {len(names)}"
+        )
+    overrides = _overrides(names, settings)
+    return tuple(
+        EnvironmentConfig(name=name, config=config, agent=agent, overrides=tuple(overrides[name].items()))
+        for name in names
+    )
+
+
+def checked_env_vars(names: Sequence[str]) -> tuple[str, ...]:
+    """Variables that the environments may see. Raises `ConfigError` for one that is not set here."""
+    if missing := [name for name in names if name not in os.environ]:
+        raise ConfigError(f"environment variable {missing[0]!r} is not set (--env-var)")
+    return tuple(sorted({*names}))
+
+
+def parse_judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
+    """`NAME=URL`, `NAME=MODEL@URL`, `NAME=policy` or `NAME=none` as model server -> endpoint. Raises `ConfigError`."""
+    found: dict[str, JudgeEndpoint] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise ConfigError(f"--judge {text!r}: write {_JUDGE_FORMS}")
+        if value in ("policy", "none"):
+            found[name] = "policy" if value == "policy" else "none"
+            continue
+        model, _, url = value.rpartition("@")
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
+        found[name] = HTTPEndpoint(base_url=url, model=model or None)
+    return found
+
+
+def require_judges(stack: StackConfig, found: Sequence[Environment], *, replayed: bool) -> None:
+    """Raise `NeedMissingError` for a judge without an endpoint, as far as the environments' files show it.
+
+    The stack checks again: only NeMo Gym itself knows what `--set` and `--agent` change. `replayed`: recorded
+    rollouts answer for the policy, which they cannot do for a judge.
+    """
+    named = {name for name, _ in stack.models}
+    for spec, environment in zip(stack.environments, found, strict=True):
+        if spec.agent is None and not spec.overrides:
+            judges = dict(environment.config(spec.config).judges)
+            hint = REPLAYED_JUDGES.format(environment.known_as) if replayed else ""
+            refuse_unanswered(environment.name, judges, named, hint=hint)
+
+
+def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:
+    """`KEY=VALUE` (the value is YAML) or `@FILE` (a YAML mapping), after `ENV:` where there are several environments."""
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for text in settings:
+        target, rest = _target(text, names)
+        if rest.startswith("@"):
+            found[target].update(_dotted(_yaml_file(Path(rest[1:]).expanduser())))
+            continue
+        key, _, value = rest.partition("=")
+        parsed = _yaml(text, value)
+        found[target].update(
+            _dotted(parsed, f"{key}.") if isinstance(parsed, dict) and parsed else {key: parsed}
+        )
+    return found
+
+
+def _target(text: str, names: Sequence[str]) -> tuple[str, str]:
+    """The environment that a setting is for, and the setting without its prefix."""
+    prefixed = [name for name in names if text.startswith(f"{name}:")]
+    rest = text.removeprefix(f"{prefixed[0]}:") if prefixed else text
+    key, equals, _ = rest.partition("=")
+    is_file = rest.startswith("@") and len(rest) > 1
+    if (not prefixed and len(names) > 1) or not (is_file or (key and equals and ":" not in key)):
+        several = f", ENV one of {', '.join(names)}" if len(names) > 1 else ""
+        form = "ENV:KEY=VALUE or ENV:@FILE" if several else "KEY=VALUE or @FILE"
+        raise ConfigError(f"--set {text!r}: write {form}{several}")
+    return (prefixed or list(names))[0], rest
+
+
+def _yaml_file(path: Path) -> dict[str, Any]:
+    try:
+        value = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"--set @{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--set @{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--set @{path}: it holds no mapping of keys to values")
+    return value
+
+
+def _yaml(text: str, value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {text!r}: the value is not YAML: {' '.join(str(error).split())}") from None
+
+
+def _dotted(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of a nested mapping by dotted key."""
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            yield from _dotted(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", item
+
+
+def writable_path(path: Path) -> Path:
+    """A path at which a file or a directory can be made. Raises `DataError` otherwise."""
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise DataError(f"cannot write {path}: {parent} is no directory", path=str(path))
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataError(f"cannot write {path}: {parent} is not writable", path=str(path))
+    return path

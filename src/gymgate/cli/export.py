@@ -1,0 +1,64 @@
+"""`gymgate export`: runs in the forms that others read."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from gymgate.cli.output import log
+from gymgate.collection.aggregate import expand, read_runs
+from gymgate.collection.export import export_dataset, export_rows
+from gymgate.collection.gym_rollouts import export_rollouts
+from gymgate.collection.metrics import parse_bounds
+from gymgate.errors import ConfigError
+
+
+@click.command("export")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice(["dataset", "gym", "rows", "traces"]),
+    help="dataset: a flat table for dataset libraries (.jsonl or .parquet); gym: NeMo Gym's rollouts.jsonl, with its "
+    "materialized inputs beside it; rows: the input rows, the next run's input (.jsonl); traces: verifiers' "
+    "traces.jsonl.",
+)
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
+)
+@click.option(
+    "--keep",
+    "bounds",
+    metavar="LOW..HIGH",
+    help="With --to rows: only rows whose mean reward lies in this range.",
+)
+def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None) -> None:
+    """Write the rollouts of runs, or their rows, in a form that other programs read.
+
+    RUN is a directory of gymgate collect, with its shards, or (not for gym) a rollouts.jsonl of NeMo Gym's collector.
+    """
+    if bounds is not None and form != "rows":
+        raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
+    if form == "rows":
+        limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
+        collected = read_runs(runs, first_of_overlap=True)
+        count = export_rows(collected, output, *limits)
+        log(f"{output}: {count} of {len(collected.tasks)} rows")
+        return
+    log(f"{output}: {_export(expand(runs), form, output)} rollouts")
+
+
+def _export(runs: list[Path], form: str, output: Path) -> int:
+    if form == "dataset":
+        return export_dataset(runs, output)
+    if form == "gym":
+        return export_rollouts(runs, output)
+    from gymgate.integrations.verifiers.knobs import require_verifiers
+
+    require_verifiers()
+    from gymgate.integrations.verifiers.traces import export_traces
+
+    return export_traces(runs, output)

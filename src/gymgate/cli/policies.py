@@ -1,0 +1,215 @@
+"""From command-line options to the policy: an endpoint and its replicas, or recorded rollouts. Starts nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from gymgate.catalog import Environment
+from gymgate.cli.options import EndpointOptions, checked_url
+from gymgate.config import HTTPEndpoint, ReplayEndpoint
+from gymgate.dataset import Row, Rows, RowSource
+from gymgate.errors import ConfigError, DataError
+from gymgate.serving.slurm_nodes import job_nodes
+
+if TYPE_CHECKING:
+    from gymgate.gateway.replay import Recording
+
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+MODELS_TIMEOUT_S = 10.0
+_SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
+Log = Callable[[str], None]
+
+
+def policy_endpoint(given: EndpointOptions, log: Log) -> HTTPEndpoint:
+    """The endpoint that `-b URL[,URL...]` and the options beside it describe. Raises as `http_endpoint`."""
+    assert given.urls is not None
+    first, *replicas = endpoint_list(given.urls)
+    return http_endpoint(
+        first,
+        given.model,
+        given.dialect,
+        given.api_key_var,
+        wait_s=given.wait_for_policy,
+        log=log,
+        replicas=tuple(replicas),
+        sampling=sampling_fields(given.sampling),
+        timeout_s=given.call_timeout,
+    )
+
+
+def http_endpoint(
+    base_url: str,
+    model: str | None,
+    dialect: Literal["chat", "responses"],
+    key_variable: str | None,
+    *,
+    wait_s: float | None = None,
+    log: Log = lambda message: None,
+    **fields: Any,
+) -> HTTPEndpoint:
+    """The policy endpoint. Without `model`, ask the endpoint for its only one, after waiting up to `wait_s` for it.
+
+    `fields` are further fields of `HTTPEndpoint`. Raises `ConfigError` if `base_url` is not a URL, the named key variable
+    is not set or the endpoint does not serve exactly one model, and `PolicyError` if it does not answer in time.
+    """
+    checked_url(base_url)
+    variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
+    endpoint = HTTPEndpoint(
+        base_url=base_url, dialect=dialect, model=model, api_key_env=variable, **fields
+    ).resolved()
+    if model:
+        return endpoint
+    if wait_s:
+        from gymgate.gateway.backends.ready import wait_until_ready
+
+        asyncio.run(wait_until_ready(endpoint, wait_s, log))
+    return endpoint.model_copy(update={"model": only_model(endpoint)})
+
+
+def only_model(endpoint: HTTPEndpoint) -> str:
+    """The model that an endpoint serves. Raises `ConfigError` if it cannot be reached or does not serve exactly one."""
+    *others, last = endpoint.base_urls
+    for base_url in others:
+        with contextlib.suppress(ConfigError):
+            return _model_at(base_url, endpoint)
+    return _model_at(last, endpoint)
+
+
+def _model_at(base_url: str, endpoint: HTTPEndpoint) -> str:
+    url = f"{base_url}/models"
+    key = endpoint.api_key.get_secret_value() if endpoint.api_key else None
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=MODELS_TIMEOUT_S) as answer:
+            models = [str(item["id"]) for item in json.load(answer)["data"]]
+    except urllib.error.HTTPError as error:
+        raise ConfigError(f"name the model with -m: {url} answered {error.code} {error.reason}") from None
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ConfigError(f"endpoint {base_url!r} cannot be reached: {reason}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"name the model with -m: {url} answered no list of models") from None
+    if len(models) != 1:
+        raise ConfigError(f"name the model with -m; {base_url} serves {', '.join(models) or 'none'}")
+    return models[0]
+
+
+def endpoint_list(text: str) -> list[str]:
+    """The URLs in a comma-separated list.
+
+    `slurm:PORT` stands for the nodes of this Slurm job, `slurm/GROUP:PORT` for those of one group of a heterogeneous
+    job. Raises `ConfigError` for an entry that is not a URL or is given twice.
+    """
+    addresses = [address for part in text.split(",") for address in _addresses(part.strip().rstrip("/"))]
+    for address in addresses:
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"-b {text!r}: {address!r} is not a URL; write http://host:8000/v1[,http://...]"
+            )
+        if addresses.count(address) > 1:
+            raise ConfigError(f"-b {text!r}: {address!r} is there twice")
+    return addresses
+
+
+def _addresses(entry: str) -> list[str]:
+    match = _SLURM.fullmatch(entry)
+    if match is None:
+        return [entry]
+    nodes = job_nodes(group=int(match[1]) if match[1] else None)
+    return [f"http://{node}:{match[2]}/v1" for node in nodes]
+
+
+def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
+    """`KEY=VALUE` with YAML values, sorted by key. Raises `ConfigError`."""
+    fields: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--sampling {text!r}: write KEY=VALUE, such as temperature=0.7")
+        if key == "seed":
+            raise ConfigError(
+                f"--sampling {text!r}: one seed would make every rollout the same; use --seeds of gymgate collect"
+            )
+        try:
+            fields[key] = yaml.safe_load(value)
+        except (yaml.YAMLError, ValueError) as error:
+            raise ConfigError(f"--sampling {text!r}: the value is not YAML: {error}") from None
+    return tuple(sorted(fields.items()))
+
+
+def replay_endpoint(environments: Sequence[Environment], files: Sequence[str]) -> ReplayEndpoint:
+    """Recorded rollouts as the policy: those in files, else the environments' own.
+
+    Raises `ConfigError` for an environment that ships none.
+    """
+    if files:
+        return ReplayEndpoint(rollouts=tuple(files))
+    for environment in environments:
+        if not environment.recordings():
+            raise ConfigError(
+                f"environment {environment.name!r} ships no recorded rollouts to replay; name a policy endpoint: "
+                "-b http://host:8000/v1, or recordings: --replay-file FILE"
+            )
+    return ReplayEndpoint(
+        rollouts=tuple(str(file.path) for each in environments for file in each.recordings())
+    )
+
+
+def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: Log) -> list[RowSource]:
+    """The sources without the rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
+
+    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
+    """
+    from gymgate.gateway.replay import recorded_rollouts
+
+    recordings = recorded_rollouts(endpoint.rollouts)
+    return [_recorded(source, recordings, log) for source in sources]
+
+
+def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:
+    from gymgate.gateway.replay import recorded_rows
+
+    source.refuse_empty()
+    whole = list(replace(source, limit=None).readable())
+    rows = [row for _, row in whole if isinstance(row, Row)]
+    recorded = {id(row) for row in recorded_rows(recordings, rows)}
+    if not recorded and rows:
+        raise ConfigError(
+            f"none of the {len(whole)} rows of {source.environment or source.name} has a recorded rollout to replay; name a "
+            "policy endpoint: -b http://host:8000/v1, or recordings of these rows: --replay-file FILE"
+        )
+    if len(recorded) < len(rows):
+        log(
+            f"{source.environment}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout"
+        )
+    kept = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
+    return replace(source, rows=Rows(_SelectedRows(source.rows, kept), source.name))
+
+
+class _SelectedRows:
+    """Reads some of the rows of a source, by their positions there."""
+
+    def __init__(self, rows: Sequence[Row], positions: Sequence[int]) -> None:
+        self._rows = rows
+        self._positions = positions
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        return (self.numbered_at(position) for position in range(len(self)))
+
+    def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
+        row = self._rows[self._positions[position]]
+        return row.line, row.data

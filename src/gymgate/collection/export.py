@@ -1,0 +1,90 @@
+"""Runs in the forms that others read: a flat table for dataset libraries, and the input rows of the next run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymgate.collection.aggregate import read_rollouts
+from gymgate.collection.metrics import keep
+from gymgate.collection.tables import checked_table, write_table
+from gymgate.collection.tasks import CollectedTasks, calls_and_tokens
+from gymgate.collection.transcript import transcript
+from gymgate.dataset import open_rows
+from gymgate.errors import DataError
+from gymgate.rollout import outcome_of
+
+
+def export_dataset(runs: Iterable[Path], output: Path) -> int:
+    """Write a row per finished rollout, as JSONL or Parquet by the file's ending; how many.
+
+    The columns, the same for every environment: `environment`, `agent`, `row_key`, `occurrence`, `repeat`, `seed`,
+    `status`, `reward` (null where it does not count, see `gymgate.outcome_of`), `messages` (role and content, tool calls
+    as text), `details` (reward parts and metrics as JSON), `calls`, `output_tokens`, `seconds`. Raises `ConfigError` for
+    another ending, `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
+    """
+    checked_table(output, (".jsonl", ".parquet"))
+    return write_table(output, (_flat(value) for value in read_rollouts(runs)), _schema)
+
+
+def export_rows(collected: CollectedTasks, output: Path, low: float, high: float) -> int:
+    """Write the input rows of the tasks whose mean reward lies between two bounds, read again from their files; how many.
+
+    Raises `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
+    """
+    checked_table(output, (".jsonl",))
+    opened: dict[str, dict[str, Any]] = {}
+    rows = []
+    for task in keep(collected, low, high):
+        if task.source not in opened:
+            opened[task.source] = {row.key: row.data for row in open_rows(task.source, environment=None)}
+        if task.row_key not in opened[task.source]:
+            raise DataError(f"{task.source} no longer has row {task.row_key}", path=task.source)
+        rows.append(opened[task.source][task.row_key])
+    return write_table(output, rows)
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
+    outcome = outcome_of(value)
+    parts = (value.get("reward_parts") or {}) if outcome.counted else {}
+    details = {"reward_parts": parts, "metrics": value.get("metrics") or {}}
+    calls, tokens = calls_and_tokens(value)
+    return {
+        "environment": value.get("environment"),
+        "agent": value.get("agent"),
+        "row_key": value["row_key"],
+        "occurrence": value.get("occurrence", 0),
+        "repeat": value.get("repeat", 0),
+        "seed": value.get("seed"),
+        "status": value.get("status"),
+        "reward": outcome.reward,
+        "messages": [{"role": role, "content": text} for role, text in transcript(value)],
+        "details": orjson.dumps(details).decode(),
+        "calls": calls,
+        "output_tokens": tokens,
+        "seconds": (value.get("timing") or {}).get("total_s"),
+    }
+
+
+def _schema(arrow: Any) -> Any:
+    text, whole, real = arrow.string(), arrow.int64(), arrow.float64()
+    return arrow.schema(
+        {
+            "environment": text,
+            "agent": text,
+            "row_key": text,
+            "occurrence": whole,
+            "repeat": whole,
+            "seed": whole,
+            "status": text,
+            "reward": real,
+            "messages": arrow.list_(arrow.struct([("role", text), ("content", text)])),
+            "details": text,
+            "calls": whole,
+            "output_tokens": whole,
+            "seconds": real,
+        }
+    )

@@ -1,0 +1,210 @@
+"""Metrics of a run under way. Their size does not grow with the number of rollouts."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymgate.rollout import Rollout, outcome_of
+from gymgate.rollout.outcome import Reason
+
+_WINDOW_S = 60.0
+_REPLICA_SAMPLES = 7
+_MOST_CAUSES = 1000
+"""Distinct messages that are counted; later ones count as one."""
+_ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
+"""Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
+
+
+@dataclass
+class EnvironmentMetrics:
+    """Outcomes and rewards of one environment's rollouts."""
+
+    outcomes: Counter[Reason] = field(default_factory=Counter)
+    """Rollouts by outcome."""
+    scored: int = 0
+    """Rollouts whose rewards are in `reward_sum`."""
+    reward_sum: float = 0.0
+    causes: Counter[str] = field(default_factory=Counter)
+    """Why rollouts failed or were masked."""
+
+    def add(self, reason: Reason, reward: float | None) -> None:
+        """Count a rollout by its outcome; `reward` is `None` where none counts."""
+        self.outcomes[reason] += 1
+        if reward is not None:
+            self.scored += 1
+            self.reward_sum += reward
+
+    def add_cause(self, text: str) -> None:
+        """Count why a rollout failed or was masked."""
+        line = one_line(text)
+        known = line in self.causes or len(self.causes) < _MOST_CAUSES
+        self.causes[line if known else "other causes"] += 1
+
+    def add_rollout(self, rollout: Rollout) -> None:
+        """Count a rollout that finished or failed for good."""
+        outcome = outcome_of(rollout)
+        self.add(outcome.reason, outcome.reward)
+        if rollout.error is not None:
+            self.add_cause(f"{rollout.error.type}: {rollout.error.message}")
+        elif outcome.reason == "masked":
+            result = rollout.result or {}
+            kind, why = result.get("failure_kind") or "no reason given", result.get("failure_reason") or ""
+            self.add_cause(f"masked: {kind} {_ROUTE.sub('', str(why))}")
+
+    @property
+    def rollouts(self) -> int:
+        return self.outcomes.total()
+
+    @property
+    def failed(self) -> int:
+        return self.outcomes["failed"]
+
+    @property
+    def ok(self) -> int:
+        """Rollouts that did not fail, scored or not."""
+        return self.rollouts - self.failed
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean of the rewards that count; `None` without any."""
+        return self.reward_sum / self.scored if self.scored else None
+
+
+@dataclass
+class ReplicaRate:
+    """How fast one replica of the policy samples."""
+
+    healthy: bool = True
+    samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_REPLICA_SAMPLES))
+    """Times, and tokens sampled until then."""
+
+    @property
+    def token_rate(self) -> float | None:
+        """Recent tokens per second; `None` before the second sample."""
+        if len(self.samples) < 2:
+            return None
+        (since, before), (now, tokens) = self.samples[0], self.samples[-1]
+        return (tokens - before) / (now - since) if now > since else None
+
+
+@dataclass
+class RunProgress:
+    """Counts rollouts as they finish in this process; those of earlier processes are in `resumed`."""
+
+    total: int = 0
+    resumed: int = 0
+    """Finished, or given up, before this process."""
+    given_up_before: int = 0
+    finished: int = 0
+    failed: int = 0
+    """Given up in this process."""
+    environments: defaultdict[str, EnvironmentMetrics] = field(
+        default_factory=lambda: defaultdict(EnvironmentMetrics)
+    )
+    attempts_failed: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Failed attempts, by class and error."""
+    failed_in_a_row: int = 0
+    output_tokens: int = 0
+    started: float = field(default_factory=time.monotonic)
+    last_finished: float = field(default_factory=time.monotonic)
+    replicas: dict[str, ReplicaRate] = field(default_factory=dict)
+    """By address, where the policy has several."""
+    _recent: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Times with the rollouts and tokens until then: one point per second of the last minute."""
+
+    def start(self) -> None:
+        """The stack is ready: rates count from here."""
+        self.started = self.last_finished = time.monotonic()
+
+    def count(self, rollout: Rollout) -> None:
+        """Count a rollout that finished."""
+        self.finished += 1
+        self.failed_in_a_row = 0
+        self.environments[rollout.environment].add_rollout(rollout)
+        self.output_tokens += sum(call.usage.output_tokens or 0 for call in rollout.policy_calls)
+        self._note_time()
+
+    def count_failure(self, rollout: Rollout, *, final: bool) -> None:
+        """Count a failed attempt; `final` if no further one follows."""
+        assert rollout.error is not None
+        self.attempts_failed += 1
+        self.failures[f"{rollout.error.kind}: {rollout.error.type}"] += 1
+        if final:
+            self.failed += 1
+            self.failed_in_a_row += 1
+            self.environments[rollout.environment].add_rollout(rollout)
+            self._note_time()
+
+    def sample_replicas(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Take the replicas' current states, as the stack's status shows them."""
+        now = time.monotonic()
+        for url, state in states.items():
+            rate = self.replicas.setdefault(url, ReplicaRate())
+            rate.healthy = bool(state["healthy"])
+            rate.samples.append((now, int(state.get("output_tokens", 0))))
+
+    @property
+    def done(self) -> int:
+        """Finished or given up, in this process and before."""
+        return self.resumed + self.finished + self.failed
+
+    @property
+    def left(self) -> int:
+        return max(0, self.total - self.done)
+
+    @property
+    def outcomes(self) -> Counter[Reason]:
+        """Rollouts of this process by outcome, over all environments."""
+        return sum((each.outcomes for each in self.environments.values()), Counter())
+
+    @property
+    def scored(self) -> int:
+        return sum(each.scored for each in self.environments.values())
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Mean of this process's rewards that count."""
+        total = sum(each.reward_sum for each in self.environments.values())
+        return total / self.scored if self.scored else None
+
+    @property
+    def rate(self) -> float | None:
+        """Recent rollouts per second."""
+        return self._rate(1, self.finished + self.failed)
+
+    @property
+    def token_rate(self) -> float | None:
+        """Recent sampled tokens per second; `None` if the endpoint counts none."""
+        return self._rate(2, self.output_tokens) if self.output_tokens else None
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left at the recent rate."""
+        rate = self.rate
+        return self.left / rate if rate else None
+
+    def _rate(self, column: int, now: int) -> float | None:
+        if not self._recent:
+            return None
+        point = self._recent[0] if len(self._recent) > 1 else (self.started, 0, 0)
+        seconds = time.monotonic() - point[0]
+        return (now - point[column]) / seconds if seconds > 0 else None
+
+    def _note_time(self) -> None:
+        now = self.last_finished = time.monotonic()
+        if not self._recent or now - self._recent[-1][0] >= 1.0:
+            self._recent.append((now, self.finished + self.failed, self.output_tokens))
+        while len(self._recent) > 2 and now - self._recent[0][0] > _WINDOW_S:
+            self._recent.popleft()
+
+
+def one_line(text: str, longest: int = 300) -> str:
+    """The text on one line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else f"{line[: longest - 3]}..."

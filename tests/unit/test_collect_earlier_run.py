@@ -1,0 +1,114 @@
+"""A run that an earlier gymgate wrote is resumed, aggregated, exported and reported.
+
+`earlier_run` was written before rollouts had limits, segments and outcomes: five rows, replayed, one of which failed for
+good. `@DIRECTORY@` stands for the directory that holds it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.aggregate import command as aggregate
+from gymgate.cli.export import command as export
+from gymgate.cli.report import command as report
+from gymgate.collection.collector import Collector
+from gymgate.collection.pace import Pace
+from gymgate.collection.plan import PlannedRollout, RolloutPlan
+from gymgate.collection.progress import RunProgress
+from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.settings import extent_of, settings_of
+from gymgate.collection.store import ROLLOUTS, open_run
+from gymgate.config import ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.dataset import RowSource, open_rows
+from gymgate.errors import ConfigError
+from gymgate.rollout import Rollout, outcome_of
+
+EARLIER = Path(__file__).with_name("earlier_run")
+ENVIRONMENT = "example_single_tool_call"
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(EARLIER, tmp_path, dirs_exist_ok=True)
+    run = tmp_path / "run" / "run.json"
+    run.write_text(run.read_text().replace("@DIRECTORY@", str(tmp_path)))
+    monkeypatch.chdir(tmp_path)  # its rows are named by a relative path
+    return tmp_path
+
+
+def settings(directory: Path, **limits: Any) -> dict[str, Any]:
+    stack = StackConfig(environments=(ENVIRONMENT,), runtime=RuntimeConfig(version="0.7.0"))
+    policy = ReplayEndpoint(rollouts=(str(directory / "recordings.jsonl"),))
+    return settings_of(stack, policy, RolloutLimits(**limits), ["rows.jsonl"])
+
+
+def plan(repeats: int) -> RolloutPlan:
+    return RolloutPlan([RowSource(open_rows("rows.jsonl", environment=None), ENVIRONMENT)], repeats=repeats)
+
+
+async def test_it_is_resumed(directory: Path) -> None:
+    """With a second repeat: what is there is not run again, and what failed for good stays so."""
+    ran: list[tuple[int, int]] = []
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        ran.append((planned.row.line, planned.identity.repeat))
+        return Rollout(id="x", environment=ENVIRONMENT, agent="a", status="completed", reward=1.0)
+
+    wanted = plan(repeats=2)
+    with open_run(directory / "run", settings(directory), extent_of(wanted)) as run:
+        assert (len(run.done), len(run.given_up), run.repaired) == (4, 1, 0)
+        settled = {identity for identity in wanted.identities() if identity in run.done} | run.given_up
+        progress = RunProgress(total=10, resumed=5)
+        await Collector(
+            wanted.rollouts(settled), run_one, pace=Pace(2), progress=progress, directory=run
+        ).run()
+    assert sorted(ran) == [(line, 1) for line in range(1, 6)]
+    found = [CollectedRollout.model_validate(value) for _, value in read_values(directory / "run" / ROLLOUTS)]
+    assert len({rollout.identity for rollout in found}) == len(found) == 9
+    assert [outcome_of(rollout).reward for rollout in found[:4]].count(1.0) == 3
+    assert sum(len(rollout.policy_calls) for rollout in found[:4]) == 7
+
+
+def test_other_settings_are_refused(directory: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"limits\.max_calls: not set there, 3 here"),
+        open_run(directory / "run", settings(directory, max_calls=3), extent_of(plan(1))),
+    ):
+        pass
+
+
+def test_it_is_aggregated_and_reported(directory: Path) -> None:
+    done = CliRunner().invoke(aggregate, ["run", "--json"])
+    assert done.exit_code == 0, done.output
+    metrics = orjson.loads(done.stdout)
+    [row] = metrics["environments"]
+    assert (row["tasks"], row["rollouts"], row["scored"], row["failed"]) == (5, 4, 4, 1)
+    assert (row["pass@1"], metrics["replayed"]) == (0.75, True)
+    done = CliRunner().invoke(report, ["run"])
+    assert done.exit_code == 0, done.output
+    page = (directory / "run" / "report.html").read_text()
+    assert f"<title>recorded answers on {ENVIRONMENT}, 2026-11-22</title>" in page
+    assert "agent &#x27;nobody&#x27; is not in environment" in page
+
+
+@pytest.mark.parametrize(
+    ("form", "name", "count"),
+    [("dataset", "d.jsonl", 4), ("gym", "g.jsonl", 4), ("rows", "r.jsonl", 4), ("traces", "traces.jsonl", 4)],
+)
+def test_it_is_exported(directory: Path, form: str, name: str, count: int) -> None:
+    if form == "traces":
+        pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    bounds = ["--keep", "0..1"] if form == "rows" else []
+    done = CliRunner().invoke(export, ["run", "--to", form, "-o", name, *bounds])
+    assert done.exit_code == 0, done.output
+    lines = [orjson.loads(line) for line in (directory / name).read_bytes().splitlines()]
+    assert len(lines) == count
+    if form == "gym":
+        inputs = (directory / "g_materialized_inputs.jsonl").read_bytes().splitlines()
+        assert len(inputs) == 4
