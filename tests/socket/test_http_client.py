@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from gymgate import http_client
 from gymgate.http_client import (
@@ -303,3 +306,37 @@ async def test_a_proxy_that_refuses(client: HTTPClient, monkeypatch: pytest.Monk
         monkeypatch.setenv("https_proxy", proxy.url)
         with pytest.raises(UnreachableError, match="status 407"):
             await client.send(Request("https://models.example/"), timeout_s=5)
+
+
+async def with_client(scene: Callable[..., Awaitable[None]], *fixtures: Any) -> None:
+    async with HTTPClient() as client:
+        await scene(client, *fixtures)
+
+
+def on_uvloop(scene: Callable[..., Awaitable[None]], *fixtures: Any) -> None:
+    """Play a scene on the event loop that the daemon uses."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(with_client(scene, *fixtures))
+
+
+SCENES: dict[str, Callable[..., Awaitable[None]]] = {
+    "used again": test_a_connection_is_used_again,
+    "unasked": test_what_comes_unasked_answers_nobody,
+    "silence": test_silence_times_out_and_closes_the_connection,
+    "cancelled": test_a_cancelled_request_closes_its_connection,
+    "nobody": test_nobody_listens,
+    **{name: functools.partial(test_answers_in_every_framing, name) for name in FRAMINGS},
+    **{name: functools.partial(test_a_broken_answer_is_none, name) for name in BROKEN},
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_on_uvloop(scene: str) -> None:
+    on_uvloop(SCENES[scene])
+
+
+@pytest.mark.parametrize("scene", [test_tls, test_a_tunnel_through_a_proxy])
+def test_tls_on_uvloop(
+    scene: Callable[..., Awaitable[None]], tls: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_uvloop(scene, tls, monkeypatch)
