@@ -11,22 +11,11 @@ from gymgate.gateway.dialects.content import set_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, block_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, joined_text, mappings, metadata_of, without_none
 
-_HANDLED = frozenset(
-    (
-        *(
-            "messages",
-            "system",
-            "tools",
-            "tool_choice",
-            "stop_sequences",
-            "thinking",
-            "output_config",
-            "metadata",
-        ),
-        # Hints for Anthropic's own service.
-        *("service_tier", "inference_geo", "context_management", "cache_control", "betas", "anthropic_beta"),
-        *("anthropic_version", "speed", "container", "mcp_servers"),
-    )
+_HANDLED = (
+    {"messages", "system", "tools", "tool_choice", "stop_sequences", "thinking", "output_config", "metadata"}
+    # Hints for Anthropic's own service.
+    | {"service_tier", "inference_geo", "context_management", "cache_control", "betas", "anthropic_beta"}
+    | {"anthropic_version", "speed", "container", "mcp_servers"}
 )
 _MAX_USER = 64
 """Limit in characters; OpenAI refuses a longer `user`."""
@@ -42,7 +31,7 @@ def messages_to_chat(body: Json, memory: ConversationMemory, endpoint: Dialect) 
             raise ConfigError(f"{name} runs inside Anthropic's service and has no chat-completions form")
     shared = {name: value for name, value in body.items() if value is not None and name not in _HANDLED}
     messages = mappings(field(body, "messages", "the messages request"), "messages")
-    history = [*_system(body.get("system")), *_Conversation(memory, endpoint).translate(messages)]
+    history = [*_system(body.get("system")), *_history(messages, memory, endpoint)]
     return {**shared, "messages": history, **_settings(body), **_tools(body)}
 
 
@@ -107,52 +96,50 @@ def _choice(choice: Json) -> Any:
     raise ConfigError(f"tool_choice of type {kind!r}; types are auto, any, tool, none")
 
 
-class _Conversation:
-    """Translates the messages. Blocks of consecutive assistant messages are one turn, however an agent cuts them."""
+def _history(messages: list[Json], memory: ConversationMemory, endpoint: Dialect) -> list[Json]:
+    """Translate the messages. Blocks of consecutive assistant messages are one turn, however an agent cuts them."""
+    history: list[Json] = []
+    turn: list[Json] = []
+    for message in messages:
+        role = message.get("role")
+        if role == "assistant":
+            turn += _blocks(message)
+            continue
+        history += _assistant_messages(turn, memory, endpoint)
+        turn = []
+        if role == "user":
+            history += _user_messages(_blocks(message))
+        elif role == "system":
+            history += _system(message.get("content"))
+        else:
+            raise ConfigError(f"message with role {role!r}; roles are user, assistant, system")
+    return history + _assistant_messages(turn, memory, endpoint)
 
-    def __init__(self, memory: ConversationMemory, endpoint: Dialect) -> None:
-        self._memory = memory
-        self._endpoint = endpoint
-        self._messages: list[Json] = []
-        self._turn: list[Json] = []
 
-    def translate(self, messages: list[Json]) -> list[Json]:
-        for message in messages:
-            role = message.get("role")
-            if role == "assistant":
-                self._turn.extend(_blocks(message))
-                continue
-            self._flush()
-            if role == "user":
-                self._messages.extend(_user_messages(_blocks(message)))
-            elif role == "system":
-                self._messages.extend(_system(message.get("content")))
-            else:
-                raise ConfigError(f"message with role {role!r}; roles are user, assistant, system")
-        self._flush()
-        return self._messages
+def _assistant_messages(blocks: list[Json], memory: ConversationMemory, endpoint: Dialect) -> list[Json]:
+    """Translate the blocks of one turn; the endpoint's earlier answers come back as it gave them."""
+    fingerprints = [block_fingerprint(block) for block in blocks]
+    messages: list[Json] = []
+    unknown: list[Json] = []
 
-    def _flush(self) -> None:
-        blocks, self._turn = self._turn, []
-        fingerprints = [block_fingerprint(block) for block in blocks]
-        unknown: list[Json] = []
-        at = 0
-        while at < len(blocks):
-            run = self._memory.match("messages", self._endpoint, fingerprints, at)
-            if run is None:
-                unknown.append(blocks[at])
-                at += 1
-                continue
-            self._append(unknown)
-            unknown = []
-            self._messages.extend(run.originals)
-            at += len(run.contents)
-        self._append(unknown)
+    def flush() -> None:
+        if unknown:
+            style = memory.reasoning_style if endpoint == "chat" else ("reasoning_content",)
+            messages.append(_assistant_message(unknown, style))
+            unknown.clear()
 
-    def _append(self, blocks: list[Json]) -> None:
-        if blocks:
-            style = self._memory.reasoning_style if self._endpoint == "chat" else ("reasoning_content",)
-            self._messages.append(_assistant_message(blocks, style))
+    at = 0
+    while at < len(blocks):
+        run = memory.match("messages", endpoint, fingerprints, at)
+        if run is None:
+            unknown.append(blocks[at])
+            at += 1
+            continue
+        flush()
+        messages += run.originals
+        at += len(run.contents)
+    flush()
+    return messages
 
 
 def _blocks(message: Json) -> list[Json]:

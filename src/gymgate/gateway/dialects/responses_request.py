@@ -21,16 +21,10 @@ _INEXPRESSIBLE = {
     "background": "send it without background",
     "context_management": "compaction needs an endpoint with dialect='responses'",
 }
-_DROPPED = frozenset(
-    # Hints, and bounds on tools that run inside a Responses endpoint.
-    ("include", "truncation", "max_tool_calls", "stream_options", *_INEXPRESSIBLE)
-)
-_HANDLED = frozenset(
-    (
-        *("input", "instructions", "max_output_tokens", "reasoning", "text", "tools", "tool_choice"),
-        *("top_logprobs", "parallel_tool_calls"),
-    )
-)
+_DROPPED = {"include", "truncation", "max_tool_calls", "stream_options", *_INEXPRESSIBLE}
+"""Hints, and bounds on tools that run inside a Responses endpoint."""
+_SETTINGS = ("max_output_tokens", "reasoning", "text", "top_logprobs")
+_HANDLED = {*_SETTINGS, "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"}
 
 
 def request_to_chat(body: Json, memory: ConversationMemory) -> Json:
