@@ -25,7 +25,7 @@ from gymgate.catalog.agentcode import read_agent
 from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.stack import acquire, forkserver, gym_config
-from gymgate.stack.routing import Handing, strategy_for
+from gymgate.stack.routing import KeyForwarding, strategy_for
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 
@@ -178,14 +178,14 @@ def renumbered(runtime: Runtime, directory: Path, version: str) -> Path:
     return home / "bin" / "python"
 
 
-HANDING = {
-    "0.7.0": Handing("url", ("observability", "capture"), plain=True, client=True),
-    "0.6.0": Handing("url", ("observability", "capture"), plain=False, client=True),
-    "0.5.1": Handing("indices", ("observability",), plain=False, client=True),
-    "0.5.0": Handing("indices", ("observability",), plain=False, client=True),
-    "0.4.0": Handing(),
-    "0.3.1": Handing(),
-    "0.3.0": Handing(),
+FORWARDING = {
+    "0.7.0": KeyForwarding("url", ("observability", "capture"), plain=True, client=True),
+    "0.6.0": KeyForwarding("url", ("observability", "capture"), plain=False, client=True),
+    "0.5.1": KeyForwarding("indices", ("observability",), plain=False, client=True),
+    "0.5.0": KeyForwarding("indices", ("observability",), plain=False, client=True),
+    "0.4.0": KeyForwarding(),
+    "0.3.1": KeyForwarding(),
+    "0.3.0": KeyForwarding(),
 }
 NOT_BY_URL = {
     "0.7.0": {
@@ -237,20 +237,20 @@ NOT_BY_URL = {
 )
 def test_what_the_base_classes_of_a_release_hand_on(version: str) -> None:
     runtime = ensure_runtime(RuntimeConfig(version=version))
-    assert Handing(**asked(runtime)) == HANDING[version]
+    assert KeyForwarding(**asked(runtime)) == FORWARDING[version]
 
 
 def asked(runtime: Runtime) -> dict[str, Any]:
     """What the fork server's question is answered with, in an interpreter of its own."""
     code = (
         "import importlib.util, json, sys\n"
-        "spec = importlib.util.spec_from_file_location('handing', sys.argv[1])\n"
+        "spec = importlib.util.spec_from_file_location('forwarding', sys.argv[1])\n"
         "module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
-        "print('\\n' + json.dumps(module.handing_on(json.loads(sys.argv[2]))))\n"
+        "print('\\n' + json.dumps(module.key_forwarding(json.loads(sys.argv[2]))))\n"
     )
-    source = Path(forkserver.__file__).with_name("handing.py")
-    command = [runtime.python, "-c", code, source, json.dumps(gym_config.handing_order())]
+    source = Path(forkserver.__file__).with_name("forwarding.py")
+    command = [runtime.python, "-c", code, source, json.dumps(gym_config.forwarding_order())]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, cwd="/")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert "Traceback" not in done.stderr, done.stderr
@@ -263,13 +263,13 @@ def asked(runtime: Runtime) -> dict[str, Any]:
 )
 def test_how_packaged_agents_are_routed(version: str) -> None:
     site = ensure_runtime(RuntimeConfig(version=version)).site
-    handing = HANDING[version]
+    forwarding = FORWARDING[version]
     found: dict[str, set[str]] = {}
     for directory in sorted((site / "responses_api_agents").iterdir()):
         for entrypoint in entrypoints(directory):
-            strategy = strategy_for(directory.name, handing, read_agent([site], directory, entrypoint))
+            strategy = strategy_for(directory.name, forwarding, read_agent([site], directory, entrypoint))
             found.setdefault(strategy, set()).add(directory.name)
-    assert len(found.pop(handing.body or "")) > 15
+    assert len(found.pop(forwarding.body or "")) > 15
     assert found == NOT_BY_URL[version]
 
 

@@ -17,7 +17,7 @@ from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackC
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import gym_config
 from gymgate.stack.forkserver import preloading
-from gymgate.stack.routing import Handing
+from gymgate.stack.routing import KeyForwarding
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
 
@@ -75,9 +75,11 @@ def test_how_an_agent_without_a_model_server_is_routed(
     urls = ("policy_base_url", "own_base_url", "judge_base_url")
     config = {"set_base_url": "https://api.example.com/v1"}
     code = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
-    by_url = Handing("url", ("observability",), plain=True, client=True)
+    by_url = KeyForwarding("url", ("observability",), plain=True, client=True)
     assert gym_config.strategy_of(agent, urls, by_url, code, config) == strategy
-    assert gym_config.strategy_of(agent, urls, Handing(), code, config) == strategy.replace("url", "process")
+    assert gym_config.strategy_of(agent, urls, KeyForwarding(), code, config) == strategy.replace(
+        "url", "process"
+    )
     if strategy == "process":
         assert gym_config.policy_urls(agent, urls) == policy
 

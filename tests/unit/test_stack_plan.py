@@ -17,7 +17,7 @@ BY_URL = {"body": "url", "switches": ["observability", "capture"], "plain": True
 NOTHING = {"body": None, "switches": [], "plain": False, "client": False}
 
 
-def context(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
+def context(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> Any:
     """A context whose parser answers with one agent and its resources server, which lie under `root`."""
     for kind, name in (("responses_api_agents", "own_agent"), ("resources_servers", "maths")):
         (root / kind / name).mkdir(parents=True)
@@ -28,7 +28,7 @@ def context(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
     }
 
     async def parse(*_: Any, **__: Any) -> dict[str, Any]:
-        return {"config": config, "urls": [], "handing": handing}
+        return {"config": config, "urls": [], "forwarding": forwarding}
 
     async def fork_server() -> Any:
         return SimpleNamespace(parse=parse)
@@ -41,9 +41,9 @@ def context(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> Any:
     )
 
 
-async def made(root: Path, agent: dict[str, Any], handing: dict[str, Any]) -> plan.EnvironmentPlan:
+async def made(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> plan.EnvironmentPlan:
     return await plan.make_plan(
-        EnvironmentConfig(name="e"), root / "e.yaml", context(root, agent, handing), root
+        EnvironmentConfig(name="e"), root / "e.yaml", context(root, agent, forwarding), root
     )
 
 
@@ -67,11 +67,11 @@ async def test_a_release_that_hands_nothing_on_gives_each_rollout_a_process(tmp_
     assert (await made(tmp_path, agent, NOTHING)).strategies == {"solver": "process"}
 
 
-@pytest.mark.parametrize("handing", [BY_URL, NOTHING])
+@pytest.mark.parametrize("forwarding", [BY_URL, NOTHING])
 async def test_an_agent_whose_calls_go_elsewhere_is_refused_at_the_start(
-    tmp_path: Path, handing: dict[str, Any]
+    tmp_path: Path, forwarding: dict[str, Any]
 ) -> None:
     """In one line; a process of its own would not help."""
     with pytest.raises(ConfigError, match=r"'solver'.*model of its own by a URL.*model_server") as refused:
-        await made(tmp_path, {"base_url": "https://model.example.com/v1"}, handing)
+        await made(tmp_path, {"base_url": "https://model.example.com/v1"}, forwarding)
     assert "\n" not in str(refused.value)

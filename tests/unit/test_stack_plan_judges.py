@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gymgate.catalog.needs import judge_references
 from gymgate.catalog.resolve import AGENTS, NOWHERE
 from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
 from gymgate.errors import NeedMissingError
@@ -13,12 +14,11 @@ from gymgate.stack import gym_config
 from gymgate.stack.plan import (
     EnvironmentPlan,
     judge_warnings,
-    judges_of,
     model_servers,
     require_judges,
     with_address,
 )
-from gymgate.stack.routing import Handing
+from gymgate.stack.routing import KeyForwarding
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
 
@@ -48,16 +48,18 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
     names = {item.name: item.type for item in servers if item.kind == AGENTS}
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
-    return EnvironmentPlan(config, servers, {}, frozenset(), urls, names, strategies, "plain", Handing())
+    return EnvironmentPlan(
+        config, servers, {}, frozenset(), urls, names, strategies, "plain", KeyForwarding()
+    )
 
 
 def test_judges_of_the_servers_that_are_started() -> None:
-    assert judges_of(plan("plain")) == {}
-    assert judges_of(plan("plain", judge=model("j"), own=model("policy_model"))) == {
+    assert judge_references(plan("plain").servers) == {}
+    assert judge_references(plan("plain", judge=model("j"), own=model("policy_model")).servers) == {
         "j": "judge of resources server r"
     }
-    assert judges_of(plan("talks")) == {"user_model": "user of agent talks"}
-    assert {*judges_of(plan(judge=model("j")))} == {"j", "user_model"}
+    assert judge_references(plan("talks").servers) == {"user_model": "user of agent talks"}
+    assert {*judge_references(plan(judge=model("j")).servers)} == {"j", "user_model"}
     assert "policy_model_as_judge" in model_servers(plan("plain", judge=model("policy_model")))
     assert "policy_model_as_judge" not in model_servers(plan("plain", judge=model("j")))
 

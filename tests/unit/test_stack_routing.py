@@ -11,15 +11,15 @@ from gymgate.catalog.agentcode import AgentCode
 from gymgate.errors import DataError
 from gymgate.gateway.requests import without_attempt
 from gymgate.stack import routing
-from gymgate.stack.routing import Handing, Strategy, strategy_for
+from gymgate.stack.routing import KeyForwarding, Strategy, strategy_for
 
 ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
 
 
-URL = Handing("url", ("observability",), plain=True, client=True)
-LENIENT_URL = Handing("url", ("observability",), plain=False, client=True)
-INDICES = Handing("indices", ("observability",), plain=False, client=False)
-NOTHING = Handing()
+URL = KeyForwarding("url", ("observability",), plain=True, client=True)
+LENIENT_URL = KeyForwarding("url", ("observability",), plain=False, client=True)
+INDICES = KeyForwarding("indices", ("observability",), plain=False, client=False)
+NOTHING = KeyForwarding()
 HELPERS = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
 CLIENT = AgentCode(helpers=False, client=True, entries=True, policy_url=False)
 STRICT = AgentCode(helpers=True, client=False, entries=False, policy_url=False)
@@ -33,7 +33,7 @@ def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[st
 
 
 @pytest.mark.parametrize(
-    ("agent", "handing", "code", "strategy"),
+    ("agent", "forwarding", "code", "strategy"),
     [
         ("any_agent", URL, HELPERS, "url"),
         ("any_agent", URL, CLIENT, "url"),
@@ -52,8 +52,8 @@ def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[st
         ("labbench2_vlm_agent", URL, HELPERS, "metadata"),
     ],
 )
-def test_strategy(agent: str, handing: Handing, code: AgentCode, strategy: Strategy) -> None:
-    assert strategy_for(agent, handing, code) == strategy
+def test_strategy(agent: str, forwarding: KeyForwarding, code: AgentCode, strategy: Strategy) -> None:
+    assert strategy_for(agent, forwarding, code) == strategy
 
 
 def test_an_agent_with_the_policys_url_in_its_config_needs_a_process_per_rollout() -> None:

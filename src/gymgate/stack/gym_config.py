@@ -30,7 +30,7 @@ from gymgate.config import POLICY
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import BY_URL, Handing, Strategy, strategy_for, url_entries
+from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, strategy_for, url_entries
 
 _USES_RAY = re.compile(
     r"^\s*(?:import ray|from ray\b)|\bray\.(?:remote|get|init|wait)\(|@ray\.remote", re.MULTILINE
@@ -76,8 +76,8 @@ def parse_order(
     }
 
 
-def handing_order() -> dict[str, Any]:
-    """The question how the release's base classes pass on a rollout's key; see `forkserver.handing`."""
+def forwarding_order() -> dict[str, Any]:
+    """The question how the release's base classes pass on a rollout's key; see `forkserver.forwarding`."""
     return {
         "key": _KEY,
         "bodies": {by: url_entries(by, _KEY) for by in BY_URL},
@@ -149,13 +149,17 @@ def only_agents_call_models(config: Mapping[str, Any]) -> bool:
 
 
 def strategy_of(
-    agent: ServerInstance, urls: Collection[str], handing: Handing, code: AgentCode, config: Mapping[str, Any]
+    agent: ServerInstance,
+    urls: Collection[str],
+    forwarding: KeyForwarding,
+    code: AgentCode,
+    config: Mapping[str, Any],
 ) -> Strategy:
     """How to route an agent of a config; `urls` are the keys of models that servers call by themselves."""
     if not {AGENTS, MODELS}.isdisjoint(kind for _, kind, _ in references(agent.block)):
-        return strategy_for(agent.type, handing, code)
+        return strategy_for(agent.type, forwarding, code)
     own = bool(policy_urls(agent, urls))
-    strategy = strategy_for(agent.type, handing, code, own_urls=own)
+    strategy = strategy_for(agent.type, forwarding, code, own_urls=own)
     elsewhere = strategy in (*BY_URL, "process") and not own and _has_foreign_url(agent.block, config)
     return "none" if elsewhere else strategy
 

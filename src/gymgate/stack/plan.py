@@ -22,7 +22,7 @@ from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.routing import Handing, Strategy, refuse_unroutable
+from gymgate.stack.routing import KeyForwarding, Strategy, refuse_unroutable
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class EnvironmentPlan:
     strategies: dict[str, Strategy]
     """Agent instance -> how the keys of its rollouts reach its model calls."""
     default_agent: str
-    handing: Handing
+    forwarding: KeyForwarding
     """What this release's base classes do with a rollout's key."""
 
 
@@ -72,7 +72,7 @@ async def make_plan(
         spec.name,
         logs / "config.log",
         directory=str(_working_directory(context.directory)),
-        handing=gym_config.handing_order(),
+        forwarding=gym_config.forwarding_order(),
         **gym_config.parse_order(config_path, spec.overrides, context.directory / "results", gym_cache()),
     )
     config = gym_config.checked_config(answer, spec.name)
@@ -82,13 +82,25 @@ async def make_plan(
         raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
     urls = gym_config.model_urls(config)
     roots = gym_config.component_roots(config_path, context.config.component_roots, context.runtime.site)
-    handing = Handing(**{**answer["handing"], "switches": tuple(answer["handing"]["switches"])})
-    directories, ray, strategies = await asyncio.to_thread(_read_code, servers, roots, urls, handing, config)
+    forwarding = KeyForwarding(
+        **{**answer["forwarding"], "switches": tuple(answer["forwarding"]["switches"])}
+    )
+    directories, ray, strategies = await asyncio.to_thread(
+        _read_code, servers, roots, urls, forwarding, config
+    )
     default = spec.agent or next(iter(agents))
     if strategies[default] == "none":
         raise refuse_unroutable(default, agents[default], context.runtime.version)
     return EnvironmentPlan(
-        config, servers, directories, ray, urls, agents, strategies, default_agent=default, handing=handing
+        config,
+        servers,
+        directories,
+        ray,
+        urls,
+        agents,
+        strategies,
+        default_agent=default,
+        forwarding=forwarding,
     )
 
 
@@ -96,7 +108,7 @@ def _read_code(
     servers: list[ServerInstance],
     roots: list[Path],
     urls: Collection[str],
-    handing: Handing,
+    forwarding: KeyForwarding,
     config: Mapping[str, Any],
 ) -> tuple[dict[str, Path], frozenset[str], dict[str, Strategy]]:
     """Return each server's directory, those that need Ray, and each agent's strategy. Blocks while it reads their source."""
@@ -104,7 +116,7 @@ def _read_code(
     ray = {item.name for item in servers if gym_config.uses_ray(directories[item.name], item.entrypoint)}
     strategies = {
         item.name: gym_config.strategy_of(
-            item, urls, handing, read_agent(roots, directories[item.name], item.entrypoint), config
+            item, urls, forwarding, read_agent(roots, directories[item.name], item.entrypoint), config
         )
         for item in servers
         if item.kind == AGENTS
@@ -117,7 +129,7 @@ def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str,
 
     Many servers turn a judge's failure into a reward of 0.
     """
-    refuse_unanswered(environment, judges_of(plan), models)
+    refuse_unanswered(environment, judge_references(plan.servers), models)
     refuse_unanswered(environment, dict(_url_judges(plan)), with_address(models), keyless=True)
 
 
@@ -128,11 +140,6 @@ def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint
         for name, endpoint in models.items()
         if endpoint == "none" or isinstance(endpoint, HTTPEndpoint | ReplayEndpoint)
     }
-
-
-def judges_of(plan: EnvironmentPlan) -> dict[str, str]:
-    """Return the model servers beside the policy's that the environment's servers name, each with where it is named."""
-    return judge_references(plan.servers)
 
 
 def judge_warnings(plan: EnvironmentPlan) -> Iterator[str]:
@@ -185,7 +192,7 @@ async def server_config(
     """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives."""
     models = {name: await port_for(name) for name in model_servers(plan)}
     ray = await fork_server.ray_address(context.progress) if plan.ray else None
-    return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.handing.switches)
+    return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.forwarding.switches)
 
 
 async def start_server(

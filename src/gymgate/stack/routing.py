@@ -61,7 +61,7 @@ _METADATA_KEPT = frozenset(
 
 
 @dataclass(frozen=True)
-class Handing:
+class KeyForwarding:
     """What a release's base classes do with a key in the body of `/run`; see `forkserver.forwarding`."""
 
     body: Literal["url", "indices"] | None = None
@@ -87,7 +87,9 @@ def url_entries(by: Literal["url", "indices"], key: str) -> dict[str, str]:
     return {ROLLOUT_ID: key} if by == "url" else {TASK_INDEX: key, ROLLOUT_INDEX: "a0"}
 
 
-def strategy_for(agent_type: str, handing: Handing, agent: AgentCode, *, own_urls: bool = False) -> Strategy:
+def strategy_for(
+    agent_type: str, forwarding: KeyForwarding, agent: AgentCode, *, own_urls: bool = False
+) -> Strategy:
     """Return the strategy for an agent of this implementation, with this code, in a release that forwards keys like this.
 
     `own_urls`: its config has the policy's URL in place of a model server, and Gym adds no key to such a URL.
@@ -98,8 +100,8 @@ def strategy_for(agent_type: str, handing: Handing, agent: AgentCode, *, own_url
         return _CHOSEN[agent_type]
     if agent.policy_url:
         return "body"
-    if handing.body is not None and handing.reaches(agent):
-        return handing.body
+    if forwarding.body is not None and forwarding.reaches(agent):
+        return forwarding.body
     return "metadata" if agent_type in _METADATA_KEPT else "process"
 
 

@@ -5,7 +5,7 @@
 Orders come in and events go out on the control socket, one JSON object a line:
 
     {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
-     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path, "handing": {...}}
+     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path, "forwarding": {...}}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false}
     {"op": "ray",   "id": 3, "log": path, "out": path, "directory": path}
@@ -33,7 +33,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .handing import handing_on
+from .forwarding import key_forwarding
 from .preloading import preload
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -50,7 +50,7 @@ from .serving import ray_head, serve
 def parse(order: dict[str, Any]) -> None:
     """Write to `out` the config as NeMo Gym's own parser resolves it, and how this release forwards keys."""
     os.chdir(order["directory"])  # the config's relative paths start there
-    answer = _load(order["parser"]).resolve(order) | {"handing": handing_on(order["handing"])}
+    answer = _load(order["parser"]).resolve(order) | {"forwarding": key_forwarding(order["forwarding"])}
     Path(order["out"]).write_text(json.dumps(answer))
 
 

@@ -16,7 +16,7 @@ MODEL_PATH = "/v1/responses"
 _MODEL = "model"
 
 
-def handing_on(order: dict[str, Any]) -> dict[str, Any]:
+def key_forwarding(order: dict[str, Any]) -> dict[str, Any]:
     """Return what this release does with each of `order["bodies"]` under the settings in `order["switches"]`, usual ones first.
 
     `body`: the name of the first body whose key appears in URLs under the usual settings, or `None`. `switches`: all
