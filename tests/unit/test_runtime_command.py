@@ -1,0 +1,49 @@
+"""Commands that are run to their end: what they write, how they fail, and that none of them holds the caller."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from gymgate.runtime.command import CommandError, run_command
+
+
+def run(script: str, timeout_s: float = 20.0, **options: object) -> str:
+    command = ["sh", "-c", script]
+    return run_command(command, env=dict(os.environ), timeout_s=timeout_s, **options)  # type: ignore[arg-type]
+
+
+def test_stdout_is_returned_and_each_line_of_stderr_reported() -> None:
+    lines: list[str] = []
+    assert run("echo out; echo one >&2; echo two >&2", on_stderr=lines.append) == "out\n"
+    assert lines == ["one\n", "two\n"]
+
+
+def test_a_command_that_fails_says_why() -> None:
+    with pytest.raises(CommandError, match="it ended with status 3") as caught:
+        run("echo first >&2; echo last >&2; exit 3")
+    assert (caught.value.errors, caught.value.last_line) == ("first\nlast\n", "last")
+    with pytest.raises(CommandError, match="No such file or directory") as caught:
+        run_command(["/no/program"], env={}, timeout_s=1)
+    assert caught.value.last_line == "No such file or directory"
+
+
+def test_a_command_that_hangs_is_killed() -> None:
+    started = time.monotonic()
+    with pytest.raises(CommandError, match=r"it did not end within 0\.2 s"):
+        run("exec sleep 60", timeout_s=0.2)
+    assert time.monotonic() - started < 20
+
+
+def test_a_process_left_behind_does_not_hold_the_caller() -> None:
+    """It keeps stderr open until this test lets go of the pipe that it reads from."""
+    reading, writing = os.pipe()
+    try:
+        started = time.monotonic()
+        assert run(f"cat <&{reading} >/dev/null & echo out", pass_fds=(reading,)) == "out\n"
+        assert time.monotonic() - started < 10
+    finally:
+        os.close(writing)
+        os.close(reading)
