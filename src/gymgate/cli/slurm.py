@@ -14,7 +14,8 @@ import click
 
 from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError
+from gymgate.files import replacing
 
 SUBMIT_TIMEOUT_S = 120.0
 
@@ -108,7 +109,10 @@ def command(
         for path, text in scripts.items():
             click.echo(f"# {path}\n{text}")
         return
-    _write(scripts, output)
+    for path, text in scripts.items():
+        with replacing(path) as file:
+            file.write(text.encode())
+    (output / "logs").mkdir(exist_ok=True)
     if no_submit:
         click.echo(f"bash {shlex.quote(str(submit))}")
         return
@@ -145,15 +149,6 @@ def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:
             raise ConfigError(f"--sbatch {name} is given twice")
         found[name] = value if equals else None
     return found
-
-
-def _write(scripts: dict[Path, str], output: Path) -> None:
-    try:
-        (output / "logs").mkdir(parents=True, exist_ok=True)
-        for path, text in scripts.items():
-            path.write_text(text)
-    except OSError as error:
-        raise DataError(f"cannot write to {output}: {error.strerror}", path=str(output)) from error
 
 
 def _submit(submit: Path) -> None:

@@ -36,7 +36,7 @@ class RowFile(Sequence[dict[str, Any]]):
         return (row for _, row in self.numbered())
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each row with its 1-based line, streaming."""
+        """Yield each row with its 1-based line, streaming."""
         with self.path.open("rb", buffering=_READ) as file:
             for number, line in enumerate(file, 1):
                 if not line.isspace():
@@ -55,7 +55,7 @@ class RowFile(Sequence[dict[str, Any]]):
         return self.numbered_at(position)[1]
 
     def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
-        """The row at a position with its 1-based line. Raises `IndexError`; `DataError` if the file changed."""
+        """Return a row with its 1-based line. Raises `IndexError`, and `DataError` if the file changed."""
         handle, index = self._index()
         count = len(index.offsets)
         if not -count <= position < count:

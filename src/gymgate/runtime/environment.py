@@ -29,9 +29,8 @@ _BUILD_NAMES = """
 _BUILDING = frozenset(_BUILD_NAMES.split())
 """How packages are fetched and built, with the credentials that registries ask for."""
 _BUILDING_PREFIXES = ("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_CONFIG_", "npm_config_", "GIT_CONFIG_")
-_OWN_PREFIXES = (
-    *("GYMGATE_", "UV_", "PIP_", "PYTHON", "VIRTUAL_ENV", "__PYVENV", "PYENV_", "CONDA_", "XDG_", "MALLOC_"),
-)
+_OWN_NAMES = "GYMGATE_ UV_ PIP_ PYTHON VIRTUAL_ENV __PYVENV PYENV_ CONDA_ XDG_ MALLOC_"
+_OWN_PREFIXES = tuple(_OWN_NAMES.split())
 """What gymgate's own processes read, too."""
 
 _UV_NAMES = """

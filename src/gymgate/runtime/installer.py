@@ -18,9 +18,7 @@ from gymgate.runtime.environment import installer_env
 FailureKind = Literal["network", "disk", "conflict", "other"]
 
 _PHRASES: dict[FailureKind, tuple[str, ...]] = {
-    "disk": (
-        *("no space left", "os error 28", "disk quota", "os error 122", "file too large", "os error 27"),
-    ),
+    "disk": ("no space left", "os error 28", "disk quota", "os error 122", "file too large", "os error 27"),
     "network": (
         *("dns error", "failed to fetch", "failed to download", "error sending request", "tcp connect"),
         *("connection refused", "network is unreachable", "could not resolve host", "request failed after"),
