@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gymgate.cli.metrics_tables import print_summary
-from gymgate.cli.options import json_option
+from gymgate.cli.options import json_option, keep_option
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
@@ -30,9 +30,7 @@ from gymgate.errors import ConfigError
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the metrics of each environment: .jsonl, .csv or .parquet.",
 )
-@click.option(
-    "--keep", "bounds", metavar="LOW..HIGH", help="Write only tasks whose mean reward lies in this range."
-)
+@keep_option
 @click.option(
     "--answer-key",
     metavar="FIELD",
@@ -59,9 +57,9 @@ def command(
     markdown: bool,
     as_json: bool,
 ) -> None:
-    """Merge runs and their shards and print pass@1, pass@k and maj@k with standard errors.
+    """Print pass@1, pass@k and maj@k of runs, with standard errors.
 
-    RUN is a directory of gymgate collect, with its shards, or a rollouts.jsonl of NeMo Gym's collector. Metrics are
+    RUN is a directory of gymgate collect, whose shards are merged, or a rollouts.jsonl of NeMo Gym's collector. Metrics are
     fractions, not percent; behind ± is the standard error over tasks, and under ±runs that of pass@1 over runs (seeds
     and repeats).
     """

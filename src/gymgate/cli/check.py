@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymgate.api import load_catalog
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges, writable_path
-from gymgate.cli.list import read_catalog
 from gymgate.cli.options import Seconds
-from gymgate.config import DEFAULT_NEMO_GYM
+from gymgate.cli.output import log
+from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
 
 if TYPE_CHECKING:
@@ -181,14 +182,14 @@ async def _run(todo: Sequence[Job], jobs: int, landed: object) -> list[Check | G
 
 
 def _all(gym: str, kind: str) -> list[str]:
-    catalog = read_catalog(gym)
+    catalog = load_catalog(RuntimeConfig(version=gym), progress=log)
     every = catalog.agents() if kind == "responses_api_agents" else catalog.environments()
     return [f"{item.kind}/{item.name}" for item in every if item.kind == kind]
 
 
 def _full_names(gym: str, names: Sequence[str]) -> list[str]:
     """With their kind, so that a name means one environment in a results file; paths stay as they are."""
-    catalog = read_catalog(gym)
+    catalog = load_catalog(RuntimeConfig(version=gym), progress=log)
     found = [(name, catalog.find(name)) for name in names]
     return [name if item.kind == "config" else f"{item.kind}/{item.name}" for name, item in found]
 

@@ -120,11 +120,11 @@ def command(
     ray: str | None,
     **options: Any,
 ) -> None:
-    """Collect rollouts of ENV's rows, or of FILE's, into a directory.
+    """Collect rollouts into a directory, resumed where they stopped.
 
-    Each is appended as soon as it has finished. The same command again, after a kill or a crash, runs what is
-    missing. Ends with the run's metrics. Exits with 1 if rollouts failed for good, 75 if it was drained before the end,
-    130 if interrupted.
+    The rows are ENV's, or those of FILE. Each rollout is appended as soon as it has finished. The same command again,
+    after a kill or a crash, runs what is missing. Ends with the run's metrics. Exits with 1 if rollouts failed for good,
+    75 if it was drained before the end, 130 if interrupted.
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"-o {output} is a file; a run needs a directory")

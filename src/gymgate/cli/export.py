@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from gymgate.cli.options import keep_option
 from gymgate.cli.output import log
 from gymgate.collection.aggregate import expand, read_runs
 from gymgate.collection.export import export_dataset, export_rows
@@ -29,14 +30,9 @@ from gymgate.errors import ConfigError
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
 )
-@click.option(
-    "--keep",
-    "bounds",
-    metavar="LOW..HIGH",
-    help="With --to rows: only rows whose mean reward lies in this range.",
-)
+@keep_option
 def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None) -> None:
-    """Write the rollouts of runs, or their rows, in a form that other programs read.
+    """Write rollouts or rows in a form that others read.
 
     RUN is a directory of gymgate collect, with its shards, or (not for gym) a rollouts.jsonl of NeMo Gym's collector.
     """

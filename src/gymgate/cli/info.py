@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
-from gymgate.cli.list import read_catalog
-from gymgate.config import DEFAULT_NEMO_GYM
+from gymgate.api import load_catalog
+from gymgate.cli.options import gym_option, json_option
+from gymgate.cli.output import log, print_json, print_table
+from gymgate.config import RuntimeConfig
 
 if TYPE_CHECKING:
     from gymgate.catalog import EnvConfig, Environment
@@ -17,19 +18,17 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("environment", metavar="ENV")
 @click.option("--config", "config_name", metavar="NAME", help="Describe this config, not the default one.")
-@click.option(
-    "--gym", default=DEFAULT_NEMO_GYM, show_default=True, metavar="VERSION", help="nemo-gym release."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(environment: str, config_name: str | None, gym: str, as_json: bool) -> None:
-    """Show an environment's configs, agents, packaged data with row counts, and needs.
+@gym_option
+@json_option
+def command(environment: str, config_name: str | None, gym: RuntimeConfig, as_json: bool) -> None:
+    """Show one environment in full: configs, agents, data, needs.
 
     The needs are estimated from its files; nothing is run.
     """
-    found = read_catalog(gym).find(environment)
+    found = load_catalog(gym, progress=log).find(environment)
     config = found.config(config_name)
     if as_json:
-        click.echo(orjson.dumps(description(found), option=orjson.OPT_INDENT_2))
+        print_json(description(found))
         return
     _head(found)
     _configs(found, config)
@@ -79,8 +78,6 @@ def _head(environment: Environment) -> None:
 
 
 def _configs(environment: Environment, shown: EnvConfig) -> None:
-    from gymgate.cli.output import print_table
-
     click.echo()
     print_table(
         ("config", "agents", "other model servers", "needs"),
@@ -97,8 +94,6 @@ def _configs(environment: Environment, shown: EnvConfig) -> None:
 
 
 def _data(environment: Environment, config: EnvConfig) -> None:
-    from gymgate.cli.output import print_table
-
     click.echo()
     if environment.data:
         print_table(

@@ -7,25 +7,24 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 
-from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.api import load_catalog
+from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
+from gymgate.cli.output import log, print_json, print_table
+from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from gymgate.catalog import Catalog, Environment
+    from gymgate.catalog import Environment
 
-KINDS = {"resources_servers": "resources", "environments": "environment", "benchmarks": "benchmark"}
+AGENTS = "responses_api_agents"
 NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search")
 
 
 @click.command()
 @click.argument("pattern", required=False)
-@click.option("--name", "pattern_option", metavar="PATTERN", help="The same as the argument.")
 @click.option("--domain", metavar="DOMAIN", help="Only this domain: math, agent, knowledge, ...")
-@click.option(
-    "--kind", type=click.Choice(list(KINDS.values())), help="Only this kind: its directory in the release."
-)
+@kind_option
 @click.option(
     "--needs",
     type=click.Choice(["none", *NEEDS]),
@@ -38,58 +37,41 @@ NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary"
     multiple=True,
     help="Leave out environments that need one of these.",
 )
-@click.option(
-    "--gym", default=DEFAULT_NEMO_GYM, show_default=True, metavar="VERSION", help="nemo-gym release."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@gym_option
+@json_option
 def command(
     pattern: str | None,
-    pattern_option: str | None,
     domain: str | None,
     kind: str | None,
     needs: Sequence[str],
     without: Sequence[str],
-    gym: str,
+    gym: RuntimeConfig,
     as_json: bool,
 ) -> None:
-    """List the environments of a nemo-gym release and what each needs.
+    """List environments and what each needs.
 
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
     its files; nothing is run.
     """
-    environments = read_catalog(gym).environments(progress=_tell)
+    catalog = load_catalog(gym, progress=log)
+    environments = catalog.agents() if kind == KINDS[AGENTS] else catalog.environments(progress=log)
     shown = [
         environment
         for environment in environments
-        if all(matches(environment, part) for part in (pattern, pattern_option))
+        if matches(environment, pattern)
         and domain in (None, environment.domain)
         and kind in (None, KINDS[environment.kind])
         and fits(environment, needs, without)
     ]
     names = short_names(environments)
     if as_json:
-        click.echo(orjson.dumps([summary(item, names) for item in shown], option=orjson.OPT_INDENT_2))
+        print_json([summary(item, names) for item in shown])
         return
     if not shown:
-        click.echo(f"no environment of nemo-gym {gym} matches (of {len(environments)})", err=True)
+        log(f"none of the {len(environments)} environments of nemo-gym {catalog.version} matches")
         return
-    from gymgate.cli.output import print_table
-
     header = ("environment", "kind", "domain", "agents", "data", "needs")
     print_table(header, (_row(item, names) for item in shown))
-
-
-def read_catalog(version: str) -> Catalog:
-    """The catalog of a release. Installs the release if needed and prints progress to stderr."""
-    from gymgate.catalog import Catalog
-    from gymgate.runtime import ensure_runtime
-
-    runtime = ensure_runtime(RuntimeConfig(version=version), progress=_tell)
-    return Catalog(runtime.site, runtime.version)
-
-
-def _tell(message: str) -> None:
-    click.echo(message, err=True)
 
 
 def matches(environment: Environment, pattern: str | None) -> bool:
@@ -110,13 +92,15 @@ def fits(environment: Environment, needs: Collection[str], without: Iterable[str
 
 
 def short_names(environments: Iterable[Environment]) -> dict[tuple[str, str], str]:
-    """The shortest name that finds each (kind, name): the bare name for the first kind that has it."""
+    """Return what to type for each (kind, name): the bare name for the first kind that has it, agents with their kind."""
     taken: dict[str, str] = {}
     order = list(KINDS)
     for environment in sorted(environments, key=lambda item: order.index(item.kind)):
         taken.setdefault(environment.name, environment.kind)
     return {
-        (item.kind, item.name): item.name if taken[item.name] == item.kind else f"{item.kind}/{item.name}"
+        (item.kind, item.name): item.name
+        if taken[item.name] == item.kind != AGENTS
+        else f"{item.kind}/{item.name}"
         for item in environments
     }
 

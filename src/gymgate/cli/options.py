@@ -112,6 +112,9 @@ sampling_option = click.option(
     metavar="KEY=VALUE",
     help="Field set in every policy call, such as temperature=0.7. Repeatable.",
 )
+replay_option = click.option(
+    "--replay", is_flag=True, help="Answer from recorded rollouts; no model, no key."
+)
 replay_file_option = click.option(
     "--replay-file",
     "files",
@@ -190,6 +193,14 @@ ENVIRONMENT_OPTIONS = (
         metavar="N",
         help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
     ),
+)
+
+
+keep_option = click.option(
+    "--keep",
+    "bounds",
+    metavar="LOW..HIGH",
+    help="Write only rows whose mean reward lies in this range.",
 )
 
 

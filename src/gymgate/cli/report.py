@@ -34,9 +34,10 @@ from gymgate.collection.report import write_report
     help="Conversations of each task, side by side.",
 )
 def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int) -> None:
-    """Write one HTML file that opens from disk: metrics, charts, failures, conversations.
+    """Write runs as one HTML file.
 
-    It loads nothing. RUN is a directory of gymgate collect or a rollouts.jsonl of NeMo Gym's collector.
+    The file opens from disk and loads nothing else; it has metrics, charts, failures and conversations. RUN is a directory
+    of gymgate collect or a rollouts.jsonl of NeMo Gym's collector.
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"

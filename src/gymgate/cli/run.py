@@ -22,6 +22,7 @@ from gymgate.cli.options import (
     json_option,
     repeats_option,
     replay_file_option,
+    replay_option,
     rows_option,
 )
 from gymgate.cli.output import log, print_json
@@ -45,7 +46,7 @@ _PLACE = ("row_key", "source", "line", "repeat", "occurrence", "seed", "task", "
 @repeats_option
 @concurrency_option
 @endpoint_options
-@click.option("--replay", is_flag=True, help="Answer from recorded rollouts; the default without -b.")
+@replay_option
 @replay_file_option
 @environment_options
 @gym_option
@@ -57,7 +58,7 @@ _PLACE = ("row_key", "source", "line", "repeat", "occurrence", "seed", "task", "
 )
 @json_option
 def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, **options: Any) -> None:
-    """Run rows of NeMo Gym environments with a policy, score them, and print a short table.
+    """Run rows with a policy, score them, and print a table.
 
     Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
     (agent_ref). Failed rollouts are not retried. Exits with 1 if a rollout failed and with 130 if interrupted, after a
