@@ -70,8 +70,10 @@ async def test_the_main_job_needs_no_key_and_resumes(tmp_path: Path) -> None:
     code, out, err = await finish(command, tmp_path)
     assert code == 0, err
     assert row_of(out, "example_session_state_mgmt")[1:8] == ["6", "6", *"0000", "1.000"]
-    assert "no endpoint (-b): replaying recorded answers of example_session_state_mgmt" in err.splitlines()[0]
-    assert "policy: recorded answers, replayed (no model was called)" in out
+    assert err.startswith(
+        "policy: recorded answers of example_session_state_mgmt, replayed (no model is called)"
+    )
+    assert "recorded answers" in out
     assert len(out.splitlines()) < 8, "verifiers' dashboard prints a line per rollout"
     assert "vf-eval will be deprecated" not in out + err
     assert err.index("loading verifiers") < err.index("importing NeMo Gym")

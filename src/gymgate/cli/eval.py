@@ -15,7 +15,6 @@ import click
 
 from gymgate.cli.environments import require_judges
 from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
-from gymgate.cli.eval_report import TRACES, print_report, read_metrics, watch
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     add_options,
@@ -114,9 +113,8 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], 
     if model and not url:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
     if replayed:
-        log(
-            f"no endpoint (-b): replaying recorded answers of {', '.join(knobs.environment_names())}, no model is called"
-        )
+        names = ", ".join(knobs.environment_names())
+        log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
     args = [] if replayed else _endpoint_args(checked_url(str(url)), settings, model)
     found = knobs.find_environments(log)
     require_judges(knobs.stack_config(), [*found.values()], replayed=replayed)
@@ -156,6 +154,8 @@ def _evaluate(
     """
     log("loading verifiers")
     from verifiers.v1.cli.eval.main import main
+
+    from gymgate.cli.eval_report import TRACES, print_report, read_metrics, watch  # while the stack starts
 
     argv = [*argv, *policy_args()]
     started, code = time.time(), 0

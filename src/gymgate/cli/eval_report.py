@@ -136,9 +136,8 @@ def print_report(
 ) -> None:
     """Print the closing table, why rollouts failed, where the results are, and what to do next."""
     click.echo()
-    if replayed:
-        click.echo("policy: recorded answers, replayed (no model was called)")
-    print_outcomes(environments, {name: metrics.rate for name, metrics in environments.items()})
+    rates = {name: metrics.rate for name, metrics in environments.items()}
+    print_outcomes(environments, rates, replayed=replayed)
     click.echo(f"results: {run}")
     log(f"  look:   {run / TRACES} has one rollout per line, {run / 'logs/latest/eval.log'} is the log")
     if not complete:
