@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.cli.options import json_option
+from gymgate.cli.output import log, print_json, print_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,10 +33,10 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """List runtimes, commands and downloads in the cache; `gymgate cache clean` removes what is not used.
+    """List the cache; `gymgate cache clean` frees space.
 
-    For each: its content, its size on disk, the space that its removal frees (its files may also be in uv's cache or in
-    another runtime), when it was last used, and the processes that use it now.
+    For each runtime, command and download: its content, its size on disk, the space that its removal frees (its files
+    may also be in uv's cache or in another runtime), when it was last used, and the processes that use it now.
     """
     if context.invoked_subcommand is not None:
         return
@@ -44,13 +45,11 @@ def command(context: click.Context, as_json: bool) -> None:
 
     found = cache_entries()
     if as_json:
-        _print_json({"path": str(cache_dir()), "parts": [_description(entry) for entry in found]})
+        print_json({"path": str(cache_dir()), "parts": [_description(entry) for entry in found]})
         return
     if not found:
         click.echo(f"nothing in {cache_dir()}")
         return
-    from gymgate.cli.output import print_table
-
     print_table(("what", "name", "holds", "size", "frees", "last used"), _rows(found), fixed=2)
     total = measure(*(entry.path for entry in found))
     click.echo(f"{size_text(total.total)} in {cache_dir()}")
@@ -81,9 +80,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     from gymgate.runtime.cache import clean
 
     removals = []
-    for removal in clean(
-        None if everything else unused_for, dry_run=dry_run, say=lambda line: click.echo(line, err=True)
-    ):
+    for removal in clean(None if everything else unused_for, dry_run=dry_run, say=log):
         removals.append(removal)
         if as_json or not (removal.removed or removal.in_the_way):
             continue
@@ -93,7 +90,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
         else:
             click.echo(f"kept {entry}: {removal.why}")
     if as_json:
-        _print_json(
+        print_json(
             [
                 {
                     "kind": removal.entry.kind,
@@ -151,12 +148,6 @@ def _description(entry: CacheEntry) -> dict[str, object]:
         "in_use": users is not None,
         "processes": users or [],
     }
-
-
-def _print_json(value: object) -> None:
-    import orjson
-
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2))
 
 
 def size_text(size: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gymgate.cli.options import Seconds, gym_option, json_option
+from gymgate.cli.output import log, print_json
 
 if TYPE_CHECKING:
     from gymgate.config import RuntimeConfig
@@ -25,7 +26,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 @click.option(
     "--vllm", "urls", multiple=True, metavar="URL", help="Server that samples; once for each replica."
 )
-@click.option("--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
+@click.option("-m", "--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
 @click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
 @click.option("--data", default="example", show_default=True, help="Rows; the first one is rolled out.")
 @gym_option
@@ -38,8 +39,9 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 )
 @json_option
 def command(as_json: bool, **options: Any) -> None:
-    """Check what a run needs of this machine; exit code 1 if something required is missing.
+    """Check what a run or a training needs of this machine.
 
+    Exits with 1 if something required is missing.
     With a trainer, a server or a model, also check what a training needs: package versions, servers that serve the same
     model, and one rollout of each agent of ENV with its token ids, lengths, turns and sampling.
 
@@ -57,9 +59,7 @@ def command(as_json: bool, **options: Any) -> None:
 
     asyncio.run(check())
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps([finding._asdict() for finding in findings], option=orjson.OPT_INDENT_2))
+        print_json([finding._asdict() for finding in findings])
     sys.exit(int(any(finding.ok is False for finding in findings)))
 
 
@@ -75,5 +75,5 @@ async def _findings(
     from gymgate.doctor.training import TrainingSetup, check_training
 
     setup = TrainingSetup(trainer=trainer or "tokens", timeout_s=timeout, runtime=gym, **options)  # type: ignore[arg-type]
-    async for finding in check_training(setup, lambda line: click.echo(line, err=True)):
+    async for finding in check_training(setup, log):
         yield finding

@@ -16,7 +16,8 @@ from typing import Self
 
 import click
 
-from gymgate.cli.options import gym_option
+from gymgate.cli.options import gym_option, replay_file_option, replay_option
+from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, StackStartError
 from gymgate.runtime import daemon_env
@@ -28,18 +29,16 @@ STOP_TIMEOUT_S = 5.0
 
 @click.command("serve")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@click.option("--replay", is_flag=True, help="Answer from recorded rollouts: no model, no key.")
-@click.option(
-    "--replay-file",
-    "files",
-    multiple=True,
-    metavar="FILE",
-    help="JSONL of recorded rollouts; repeat for several. [those that come with ENV]",
-)
+@replay_option
+@replay_file_option
 @click.option("--index", type=click.IntRange(0), help="Answer from this recording only (0-based).")
-@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=0, type=click.IntRange(0, 65535), help="0 takes a free one.", show_default=True
+    "--port",
+    default=0,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0: a free one.",
+    show_default=True,
 )
 @gym_option
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when stdin does.")
@@ -53,9 +52,10 @@ def command(
     gym: RuntimeConfig,
     end_with_stdin: bool,
 ) -> None:
-    """Serve the rollouts recorded for ENV as a policy (chat, Responses and messages, plain and streamed).
+    """Serve recorded rollouts as a policy.
 
-    Prints its base URL when it is ready, and runs until it is interrupted. Any API key is accepted.
+    It answers chat-completions, Responses and Anthropic messages calls, plain and streamed, with the rollouts recorded for
+    ENV. Prints its base URL when it is ready, and runs until it is interrupted. Any API key is accepted.
     """
     if not replay and not files:
         raise ConfigError(
@@ -105,7 +105,7 @@ def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None)
     from gymgate.api import load_catalog
     from gymgate.cli.policies import replay_endpoint
 
-    catalog = load_catalog(runtime, progress=lambda message: click.echo(message, err=True))
+    catalog = load_catalog(runtime, progress=log)
     return list(replay_endpoint([catalog.find(name) for name in environments], ()).rollouts)
 
 

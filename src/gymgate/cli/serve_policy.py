@@ -17,6 +17,7 @@ import click
 
 from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.options import Seconds
+from gymgate.cli.output import log
 from gymgate.errors import ConfigError
 from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server
 from gymgate.serving.slurm_nodes import job_nodes
@@ -90,11 +91,12 @@ def command(
     dry_run: bool,
     **policy: Any,
 ) -> None:
-    """Serve MODEL with vLLM, or start another server with --command, and keep it up.
+    """Serve a model with vLLM or another server; keep it up.
 
-    When every server answers, prints the addresses as `gymgate collect -b` takes them, and runs until it is interrupted. With
-    --run, it runs until that command ends and takes its exit code. A server that dies is restarted; when one has died too
-    often, all servers are ended and the exit code is 1.
+    MODEL is served with vLLM; --command starts another server. When every server answers, prints the addresses as
+    `gymgate collect -b` takes them, and runs until it is interrupted. With --run, it runs until that command ends and
+    takes its exit code. A server that dies is restarted; when one has died too often, all servers are ended and the
+    exit code is 1.
     """
     if bool(sandbox) != bool(sandbox_url):
         raise ConfigError(
@@ -208,7 +210,7 @@ async def _serve(
     for number in FORWARDED:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     try:
-        async with supervise(servers, logs, restarts=restarts, say=_to_stderr) as supervisor:
+        async with supervise(servers, logs, restarts=restarts, say=log) as supervisor:
             await supervisor.ready(wait)
             ready = True
             if child is None:
@@ -219,7 +221,3 @@ async def _serve(
                 return await _run(child)
     except asyncio.CancelledError:
         return 0 if ready and child is None else code
-
-
-def _to_stderr(line: str) -> None:
-    click.echo(line, err=True)

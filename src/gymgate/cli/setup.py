@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.cli.options import json_option
-from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.cli.options import gym_option, json_option
+from gymgate.cli.output import log, print_json
+from gymgate.config import RuntimeConfig
 
 if TYPE_CHECKING:
     from gymgate.runtime.command import Progress
@@ -20,34 +21,26 @@ if TYPE_CHECKING:
 
 @click.command(name="setup")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@click.option(
-    "--gym",
-    "version",
-    default=DEFAULT_NEMO_GYM,
-    show_default=True,
-    metavar="VERSION",
-    help="nemo-gym release.",
-)
+@gym_option
 @click.option(
     "--python", metavar="PYTHON", help="Interpreter to use: a path, a command or a version. [found]"
 )
 @json_option
-def command(environments: Sequence[str], version: str, python: str | None, as_json: bool) -> None:
-    """Install NeMo Gym in an environment of its own, and what ENVs require beside it.
+def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None, as_json: bool) -> None:
+    """Install NeMo Gym, and what environments need, ahead of time.
 
-    Runs work without a network afterwards. Without ENV, only the release is installed, which is all that most environments
-    need. If an ENV cannot be set up, the command says why, sets up the others, and exits with 1.
+    NeMo Gym gets a virtual environment of its own. Runs work without a network afterwards. Without ENV, only the
+    release is installed, which is all that most environments need. If an ENV cannot be set up, the command says why,
+    sets up the others, and exits with 1.
     """
-    config = RuntimeConfig(version=version, python=python)
+    config = gym.model_copy(update={"python": python})
     report = _Report()
     with _progress() as say:
         report.add_runtime(config, (), None, say)
         if environments:
             _set_up(config, environments, report, say)
     if as_json:
-        import orjson
-
-        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        print_json(report)
     else:
         report.print()
     if report.failed:
@@ -91,9 +84,9 @@ class _Report:
         for each in self.commands:
             click.echo(f"{each['environment']}: {each['agent']} runs {each['command']}")
         for need in self.needs:
-            click.echo(f"{need['environment']} also needs {need['kind']}: {need['detail']}", err=True)
+            log(f"{need['environment']} also needs {need['kind']}: {need['detail']}")
         for each in self.failed:
-            click.echo(f"gymgate: {each['environment']} is not set up: {each['detail']}", err=True)
+            log(f"gymgate: {each['environment']} is not set up: {each['detail']}")
 
 
 def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report, say: Progress) -> None:
@@ -135,7 +128,7 @@ def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report,
 def _progress() -> Iterator[Progress]:
     """Report progress on stderr: on a terminal in one changing line with the warnings above it, else line by line."""
     if not sys.stderr.isatty():
-        yield lambda line: click.echo(line, err=True)
+        yield log
         return
     from rich.console import Console
     from rich.markup import escape

@@ -86,10 +86,11 @@ def command(
     collect: tuple[str, ...],
     **job_options: Any,
 ) -> None:
-    """Write and submit a Slurm array of gymgate collect, and a job that aggregates its results.
+    """Run a collection as an array of Slurm jobs.
 
-    COLLECT are the arguments of gymgate collect, without -o and --shard, after a --. Submitting again resumes the run.
-    Example: gymgate slurm -o runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
+    Writes and submits an array of gymgate collect, and a job that aggregates its results. COLLECT are the arguments of
+    gymgate collect, without -o and --shard, after a --. Submitting again resumes the run. Example: gymgate slurm -o
+    runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
     """
     words = tuple(shlex.split(serve)) if serve else ()
     job = SlurmJob(
