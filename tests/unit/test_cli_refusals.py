@@ -20,10 +20,10 @@ from gymgate.runtime import ensure_runtime
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is no directory"),
         ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),
-        ("run mcqa -m m", "model 'm' needs an endpoint"),
+        ("run mcqa -m m", "-m needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
         ("run mcqa -b http://h/v1 --replay", "--replay needs no endpoint"),
-        ("collect mcqa -o {tmp}/x -m m", "-m: there is no endpoint for it"),
+        ("collect mcqa -o {tmp}/x -m m", "-m needs an endpoint"),
         (
             "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling temperature=.nan",
             "nan is not a finite number",
