@@ -49,7 +49,7 @@ class Child:
         return not self.exited.done()
 
     @property
-    def end(self) -> str:
+    def exit_reason(self) -> str:
         """How it ended, in words."""
         status = self.exited.result() if self.exited.done() else None
         if self.killed_for is not None:
@@ -69,7 +69,7 @@ class Child:
 
     def died(self, environment: str) -> ServerDiedError:
         """Return the error for a server that died after it had started."""
-        message = f"server {self.name!r} of {environment!r} died ({self.end})"
+        message = f"server {self.name!r} of {environment!r} died ({self.exit_reason})"
         return ServerDiedError(message, environment=environment, server=self.name, log_tail=self.log_tail())
 
 
@@ -83,7 +83,7 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
         pause = min(pause * 1.3, MAX_POLL_S)
     text = child.log_tail()
     reason = f": {reason_in(text)}" if text else disk_full(child.log)
-    message = f"server {child.name!r} of {environment!r} died while starting ({child.end}){reason}"
+    message = f"server {child.name!r} of {environment!r} died while starting ({child.exit_reason}){reason}"
     raise StackStartError(message, environment=environment, server=child.name, log_tail=text)
 
 
@@ -114,7 +114,8 @@ def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> Stack
     """Return the error for servers that did not listen in time; `awaited` is one of them."""
     return StackStartError(
         f"environment {environment!r} was not up after {timeout_s:g} s"
-        + (f"; still waiting for server {awaited.name!r}" if awaited else ""),
+        + (f"; still waiting for server {awaited.name!r}" if awaited else "")
+        + "; raise start_timeout_s if its servers need longer",
         environment=environment,
         server=awaited.name if awaited else None,
         log_tail=awaited.log_tail() if awaited else None,

@@ -20,6 +20,7 @@ from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
 from gymgate.rollout import ModelCall, Rollout
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
+from gymgate.runtime.command import Progress
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, unpack_rollout
@@ -27,7 +28,6 @@ from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, un
 if TYPE_CHECKING:
     from gymgate.gateway import CallableBackend
 
-Progress = Callable[[str], None]
 PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 """Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""
 Policy = Endpoint | PolicyCallable
@@ -307,7 +307,7 @@ class Stack:
     @property
     def _peer(self) -> Peer:
         if self._closed:
-            raise StackLostError("the stack was closed")
+            raise StackLostError("the stack was closed; acquire it again")
         if self._connection.pid != os.getpid():
             raise StackLostError(
                 f"the stack was acquired by process {self._connection.pid}; acquire it again in this one"

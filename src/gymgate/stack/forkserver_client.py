@@ -11,12 +11,13 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from gymgate.errors import StackStartError
 from gymgate.files import tail
+from gymgate.runtime.command import Progress
 from gymgate.stack import forkserver
 from gymgate.stack.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
@@ -95,7 +96,7 @@ class ForkServerClient:
         child.uses_ray = bool(order["ray"])
         return child
 
-    async def ray_address(self, progress: Callable[[str], None]) -> str:
+    async def ray_address(self, progress: Progress) -> str:
         """Return the address of the Ray that this fork server's children share, started by the first who asks."""
         if self._ray is None or (self._ray.done() and (self._ray.cancelled() or self._ray.exception())):
             progress("starting Ray")

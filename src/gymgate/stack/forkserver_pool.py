@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gymgate.config import StackConfig
 from gymgate.errors import GymgateError
 from gymgate.runtime import clean_env
+from gymgate.runtime.command import Progress
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
 from gymgate.stack.forkserver_client import ForkServerClient
@@ -24,8 +24,6 @@ _RAY = {
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
 """Whoever reaches a Ray can run code in it, so it listens on loopback only and asks for a token."""
-
-Progress = Callable[[str], None]
 
 
 class ForkServerPool:

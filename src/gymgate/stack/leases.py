@@ -22,7 +22,8 @@ from weakref import WeakSet
 
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError
-from gymgate.stack.client import Connection, Progress, Stack
+from gymgate.runtime.command import Progress
+from gymgate.stack.client import Connection, Stack
 from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import make_private, process_directory, salt, shared_directory

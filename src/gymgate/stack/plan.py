@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
+from gymgate.runtime.command import Progress
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
@@ -56,7 +57,7 @@ class EnvironmentContext:
     gateway: Gateway
     directory: Path
     """For logs."""
-    progress: Callable[[str], None]
+    progress: Progress
 
     async def fork_server(self) -> ForkServerClient:
         """Return the fork server of this runtime; a new one if the last has died."""
@@ -85,43 +86,26 @@ async def make_plan(
     forwarding = KeyForwarding(
         **{**answer["forwarding"], "switches": tuple(answer["forwarding"]["switches"])}
     )
-    directories, ray, strategies = await asyncio.to_thread(
-        _read_code, servers, roots, urls, forwarding, config
-    )
+    directories: dict[str, Path] = {}
+    strategies: dict[str, Strategy] = {}
+    ray = set()
+
+    def read_code() -> None:
+        for item in servers:
+            directory = directories[item.name] = gym_config.directory_of(item, roots)
+            if gym_config.uses_ray(directory, item.entrypoint):
+                ray.add(item.name)
+            if item.kind == AGENTS:
+                code = read_agent(roots, directory, item.entrypoint)
+                strategies[item.name] = gym_config.strategy_of(item, urls, forwarding, code, config)
+
+    await asyncio.to_thread(read_code)
     default = spec.agent or next(iter(agents))
     if strategies[default] == "none":
         raise refuse_unroutable(default, agents[default], context.runtime.version)
     return EnvironmentPlan(
-        config,
-        servers,
-        directories,
-        ray,
-        urls,
-        agents,
-        strategies,
-        default_agent=default,
-        forwarding=forwarding,
+        config, servers, directories, frozenset(ray), urls, agents, strategies, default, forwarding
     )
-
-
-def _read_code(
-    servers: list[ServerInstance],
-    roots: list[Path],
-    urls: Collection[str],
-    forwarding: KeyForwarding,
-    config: Mapping[str, Any],
-) -> tuple[dict[str, Path], frozenset[str], dict[str, Strategy]]:
-    """Return each server's directory, those that need Ray, and each agent's strategy. Blocks while it reads their source."""
-    directories = {item.name: gym_config.directory_of(item, roots) for item in servers}
-    ray = {item.name for item in servers if gym_config.uses_ray(directories[item.name], item.entrypoint)}
-    strategies = {
-        item.name: gym_config.strategy_of(
-            item, urls, forwarding, read_agent(roots, directories[item.name], item.entrypoint), config
-        )
-        for item in servers
-        if item.kind == AGENTS
-    }
-    return directories, frozenset(ray), strategies
 
 
 def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:

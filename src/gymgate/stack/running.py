@@ -8,7 +8,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from gymgate.errors import ConfigError, StackStartError
 from gymgate.gateway import Gateway
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.runtime.command import Progress
 from gymgate.stack import forkserver
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver_pool import ForkServerPool
@@ -35,7 +36,6 @@ FILES_PER_ROLLOUT = 6
 STOP_TIMEOUT_S = 2.5
 
 Result = TypeVar("Result")
-Progress = Callable[[str], None]
 
 
 class RunningStack:

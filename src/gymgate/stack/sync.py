@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
 from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
+from gymgate.runtime.command import Progress
 from gymgate.stack.client import (
     NOT_PICKLED,
     AgentInfo,
     OpenRoute,
     Policy,
     PolicyCallable,
-    Progress,
     Stack,
 )
 from gymgate.stack.leases import connect
