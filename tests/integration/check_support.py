@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gymgate.check import Check, Job, check_all
+from gymgate.check import CheckRequest, CheckResult, check_all
 
 SERVER = """
 import os, shutil, subprocess, time, urllib.request
@@ -115,12 +115,12 @@ def made_in(directory: Path) -> list[Path]:
     return list(directory.rglob("made_at_start.txt"))
 
 
-async def checked(config: Path, fault: str = "none", version: str = "0.7.0", **settings: Any) -> Check:
+async def checked(config: Path, fault: str = "none", version: str = "0.7.0", **settings: Any) -> CheckResult:
     overrides = (("own.resources_servers.own.fault", fault),)
     (outcome,) = await check_all(
-        [Job(environment=str(config), version=version, overrides=overrides, **settings)]
+        [CheckRequest(environment=str(config), version=version, overrides=overrides, **settings)]
     )
-    assert isinstance(outcome, Check), outcome
+    assert isinstance(outcome, CheckResult), outcome
     return outcome
 
 

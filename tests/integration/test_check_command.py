@@ -17,7 +17,7 @@ from scripted_chat import scripted_chat
 from stack_support import SIMPLE
 
 import gymgate.check
-from gymgate.check import Check, Job, load_report, save_report
+from gymgate.check import CheckRequest, CheckResult, load_report, save_report
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 
@@ -25,11 +25,11 @@ pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a r
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
     """The jobs that the command would run; each fails."""
-    jobs: list[Job] = []
+    jobs: list[CheckRequest] = []
 
-    async def check_all(wanted: Sequence[Job], *, done: Any, **settings: Any) -> list[Check]:
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
         jobs.extend(wanted)
         checks = [made(job) for job in wanted]
         for job, check in zip(wanted, checks, strict=True):
@@ -40,9 +40,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
-def made(job: Job) -> Check:
+def made(job: CheckRequest) -> CheckResult:
     kind, _, name = job.environment.rpartition("/")
-    return Check(
+    return CheckResult(
         environment=name, kind=kind, version=job.version, verdict="failed", settings=job.settings, date="d"
     )
 
@@ -55,13 +55,13 @@ def check(*arguments: str) -> Any:
     ("arguments", "kind", "version", "count"),
     [
         ([], "resources_servers", "0.7.0", 145),
-        (["--kind", "environments"], "environments", "0.7.0", 49),
-        (["--kind", "responses_api_agents"], "responses_api_agents", "0.7.0", 13),
+        (["--kind", "environment"], "environments", "0.7.0", 49),
+        (["--kind", "agent"], "responses_api_agents", "0.7.0", 13),
         (["--gym", "0.4.0"], "resources_servers", "0.4.0", 95),
     ],
 )
 def test_all_of_a_kind_of_a_release(
-    asked: list[Job], arguments: list[str], kind: str, version: str, count: int
+    asked: list[CheckRequest], arguments: list[str], kind: str, version: str, count: int
 ) -> None:
     done = check("--all", *arguments)
     assert done.exit_code == 1, "one that failed is the command's failure"
@@ -72,7 +72,7 @@ def test_all_of_a_kind_of_a_release(
     assert f"{count} environments: {count} failed; 0 returned a reward" in done.output
 
 
-def test_settings_endpoints_and_limits_reach_the_job(asked: list[Job], tmp_path: Path) -> None:
+def test_settings_endpoints_and_limits_reach_the_job(asked: list[CheckRequest], tmp_path: Path) -> None:
     (tmp_path / "more.yaml").write_text("a: {b: 2}")
     settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
     limits = ("--start-timeout", "1", "--row-timeout", "2", "--timeout", "3", "--memory", "4")
@@ -87,9 +87,11 @@ def test_settings_endpoints_and_limits_reach_the_job(asked: list[Job], tmp_path:
     assert (job.start_timeout_s, job.row_timeout_s, job.timeout_s, job.memory_gb) == (1, 2, 3, 4)
 
 
-def test_results_are_kept_by_settings_and_done_again_if_told(asked: list[Job], tmp_path: Path) -> None:
+def test_results_are_kept_by_settings_and_done_again_if_told(
+    asked: list[CheckRequest], tmp_path: Path
+) -> None:
     results = tmp_path / "deep" / "results.json"
-    check("calendar", "mcqa", "--json", str(results))
+    check("calendar", "mcqa", "-o", str(results))
     assert [one.environment for one in load_report(results)] == ["calendar", "mcqa"]
     for arguments, again in (
         ([], []),
@@ -99,10 +101,10 @@ def test_results_are_kept_by_settings_and_done_again_if_told(asked: list[Job], t
         (["--memory", "4", "--gym", "0.4.0"], ["calendar", "mcqa"]),
     ):
         asked.clear()
-        check("calendar", "mcqa", "--json", str(results), *arguments)
+        check("calendar", "mcqa", "-o", str(results), *arguments)
         assert [job.environment.rpartition("/")[2] for job in asked] == again, arguments
     assert len(load_report(results)) == 4, "of each release"
-    check("--json", str(results), "--page", str(tmp_path / "page.md"))
+    check("-o", str(results), "--page", str(tmp_path / "page.md"))
     assert "2 checked" in (tmp_path / "page.md").read_text()
 
 
@@ -110,7 +112,7 @@ def test_results_are_kept_by_settings_and_done_again_if_told(asked: list[Job], t
     ("arguments", "said"),
     [
         ([], "name environments, or give --all"),
-        (["mcqa", "--page", "x.md"], "give --json FILE, too"),
+        (["mcqa", "--page", "x.md"], "give -o FILE, too"),
         (["mcqa", "calendar", "--set", "a=1"], "name exactly one"),
         (["no_such_environment"], "no environment 'no_such_environment'"),
     ],
@@ -128,7 +130,7 @@ def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path:
     hanging.write_text(CONFIG.replace("fault: none", "fault: hang"))
     command = [sys.executable, "-m", "gymgate", "check"]
     with subprocess.Popen(
-        [*command, str(hanging), SIMPLE, "--jobs", "2", "--json", str(results)], stderr=subprocess.DEVNULL
+        [*command, str(hanging), SIMPLE, "--jobs", "2", "-o", str(results)], stderr=subprocess.DEVNULL
     ) as killed:
         deadline = time.monotonic() + 80  # before the hanging one's own is over
         while not results.exists() and time.monotonic() < deadline:
@@ -138,7 +140,7 @@ def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path:
     (kept,) = load_report(results)
     assert (kept.environment, kept.verdict) == (SIMPLE, "match")
     done = subprocess.run(
-        [*command, SIMPLE, "--json", str(results)], capture_output=True, text=True, timeout=60, check=True
+        [*command, SIMPLE, "-o", str(results)], capture_output=True, text=True, timeout=60, check=True
     )
     assert "1 of 1 are in" in done.stderr
     assert load_report(results) == [kept]
@@ -155,7 +157,7 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
 
     with scripted_chat(judge) as url:
         arguments = ["--set", "own.resources_servers.own.fault=judge", "--judge", f"a_judge=m@{url}"]
-        command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "--json", str(results)]
+        command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "-o", str(results)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
     assert questions == ["Is this right: Lyon"]
@@ -166,6 +168,6 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     save_report(tmp_path / "results.json", [])
     other.write_text('{"mine": 1}')
-    done = check("calendar", "--json", str(other))
+    done = check("calendar", "-o", str(other))
     assert "holds no results of gymgate check" in str(done.exception)
     assert other.read_text() == '{"mine": 1}'

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from check_support import CONFIG, PARIS, checked, home_with, made_in, message, recorded
 
-from gymgate.check import Job, check_all, load_report
+from gymgate.check import CheckRequest, check_all, load_report
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
 
@@ -149,7 +149,7 @@ async def test_rows_without_recordings_still_get_a_reward(tmp_path: Path) -> Non
 
 
 async def test_an_unknown_environment_is_an_error() -> None:
-    (outcome,) = await check_all([Job(environment="no_such_thing", version="0.7.0")])
+    (outcome,) = await check_all([CheckRequest(environment="no_such_thing", version="0.7.0")])
     assert isinstance(outcome, ConfigError)
 
 
@@ -189,7 +189,7 @@ def test_the_command_resumes(tmp_path: Path) -> None:
     names = ("example_single_tool_call", "calendar", "gymnasium")
 
     def check(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gymgate", "check", *names, "--json", str(results), *options]
+        command = [sys.executable, "-m", "gymgate", "check", *names, "-o", str(results), *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
 
     first = check("--jobs", "2", "--page", str(page))

@@ -12,8 +12,8 @@ import pytest
 from stack_support import LOOPBACK, listening
 
 from gymgate.catalog import Catalog
-from gymgate.check import Check, Job, check_all
-from gymgate.check.judges import RecordedJudge, serving
+from gymgate.check import CheckRequest, CheckResult, check_all
+from gymgate.check.answers import RecordedJudge, serving
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.dataset import open_rows
 from gymgate.gateway.replay.backend import response_object
@@ -69,7 +69,7 @@ async def test_a_model_judges_what_the_library_does_not_see() -> None:
 
 async def test_code_is_run_and_scored_through_ray() -> None:
     """Ray, which runs whatever it is sent, listens on loopback only and asks for a token."""
-    checking = asyncio.create_task(check_all([Job(environment="code_gen", version="0.7.0")]))
+    checking = asyncio.create_task(check_all([CheckRequest(environment="code_gen", version="0.7.0")]))
     seen: dict[str, set[str]] = {}
     while not checking.done():
         for pid in descendants(os.getpid()):
@@ -83,14 +83,14 @@ async def test_code_is_run_and_scored_through_ray() -> None:
     assert all(seen.get(name) for name in RAY), seen
     assert set().union(*seen.values()) <= LOOPBACK, seen
     (outcome,) = await checking
-    assert isinstance(outcome, Check), outcome
+    assert isinstance(outcome, CheckResult), outcome
     assert (outcome.verdict, outcome.matched) == ("match", 5), outcome.detail
     assert {row.reward for row in outcome.rows} == {0.0, 1.0}
 
 
 @pytest.mark.heavy  # the environment gives a cohort's members so many seconds to meet
 async def test_rollouts_that_are_scored_against_each_other_are_run_together() -> None:
-    (outcome,) = await check_all([Job(environment="genrm_compare", version="0.7.0")])
-    assert isinstance(outcome, Check), outcome
+    (outcome,) = await check_all([CheckRequest(environment="genrm_compare", version="0.7.0")])
+    assert isinstance(outcome, CheckResult), outcome
     assert (outcome.verdict, outcome.rewarded_by_stand_in) == ("blocked", True), outcome.evidence
     assert outcome.detail.startswith("judge: ")

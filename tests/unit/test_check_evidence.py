@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gymgate.catalog import Need
-from gymgate.check.evidence import Missing, missing_in, setup_need, unobtainable
-from gymgate.check.rows import verification
+from gymgate.check.needs import MissingNeed, missing_in, setup_need, unobtainable
+from gymgate.check.replay import verification
 from gymgate.rollout import Rollout
 
 SEEN = [
@@ -85,9 +85,10 @@ def test_a_file_of_the_release_is_told_from_one_of_the_machine() -> None:
     )
     outside = missing_in("FileNotFoundError: [Errno 2] No such file or directory: '/data/tests.h5'")
     assert inside is not None
-    assert inside.shipped == "resources_servers/wordle/data/guesses.txt"
+    shipped = "the release does not ship resources_servers/wordle/data/guesses.txt"
+    assert inside.finding[:2] == ("incomplete", shipped)
     assert outside is not None
-    assert (outside.kind, outside.shipped) == ("file", None)
+    assert outside.finding[:2] == ("blocked", "file: /data/tests.h5")
 
 
 def test_requirements_in_conflict_are_both_named() -> None:
@@ -202,8 +203,8 @@ def test_what_cannot_be_had_is_left_out_and_nothing_else() -> None:
         need = setup_need(message)
         assert need is not None
         assert unobtainable(wanted, need, message) == left
-    assert unobtainable(wanted, Missing("git", "git+https://a.b/x", ""), "") == wanted[2:3]
-    assert unobtainable(wanted, Missing("binary", "a build of z", ""), "") == []
+    assert unobtainable(wanted, MissingNeed("git", "git+https://a.b/x", ""), "") == wanted[2:3]
+    assert unobtainable(wanted, MissingNeed("binary", "a build of z", ""), "") == []
 
 
 def test_an_agent_whose_program_ends_is_named() -> None:

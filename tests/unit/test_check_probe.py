@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from gymgate.catalog import EnvConfig
-from gymgate.check import Check, status_page
-from gymgate.check.judges import STAND_IN, RecordedJudge
-from gymgate.check.ordered import PLAYED_IN_ORDER, PLAYED_LAST, OrderedPolicy
-from gymgate.check.probe import Probe
-from gymgate.check.report import told_rewards
+from gymgate.check import CheckResult, status_page
+from gymgate.check.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, OrderedPolicy, RecordedJudge
+from gymgate.check.probe import RewardProbe
+from gymgate.check.report import count_rewards
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay import recorded_rollouts
 from gymgate.rollout import ModelCall, Rollout
@@ -30,7 +29,7 @@ def rollout(reward: float | None, *models: str) -> Rollout:
 
 def probe(
     tmp_path: Path, told: Callable[[dict[str, Any]], Rollout], judge: RecordedJudge, cohort: int = 1
-) -> Probe:
+) -> RewardProbe:
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps({"s": {"resources_servers": {"e": {"num_rollouts_per_prompt": cohort}}}}))
 
@@ -42,7 +41,7 @@ def probe(
                 return rollout(0.0, "policy_model")
         return told(row)
 
-    return Probe(run, judge, EnvConfig("c", path))
+    return RewardProbe(run, judge, EnvConfig("c", path))
 
 
 async def test_a_reward_counts_only_if_the_policy_was_asked(tmp_path: Path) -> None:
@@ -132,8 +131,8 @@ async def test_answers_are_given_in_their_order(
 
 
 def test_rewards_by_stand_in_are_counted_and_told_apart() -> None:
-    def check(name: str, **rewards: bool) -> Check:
-        return Check(
+    def check(name: str, **rewards: bool) -> CheckResult:
+        return CheckResult(
             environment=name,
             kind="resources_servers",
             version="0.7.0",
@@ -143,8 +142,8 @@ def test_rewards_by_stand_in_are_counted_and_told_apart() -> None:
         )
 
     checks = [check("a", rewarded=True), check("b", rewarded_by_stand_in=True), check("c")]
-    assert told_rewards(checks[:1]) == "1 returned a reward"
-    assert told_rewards(checks) == "2 returned a reward, 1 of them with a stand-in for the judge"
+    assert count_rewards(checks[:1]) == "1 returned a reward"
+    assert count_rewards(checks) == "2 returned a reward, 1 of them with a stand-in for the judge"
     page = status_page(checks, "gymgate check --all")
     assert "2 returned a reward, 1 of them with a stand-in for the judge." in page
     assert "| b | - | - | blocked | - | stand-in | - |" in page

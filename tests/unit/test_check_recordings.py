@@ -10,13 +10,12 @@ import pytest
 
 from gymgate.catalog import DataFile, EnvConfig, Environment, Need, ServerInstance
 from gymgate.catalog.resolve import dataset_lists, undefined_models
-from gymgate.check import Check, Job, RowCheck, causes, load_report, save_report, status_page
-from gymgate.check.judges import RecordedJudge, RecordedPolicy, _texts_at, recorded_answers
-from gymgate.check.model import same_reward, worst
-from gymgate.check.placeholders import URL, VALUE, lacking, placeholders
+from gymgate.check import CheckRequest, CheckResult, RowResult, known, load_report, save_report, status_page
+from gymgate.check.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
+from gymgate.check.model import replayable, same_reward, worst
+from gymgate.check.needs import placeholders, unset_keys
 from gymgate.check.probe import cohort_size
-from gymgate.check.recordings import as_rollout, config_for, other_configs, read_samples
-from gymgate.check.summary import replayable
+from gymgate.check.recordings import as_rollout, config_for, other_configs, read_recordings
 from gymgate.errors import DataError, NeedMissingError, SetupError, StackStartError, UnknownConversationError
 
 
@@ -30,6 +29,12 @@ def said(text: str) -> dict[str, Any]:
 
 def record(question: str, answer: str, **fields: Any) -> dict[str, Any]:
     return {"responses_create_params": ask(question), "response": said(answer), "reward": 1.0, **fields}
+
+
+def agent(name: str, type_: str, server: str) -> ServerInstance:
+    reference = {"type": "resources_servers", "name": server}
+    block = {"entrypoint": "app.py", "resources_server": reference}
+    return ServerInstance(name, "responses_api_agents", type_, block)
 
 
 def environment(tmp_path: Path, lines: list[str], *configs: EnvConfig) -> Environment:
@@ -52,34 +57,26 @@ def test_broken_lines_are_named_and_cost_only_themselves(tmp_path: Path) -> None
         json.dumps({"responses_create_params": ask("x")}),
         json.dumps(record("elsewhere", "c")),
     ]
-    (tmp_path / "out").mkdir()
-    found = read_samples(environment(tmp_path, lines), tmp_path / "out")
-    assert [sample.name for sample in found.samples] == ["example_rollouts:1", "example_rollouts:5"]
-    assert [broken.split(" ")[0] for broken in found.broken] == [
+    found, broken = read_recordings(environment(tmp_path, lines))
+    assert [sample.name for sample in found] == ["example_rollouts:1", "example_rollouts:5"]
+    assert [line.split(" ")[0] for line in broken] == [
         "example_rollouts.jsonl:2",
         "example_rollouts.jsonl:4",
     ]
-    assert "is not JSON" in found.broken[0]
-    assert "no 'response'" in found.broken[1]
-    first, second = found.samples
+    assert "is not JSON" in broken[0]
+    assert "no 'response'" in broken[1]
+    first, second = found
     assert (first.packaged, first.row["answer"]) == (True, 1)
     assert not second.packaged
     assert second.row["responses_create_params"] == ask("elsewhere")
-
-
-def agent(name: str, type_: str, server: str) -> ServerInstance:
-    reference = {"type": "resources_servers", "name": server}
-    block = {"entrypoint": "app.py", "resources_server": reference}
-    return ServerInstance(name, "responses_api_agents", type_, block)
 
 
 def test_the_config_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     plain = EnvConfig("e", tmp_path, (agent("plain", "simple_agent", "e"),))
     other = EnvConfig("other", tmp_path, (agent("special", "aviary_agent", "e"),))
     lines = [json.dumps(record("one", "a", agent_ref={"name": name})) for name in ("special", "gone")]
-    (tmp_path / "out").mkdir()
     home = environment(tmp_path, lines, plain, other)
-    samples = read_samples(home, tmp_path / "out").samples
+    samples, _ = read_recordings(home)
     assert config_for(home, samples) == (other, ["recorded agent 'gone' no longer exists"])
     assert config_for(home, samples[1:])[0] == plain
 
@@ -111,8 +108,7 @@ async def test_a_judge_says_what_it_said(tmp_path: Path) -> None:
 
 
 async def test_a_policy_that_is_its_own_judge(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (sample,) = read_samples(environment(tmp_path, [json.dumps(JUDGED)]), tmp_path / "out").samples
+    ((sample,), _) = read_recordings(environment(tmp_path, [json.dumps(JUDGED)]))
     judge = RecordedJudge("any")
     policy = RecordedPolicy(judge)
     judge.begin(JUDGED)
@@ -136,14 +132,14 @@ def test_verdicts_add_up() -> None:
     assert worst([]) == "incomplete"
     assert same_reward(0.1 + 0.2, 0.3)
     assert not same_reward(0.0, 1e-3)
-    gone = RowCheck(recording="a:1", verdict="incomplete", cause="its agent 'x' no longer exists")
-    kept = RowCheck(recording="a:2", verdict="match")
+    gone = RowResult(recording="a:1", verdict="incomplete", cause="its agent 'x' no longer exists")
+    kept = RowResult(recording="a:2", verdict="match")
     assert replayable([gone, kept]) == [kept]
     assert replayable([gone]) == [gone]
 
 
 def test_results_are_kept_and_shown(tmp_path: Path) -> None:
-    check = Check(
+    check = CheckResult(
         environment="mcqa",
         kind="resources_servers",
         version="0.7.0",
@@ -151,13 +147,13 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
         detail="read at /home/x/.cache/v/lib/site-packages/resources_servers/mcqa/app.py | see <there>",
         agents=("simple_agent",),
         rows=(
-            RowCheck(recording="r:1", recorded=1.0, reward=1.0, verdict="match"),
-            RowCheck(recording="r:2", recorded=0.0, reward=1.0, verdict="differs"),
+            RowResult(recording="r:1", recorded=1.0, reward=1.0, verdict="match"),
+            RowResult(recording="r:2", recorded=0.0, reward=1.0, verdict="differs"),
         ),
         broken=("r.jsonl:3 is not JSON",),
         rewarded=True,
         date="2026-01-02",
-        settings=Job(environment="x", version="0.7.0").settings,
+        settings=CheckRequest(environment="x", version="0.7.0").settings,
     )
     path = tmp_path / "results.json"
     assert load_report(path) == []
@@ -178,6 +174,31 @@ def test_results_are_kept_and_shown(tmp_path: Path) -> None:
         load_report(path)
 
 
+def test_results_of_the_first_version_are_read_and_not_made_again(tmp_path: Path) -> None:
+    """What commit 29a7d9a wrote, word for word."""
+    row = {
+        "recording": "r:1", "recorded": 1.0, "reward": 1.0, "status": "completed", "verdict": "match", "error": None,
+        "need": None, "cause": None, "packaged": True, "judged_by": None,
+    }  # fmt: skip
+    settings = (
+        '{"version":"0.7.0","models":[],"overrides":[],"start_timeout_s":150.0,"row_timeout_s":180.0,'
+        '"timeout_s":900.0,"memory_gb":8.0}'
+    )
+    check = {
+        "environment": "mcqa", "kind": "resources_servers", "version": "0.7.0", "verdict": "match", "detail": "",
+        "evidence": "", "config": "mcqa", "agents": ["simple_agent"], "needs": [], "rows": [row], "broken": [],
+        "notes": [], "rewarded": True, "rewarded_by_stand_in": False, "seconds": 9.1, "date": "2026-11-21",
+        "log_tail": "", "settings": settings,
+    }  # fmt: skip
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"checks": [check]}))
+    (result,) = load_report(path)
+    assert (result.verdict, result.matched, result.compared) == ("match", 1, 1)
+    assert result.settings == CheckRequest(environment="any", version="0.7.0").settings
+    save_report(path, [result])
+    assert json.loads(path.read_text()) == {"checks": [check]}
+
+
 def test_models_that_no_file_defines_and_datasets_are_found() -> None:
     judge = {"type": "responses_api_models", "name": "judge"}
     unset = [{**judge, "name": "???"}, {**judge, "name": "${model}"}]
@@ -195,16 +216,16 @@ def test_models_that_no_file_defines_and_datasets_are_found() -> None:
 
 
 def test_settings_do_not_hold_the_environment() -> None:
-    one, other = (Job(environment=name, version="0.7.0") for name in ("a", "b"))
+    one, other = (CheckRequest(environment=name, version="0.7.0") for name in ("a", "b"))
     assert one.settings == other.settings
-    assert one.settings != Job(environment="a", version="0.7.0", memory_gb=1.0).settings
+    assert one.settings != CheckRequest(environment="a", version="0.7.0", memory_gb=1.0).settings
 
 
 def test_an_object_among_judges_texts_answers_the_question_that_names_its_fields() -> None:
     kept = {"validation": [{"by": "judge_1", "said": "YES"}, {"by": "rule", "said": "none"}]}
     node = {"first": {"grade": "a"}, **kept}
-    assert list(_texts_at(node, ["first"])) == ['{"grade":"a"}']
-    assert list(_texts_at(node, ["validation", "*[by=judge_]", "said"])) == ["YES"]
+    assert list(texts_at(node, ["first"])) == ['{"grade":"a"}']
+    assert list(texts_at(node, ["validation", "*[by=judge_]", "said"])) == ["YES"]
 
 
 async def test_judges_that_are_asked_at_once_are_told_apart_by_what_they_are_asked_for() -> None:
@@ -227,11 +248,11 @@ def test_a_record_of_an_own_shape_is_read_with_the_row_that_it_names(tmp_path: P
 
 
 def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:
-    known = json.loads(Path(causes.__file__).with_name("known.json").read_text())
-    assert all(isinstance(paths, list) for paths in known["judge_texts"].values())
-    assert all(isinstance(cause, str) for cause in known["causes"].values())
-    assert all("." in key for settings in known["replayed_with"].values() for key in settings)
-    assert not set(known["replayed_with"]) & set(known["causes"])
+    table = known.known()
+    assert all(isinstance(paths, list) for paths in table["judge_texts"].values())
+    assert all(isinstance(cause, str) for cause in table["causes"].values())
+    assert all("." in key for settings in table["replayed_with"].values() for key in settings)
+    assert not set(table["replayed_with"]) & set(table["causes"])
 
 
 def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path: Path) -> None:
@@ -244,15 +265,19 @@ def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path:
         "api_key.list[str]\n  Input should be a valid list [type=list_type]\n"
     )
     died = StackStartError("died", environment="e", server="search", log_tail=log)
-    keys = lacking(died, config)
+    keys = unset_keys(died, config)
     place = "search.resources_servers.google"
     assert keys == [f"{place}.google_key", f"{place}.api_key"]
-    assert placeholders(keys, tmp_path) == [(key, VALUE) for key in keys]
+    assert placeholders(keys, tmp_path) == tuple((key, "gymgate-check-placeholder") for key in keys)
     asked = NeedMissingError("x", environment="e", need="tavily_api_key, exclude_domains_file_path, base_url")
-    (_, key), (_, path), (_, url) = placeholders(lacking(asked, config), tmp_path)
-    assert (key, json.loads(Path(str(path)).read_text()), url) == (VALUE, {"notices": []}, URL)
-    assert placeholders(["agent", "api_key"], tmp_path) == []
-    assert lacking(SetupError("x"), config) == []
+    (_, key), (_, path), (_, url) = placeholders(unset_keys(asked, config), tmp_path)
+    assert (key, json.loads(Path(str(path)).read_text()), url) == (
+        "gymgate-check-placeholder",
+        {"notices": []},
+        "http://127.0.0.1:9",
+    )
+    assert placeholders(["agent", "api_key"], tmp_path) == ()
+    assert unset_keys(SetupError("x"), config) == []
 
 
 def test_other_configs_are_tried_where_they_start_other_servers(tmp_path: Path) -> None:
@@ -279,16 +304,16 @@ def test_the_size_of_a_cohort_is_read_from_the_config(tmp_path: Path) -> None:
 
 
 def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> None:
-    assert "math_verify" in (causes.cause_of("math_with_judge", "0.7.0") or "")
-    assert "math_verify" in (causes.cause_of("any_math", "0.7.0", ["math_with_judge"]) or "")
-    assert causes.cause_of("equivalence_rule", "0.7.0") is None
-    assert "again" in (causes.cause_of("equivalence_rule", "0.4.0") or "")
-    assert dict(causes.replayed_with("wmt_translation", "0.4.0"))
-    assert not causes.replayed_with("wmt_translation", "0.7.0")
+    assert "math_verify" in (known.cause_of("math_with_judge", "0.7.0") or "")
+    assert "math_verify" in (known.cause_of("any_math", "0.7.0", ["math_with_judge"]) or "")
+    assert known.cause_of("equivalence_rule", "0.7.0") is None
+    assert "again" in (known.cause_of("equivalence_rule", "0.4.0") or "")
+    assert dict(known.replayed_with("wmt_translation", "0.4.0"))
+    assert not known.replayed_with("wmt_translation", "0.7.0")
 
 
 def test_the_page_holds_no_paths_of_the_machine_that_made_it() -> None:
-    check = Check(
+    check = CheckResult(
         environment="e",
         kind="environments",
         version="0.7.0",

@@ -15,8 +15,8 @@ from gymgate.runtime import ensure_runtime
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("check mcqa --json /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is no directory"),
-        ("check mcqa --page /dev/null/x.md --json {tmp}/x.json", "cannot write /dev/null/x.md"),
+        ("check mcqa -o /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is no directory"),
+        ("check mcqa --page /dev/null/x.md -o {tmp}/x.json", "cannot write /dev/null/x.md"),
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is no directory"),
         ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),

@@ -10,7 +10,7 @@ import pytest
 from gymgate.cli import main
 from gymgate.dataset import RowFile, open_rows
 from gymgate.errors import ConfigError, DataError
-from gymgate.preparation import Part, blend_files, parse_part
+from gymgate.preparation import BlendFile, blend_files, parse_blend_file
 
 BIG = 123456789012345678901234567890
 
@@ -26,22 +26,22 @@ def rows(path: Path, name: str, count: int, agent: str | None = None) -> Path:
 def test_lines_are_verbatim_in_proportion_and_the_seed_decides(tmp_path: Path) -> None:
     a, b = rows(tmp_path / "a.jsonl", "a", 400), rows(tmp_path / "b.jsonl", "b", 400)
     out = tmp_path / "deep" / "out.jsonl"
-    done = blend_files([Part(a, 0.7), Part(b, 0.3)], out, rows=400, seed=3)
+    done = blend_files([BlendFile(a, 0.7), BlendFile(b, 0.3)], out, rows=400, seed=3)
     assert done.rows == 400
     assert 240 < done.taken[str(a)] < 320
     assert done.taken[str(a)] + done.taken[str(b)] == 400
     written = out.read_text().splitlines()
     assert {*written} <= {*a.read_text().splitlines(), *b.read_text().splitlines()}
     assert [line for line in written if '"a ' in line] == a.read_text().splitlines()[: done.taken[str(a)]]
-    again = blend_files([Part(a, 0.7), Part(b, 0.3)], tmp_path / "again.jsonl", rows=400, seed=3)
-    other = blend_files([Part(a, 0.7), Part(b, 0.3)], tmp_path / "other.jsonl", rows=400, seed=4)
+    again = blend_files([BlendFile(a, 0.7), BlendFile(b, 0.3)], tmp_path / "again.jsonl", rows=400, seed=3)
+    other = blend_files([BlendFile(a, 0.7), BlendFile(b, 0.3)], tmp_path / "other.jsonl", rows=400, seed=4)
     assert done.sha256 == again.sha256 != other.sha256
     assert len(open_rows(str(out), environment=None)) == 400
 
 
 def test_a_cap_of_a_file_leaves_the_rest_to_the_others(tmp_path: Path) -> None:
     a, b = rows(tmp_path / "a.jsonl", "a", 50), rows(tmp_path / "b.jsonl", "b", 20)
-    done = blend_files([Part(a, 9.0, cap=5), Part(b)], tmp_path / "out.jsonl")
+    done = blend_files([BlendFile(a, 9.0, cap=5), BlendFile(b)], tmp_path / "out.jsonl")
     assert done.taken == {str(a): 5, str(b): 20}
 
 
@@ -52,7 +52,7 @@ def test_a_bad_row_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"bad\.jsonl:3: has no responses_create_params.*gymgate data prepare"
     ):
-        blend_files([Part(a), Part(bad)], out)
+        blend_files([BlendFile(a), BlendFile(bad)], out)
     assert out.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "bad.jsonl", "out.jsonl"]
 
@@ -60,18 +60,18 @@ def test_a_bad_row_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
 def test_an_output_that_is_a_part_is_refused(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", "a", 2)
     with pytest.raises(ConfigError, match="one of the files to blend"):
-        blend_files([Part(a)], a)
+        blend_files([BlendFile(a)], a)
 
 
 def test_parts_are_written_with_weight_and_cap(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", "a", 1)
     colon = rows(tmp_path / "b:0.5", "b", 1)
-    assert parse_part(str(a)) == Part(a)
-    assert parse_part(f"{a}:0.7") == Part(a, 0.7)
-    assert parse_part(f"{a}:2:100") == Part(a, 2.0, 100)
-    assert parse_part(str(colon)) == Part(colon)
+    assert parse_blend_file(str(a)) == BlendFile(a)
+    assert parse_blend_file(f"{a}:0.7") == BlendFile(a, 0.7)
+    assert parse_blend_file(f"{a}:2:100") == BlendFile(a, 2.0, 100)
+    assert parse_blend_file(str(colon)) == BlendFile(colon)
     with pytest.raises(DataError, match=r"no file of rows at .*missing\.jsonl"):
-        parse_part(str(tmp_path / "missing.jsonl:0.7"))
+        parse_blend_file(str(tmp_path / "missing.jsonl:0.7"))
 
 
 def test_the_command_blends_and_warns_of_rows_without_an_agent(
@@ -79,7 +79,7 @@ def test_the_command_blends_and_warns_of_rows_without_an_agent(
 ) -> None:
     a, b = rows(tmp_path / "a.jsonl", "a", 6, "one"), rows(tmp_path / "b.jsonl", "b", 6)
     out = tmp_path / "out.jsonl"
-    main(["data", "blend", f"{a}:0.5", f"{b}:0.5", "-o", str(out), "--cap", "8", "--seed", "1", "--json"])
+    main(["data", "blend", f"{a}:0.5", f"{b}:0.5", "-o", str(out), "-n", "8", "--seed", "1", "--json"])
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert report["rows"] == 8 == len(RowFile(out))

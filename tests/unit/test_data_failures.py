@@ -42,7 +42,7 @@ def link(
         ([link("ModuleNotFoundError", name="tiktoken.core")], NeedMissingError, "--with PACKAGE"),
         ([link("KeyError", "'problem'")], SetupError, "preparation failed: KeyError: 'problem'"),
         ([link("CalledProcessError", "['git', 'clone', 'x']")], NeedMissingError, "git cannot fetch"),
-        ([], SetupError, "what it wrote is in log.txt"),
+        ([], SetupError, "its output is in log.txt"),
     ],
 )
 def test_each_failure_is_one_line(chain: list[dict[str, Any]], cls: type[GymgateError], said: str) -> None:
@@ -103,7 +103,7 @@ def test_the_program_tells_what_failed(tmp_path: Path) -> None:
 )
 def test_a_program_that_ends_or_hangs_is_an_error(timeout_s: float, said: str, tmp_path: Path) -> None:
     python = tmp_path / "python"
-    command = "echo last words; exit 3" if timeout_s > 1 else "sleep 600"
+    command = "echo last words >&2; exit 3" if timeout_s > 1 else "sleep 600"
     python.write_text(f"#!/bin/sh\n{command}\n")
     python.chmod(0o755)
     with pytest.raises(SetupError, match=said):
@@ -113,9 +113,9 @@ def test_a_program_that_ends_or_hangs_is_an_error(timeout_s: float, said: str, t
 def test_closing_the_events_ends_the_program_and_what_it_started(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(
-        f"#!{sys.executable}\nimport json, os, subprocess, sys\nchild = subprocess.Popen(['sleep', '600'])\n"
+        f"#!{sys.executable}\nimport json, os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\n"
         "event = {'event': 'step', 'pids': [os.getpid(), child.pid]}\n"
-        "os.write(int(sys.argv[2]), json.dumps(event).encode() + b'\\n')\nchild.wait()\n"
+        "os.write(1, json.dumps(event).encode() + b'\\n')\nchild.wait()\n"
     )
     python.chmod(0o755)
     events = run_program(python, {}, dict(os.environ), tmp_path / "log", 60)

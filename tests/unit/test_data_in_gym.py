@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from gymgate.preparation.in_gym import places as places_module
-from gymgate.preparation.in_gym.places import Places
-from gymgate.preparation.in_gym.scripts import scripted
-from gymgate.preparation.in_gym.stamps import Stamp, digest_of
-from gymgate.preparation.in_gym.told import HelpError, RefusedError, Told, chain
+from gymgate.preparation.in_gym.directories import KINDS, LARGE, Directories, sha256_of
+from gymgate.preparation.in_gym.events import Events, HelpError, RefusedError, chain
+from gymgate.preparation.in_gym.fetching import FetchNote
+from gymgate.preparation.in_gym.scripts import run_script
 
 WRITES = """
 import argparse
@@ -31,13 +30,13 @@ with open(given.output, "w") as file:
 def order(tmp_path: Path) -> dict[str, Any]:
     """A release of one server with one script, and an empty workspace."""
     site, workspace, mine = tmp_path / "site", tmp_path / "workspace", tmp_path / "mine"
-    for kind in places_module.KINDS:
+    for kind in KINDS:
         (site / kind).mkdir(parents=True)
     server = site / "resources_servers" / "maths"
     (server / "data").mkdir(parents=True)
     (server / "prepare.py").write_text(WRITES)
     (server / "data" / "example.jsonl").write_text("{}\n")
-    (server / "data" / "media.bin").write_bytes(b"x" * places_module.LARGE)
+    (server / "data" / "media.bin").write_bytes(b"x" * LARGE)
     (server / ".made_venv" / "bin").mkdir(parents=True)
     (server / ".made_venv" / "bin" / "python").symlink_to("/gone")
     (server / "gone").symlink_to("/gone")
@@ -51,25 +50,27 @@ def order(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_scripts_run_in_a_copy_of_the_release_or_where_the_user_has_them(order: dict[str, Any]) -> None:
-    places = Places(order)
+    directories = Directories(order)
     server = Path("resources_servers/maths")
-    assert places.script_root(str(server / "prepare.py")) == places.workspace
-    assert (places.workspace / server / "data" / "media.bin").is_symlink(), "large files are not copied"
-    assert not (places.workspace / server / "prepare.py").is_symlink()
-    assert {path.name for path in (places.workspace / server).iterdir()} == {"data", "prepare.py"}
-    assert places.script_root("own.py") == places.roots[0]
-    assert places.located(str(server / "prepare.py")) == places.workspace / server / "prepare.py"
-    assert places.located(str(server / "prepare.py"), made=False) == places.site / server / "prepare.py"
+    assert directories.script_root(str(server / "prepare.py")) == directories.workspace
+    assert (directories.workspace / server / "data" / "media.bin").is_symlink(), "large files are not copied"
+    assert not (directories.workspace / server / "prepare.py").is_symlink()
+    assert {path.name for path in (directories.workspace / server).iterdir()} == {"data", "prepare.py"}
+    assert directories.script_root("own.py") == directories.roots[0]
+    assert directories.find(str(server / "prepare.py")) == directories.workspace / server / "prepare.py"
+    assert (
+        directories.find(str(server / "prepare.py"), made=False) == directories.site / server / "prepare.py"
+    )
     with pytest.raises(RefusedError, match=r"there is no script nowhere\.py"):
-        places.script_root("nowhere.py")
+        directories.script_root("nowhere.py")
 
 
 def test_a_script_gets_its_output_and_leaves_no_trace(order: dict[str, Any]) -> None:
     before = list(sys.path), list(sys.argv), Path.cwd()
-    (source,) = scripted(order, Places(order))
+    (source,) = run_script(order, Directories(order))
     assert (list(sys.path), list(sys.argv), Path.cwd()) == before
     assert Path(source.dataset["jsonl_fpath"]).read_text() == "{}\n" * 3
-    assert (source.type, (source.made or {})["arguments"]) == ("train", ["--size", "3"])
+    assert (source.type, (source.origin or {})["arguments"]) == ("train", ["--size", "3"])
     assert not [*Path(order["site"]).rglob("*.pyc")]
 
 
@@ -78,34 +79,35 @@ def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> 
     with pytest.raises(
         RefusedError, match=r"status 2: prepare\.py: error: no size; its arguments come after --"
     ):
-        list(scripted({**order, "script_arguments": []}, Places(order)))
+        list(run_script({**order, "script_arguments": []}, Directories(order)))
     with pytest.raises(
         RefusedError, match=r"maths has no script 'other\.py'; name one with --script: prepare\.py"
     ):
-        list(scripted({**order, "script": "other.py"}, Places(order)))
+        list(run_script({**order, "script": "other.py"}, Directories(order)))
     (Path(order["directory"]) / "generate_more.py").touch()
     with pytest.raises(
         RefusedError, match=r"several scripts to make data; .*: generate_more\.py, prepare\.py"
     ):
-        list(scripted(order, Places(order)))
+        list(run_script(order, Directories(order)))
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_a_script_that_is_asked_for_its_help_gives_it(order: dict[str, Any], option: str) -> None:
     order["script_arguments"] = [option]
     with pytest.raises(HelpError, match=r"usage: prepare\.py.*--size SIZE"):
-        list(scripted(order, Places(order)))
+        list(run_script(order, Directories(order)))
 
 
-def test_a_stamp_holds_while_recipe_and_file_are_the_same(tmp_path: Path) -> None:
-    file, stamp, recipe = tmp_path / "rows.jsonl", Stamp(tmp_path, "data/rows.jsonl"), {"script": "abc"}
+def test_a_note_holds_while_recipe_and_file_are_the_same(tmp_path: Path) -> None:
+    file, note, recipe = tmp_path / "rows.jsonl", FetchNote(tmp_path, "data/rows.jsonl"), {"script": "abc"}
     file.write_text("{}\n")
-    assert stamp.valid(recipe) is None
-    stamp.write(file, recipe, {"kind": "script", "sha256": digest_of(file)})
-    assert stamp.valid({"script": "def"}) is None
-    assert (stamp.valid(recipe) or {})["origin"]["kind"] == "script"
+    assert not note.holds(recipe)
+    note.write(file, recipe, {"kind": "script", "sha256": sha256_of(file)})
+    assert not note.holds({"script": "def"})
+    assert note.holds(recipe)
+    assert (note.read() or {})["origin"]["kind"] == "script"
     file.write_text("changed")
-    assert stamp.valid(recipe) is None
+    assert not note.holds(recipe)
 
 
 def test_a_chain_of_exceptions_is_told_outermost_first() -> None:
@@ -121,5 +123,5 @@ def test_a_chain_of_exceptions_is_told_outermost_first() -> None:
         ("ModuleNotFoundError", "a.b"),
     ]
     events = io.StringIO()
-    Told(events).tell("failed", chain=links)
+    Events(events).send("failed", chain=links)
     assert json.loads(events.getvalue())["chain"] == links

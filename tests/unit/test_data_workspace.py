@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.errors import SetupError
-from gymgate.preparation.workspace import workspace
+from gymgate.preparation.program import workspace
 
 
 def quiet(_: str) -> None: ...

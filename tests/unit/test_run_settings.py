@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import Job
+from gymgate.check import CheckRequest
 from gymgate.cli.environments import checked_env_vars, environment_configs
 from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.errors import ConfigError
@@ -62,7 +62,7 @@ def test_variables_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_check_takes_lists_as_overrides_and_its_results_stay_valid_without_variables() -> None:
-    job = Job(environment="a", version="0.7.0", overrides=(("x", [1, {"y": 2}]),))
-    assert Job.model_validate_json(job.model_dump_json()) == job
-    assert "env_vars" not in job.settings
-    assert "MINE" in job.model_copy(update={"env_vars": ("MINE",)}).settings
+    request = CheckRequest(environment="a", version="0.7.0", overrides=(("x", [1, {"y": 2}]),))
+    assert CheckRequest.model_validate_json(request.model_dump_json()) == request
+    assert "env_vars" not in request.settings
+    assert "MINE" in request.model_copy(update={"env_vars": ("MINE",)}).settings

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from gymgate.check import Job, pool
+from gymgate.check import CheckRequest, processes
 from gymgate.cli.serve import ReplayServer
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.errors import GymgateError, StackStartError
-from gymgate.preparation.order import PrepareConfig, program_env
+from gymgate.preparation import PrepareConfig
+from gymgate.preparation.order import program_env
 from gymgate.runtime import install, installer, interpreters
 from gymgate.runtime import npm as npm_programs
 from gymgate.runtime.command import CommandError
@@ -77,8 +78,10 @@ def fork_server(program: Path) -> None:
 
 def check(program: Path) -> None:
     judge = HTTPEndpoint(base_url="http://h/v1", api_key_env="JUDGE_KEY")
-    job = Job(environment="x", version="0.7.0", models=(("judge", judge),), env_vars=("TAVILY_API_KEY",))
-    asyncio.run(pool.run_job(job, lambda job, message: None))
+    request = CheckRequest(
+        environment="x", version="0.7.0", models=(("judge", judge),), env_vars=("TAVILY_API_KEY",)
+    )
+    asyncio.run(processes.check_in_process(request, lambda request, message: None))
 
 
 def replay(program: Path) -> None:

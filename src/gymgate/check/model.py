@@ -1,58 +1,88 @@
-"""What a check is asked and what it says. Plain values that travel as JSON."""
+"""What a check is asked for, and its results. Plain values that travel and are kept as JSON."""
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Iterable
-from typing import Literal
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gymgate.config import Config, JudgeEndpoint, Settings
+from gymgate.config import Config, JudgeEndpoint, RuntimeConfig, Settings
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
-"""match: every recorded reward came out again; differs: one did not; blocked: it needs what is not here;
-incomplete: the release ships no agent, data or recording for it; failed: anything else."""
+"""match: every recorded reward came out again; differs: at least one did not; blocked: something that it needs is
+missing here; incomplete: the release ships no agent, data or recording for it; failed: anything else."""
 VERDICTS: tuple[Verdict, ...] = ("match", "differs", "blocked", "incomplete", "failed")
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "differs", "blocked", "incomplete", "match")
 
-NO_LONGER = "no longer exists"
+NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --judge"
+NOT_ASKED = "the agent was scored without asking the policy"
+_NO_LONGER = "no longer exists"
 
 JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 """recorded: the judge's answers were in the record; endpoint: the user named one; stand-in: a fixed text, which only
 shows that a reward comes back."""
 
 
-class Job(Config):
+class CheckRequest(Config):
     """One environment to check."""
 
     environment: str
     version: str
     """nemo-gym release."""
+    interpreter: str | None = None
+    """Interpreter of a nemo-gym that you installed yourself; `None`: a runtime that gymgate makes."""
     models: tuple[tuple[str, JudgeEndpoint], ...] = ()
-    """Endpoints of judges and simulators, by instance name; others get the judge's answers that were recorded."""
+    """Endpoints of judges and simulators, by instance name. The others give the answers that were recorded."""
     overrides: Settings = ()
     """Dotted keys and values for the environment's config."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that its servers may see."""
     start_timeout_s: float = 150.0
-    """Seconds from the first process of the stack until every server listens; installing is not counted."""
+    """Seconds from the first process of the stack until every server listens, without installing."""
     row_timeout_s: float = 180.0
-    """Seconds that one rollout may take."""
+    """Seconds for one rollout."""
     timeout_s: float = 900.0
-    """Seconds for all of it, installing not counted."""
+    """Seconds for the whole check, without installing."""
     memory_gb: float = 8.0
-    """Proportional set size of all its processes together, at which they are killed."""
+    """Memory of all its processes together (proportional set size) at which they are killed."""
+
+    @property
+    def runtime(self) -> RuntimeConfig:
+        return RuntimeConfig(version=self.version, interpreter=self.interpreter)
 
     @property
     def settings(self) -> str:
-        """What a result depends on beside the environment: results of equal settings need no second check."""
-        unset = set() if self.env_vars else {"env_vars"}
+        """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
+        unset = {name for name in ("env_vars", "interpreter") if not getattr(self, name)}
         return self.model_dump_json(exclude={"environment", *unset})
 
+    def result(self, began: float, **fields: Any) -> CheckResult:
+        """A result of this request, begun at `began` (`time.monotonic()`)."""
+        seconds = round(time.monotonic() - began, 1)
+        date = datetime.datetime.now(datetime.UTC).date().isoformat()
+        return CheckResult.model_validate(
+            {"version": self.version, "settings": self.settings, "seconds": seconds, "date": date, **fields}
+        )
 
-class RowCheck(Config):
+
+class Finding(NamedTuple):
+    """What was found out about an environment or one of its recordings."""
+
+    verdict: Verdict
+    detail: str = ""
+    """For people: the need, the cause, what is lacking, or the error."""
+    evidence: str = ""
+    """The line of a log or an error that shows it."""
+    log_tail: str = ""
+    """For `failed`: the end of the servers' logs."""
+
+
+class RowResult(Config):
     """One recorded rollout, replayed."""
 
     recording: str
@@ -70,18 +100,36 @@ class RowCheck(Config):
     cause: str | None = None
     """Why the verdict is not `match`, where that is known."""
     packaged: bool = False
-    """Whether a packaged row is the one that was recorded; else the record itself was the row."""
+    """Whether a packaged row was run; otherwise the record itself was the row."""
     judged_by: JudgedBy | None = None
-    """Who answered the calls to other model servers, if any were made."""
+    """Who answered the calls to other model servers; `None` if there were none."""
 
     @property
     def outdated(self) -> bool:
-        """Whether its agent is not in the release any more."""
-        return (self.cause or "").endswith(NO_LONGER)
+        """Whether the release no longer has the recorded agent."""
+        return (self.cause or "").endswith(_NO_LONGER)
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether it got a reward that counts: not one that was given because no judge could be asked."""
+        return self.reward is not None and self.verdict != "blocked"
+
+    def updated(self, **fields: Any) -> RowResult:
+        return self.model_copy(update=fields)
+
+    def concluded(self, finding: Finding, **fields: Any) -> RowResult:
+        """The same with a finding: a missing need with its evidence, or a cause."""
+        blocked = finding.verdict == "blocked"
+        told = (
+            {"need": finding.detail, "cause": finding.evidence or None}
+            if blocked
+            else {"cause": finding.detail or None}
+        )
+        return self.updated(verdict=finding.verdict, **told, **fields)
 
 
-class Check(Config):
-    """What came of checking one environment."""
+class CheckResult(Config):
+    """The result of checking one environment."""
 
     environment: str
     kind: str
@@ -91,16 +139,16 @@ class Check(Config):
     detail: str = ""
     """For people: the need, the cause, what is lacking, or the error."""
     evidence: str = ""
-    """What was seen at run time that says so: a line of a log or of an error."""
+    """The line of a log or an error that shows it."""
     config: str = ""
     """The environment's config that was started."""
     agents: tuple[str, ...] = ()
     """Implementations of its agents."""
     needs: tuple[str, ...] = ()
     """Kinds of needs read from its files before anything ran."""
-    rows: tuple[RowCheck, ...] = ()
+    rows: tuple[RowResult, ...] = ()
     broken: tuple[str, ...] = ()
-    """Recorded lines that could not be read, with the reason; skipped."""
+    """Recorded lines that could not be read, with the reason; they are skipped."""
     notes: tuple[str, ...] = ()
     rewarded: bool = False
     """Whether a packaged row or a recorded one got a reward without a stand-in for a judge."""
@@ -118,14 +166,24 @@ class Check(Config):
 
     @property
     def compared(self) -> int:
-        """Recordings that have a reward to compare with, and an agent that still exists."""
+        """Recordings with a reward to compare with and an agent that still exists."""
         return sum(row.recorded is not None and not row.outdated for row in self.rows)
 
 
+def no_agent(name: str) -> str:
+    """The cause of a recording whose agent the release no longer has."""
+    return f"its agent {name!r} {_NO_LONGER}"
+
+
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict of a whole: the gravest of its parts; `incomplete` without parts."""
+    """The gravest of some verdicts; `incomplete` if there are none."""
     found = set(verdicts)
     return next((verdict for verdict in _WORST_FIRST if verdict in found), "incomplete")
+
+
+def replayable(results: Sequence[RowResult]) -> list[RowResult]:
+    """The results whose agent still exists; all of them if there is none."""
+    return [row for row in results if not row.outdated] or list(results)
 
 
 def same_reward(one: float, other: float) -> bool:

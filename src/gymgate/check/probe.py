@@ -1,5 +1,4 @@
-"""Whether any reward comes back at all, where no recording can be played: packaged rows, and a policy that knows
-nothing."""
+"""Whether packaged rows get a reward at all, where no recording can be replayed."""
 
 from __future__ import annotations
 
@@ -12,48 +11,48 @@ import yaml
 
 from gymgate.catalog import EnvConfig
 from gymgate.catalog.resolve import walk
-from gymgate.check.judges import RecordedJudge
+from gymgate.check.answers import RecordedJudge
+from gymgate.check.recordings import RowData
 from gymgate.rollout import Rollout, outcome_of
 from gymgate.stack import Policy
 
-SAID = "I do not know."
-"""What the policy answers where no recording can be played."""
-PROBES = 2
+MAX_PROBES = 2
 """Packaged rows that are tried."""
 MAX_COHORT = 64
-UNASKED = "the agent was scored without asking the policy"
+IGNORANT = "I do not know."
+"""The policy's answer to everything."""
 
-Run = Callable[[dict[str, Any], Policy], Awaitable[Rollout]]
 
+class RewardProbe:
+    """Runs packaged rows with a policy that knows nothing: first without a judge, then with a stand-in for it."""
 
-class Probe:
-    """What packaged rows showed: first without a judge, then with a stand-in for it."""
-
-    def __init__(self, run: Run, judge: RecordedJudge, config: EnvConfig) -> None:
-        self._run = run
+    def __init__(
+        self, run: Callable[[RowData, Policy], Awaitable[Rollout]], judge: RecordedJudge, config: EnvConfig
+    ) -> None:
+        self._run_row = run
         self._judge = judge
         self._cohort = cohort_size(config)
         self._cohorts = 0
         self.rollouts: list[Rollout] = []
         self.judge_missing = False
-        """Whether a packaged row's judge was called, and nobody could answer."""
+        """Whether a row's judge was called and could not answer."""
         self.by_stand_in = False
-        """Whether the reward that came back was for a fixed text as the judge's answer."""
+        """Whether the reward was given for a fixed text as the judge's answer."""
 
     @property
     def rewarded(self) -> bool:
-        """Whether a rollout in which the policy was asked got a reward that its environment does not take back."""
+        """Whether a rollout that asked the policy got a reward that its environment does not take back."""
         return any(_counts(rollout) for rollout in self.rollouts)
 
-    async def run(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Until a reward comes back; `PROBES` rows, twice if a judge was asked."""
+    async def run(self, rows: Sequence[RowData]) -> None:
+        """Run up to `MAX_PROBES` rows until one gets a reward, and once more if a judge was asked."""
         for stand_in in (False, True):
-            for row in rows[:PROBES]:
+            for row in rows[:MAX_PROBES]:
                 self._judge.begin(None, stand_in=stand_in)
-                rollout = await self._once(row)
+                rollout = await self._run_once(row)
                 if self._judge.refused:
                     self.judge_missing = True
-                    if self._cohort > 1:  # what it scores by itself after that says nothing
+                    if self._cohort > 1:  # a score that it gives by itself after that says nothing
                         break
                     continue
                 self.rollouts.append(rollout)
@@ -63,16 +62,14 @@ class Probe:
             if not self.judge_missing:
                 return
 
-    async def _once(self, row: dict[str, Any]) -> Rollout:
-        """One rollout; where the environment scores rollouts against each other, the first of as many as it
-        waits for."""
+    async def _run_once(self, row: RowData) -> Rollout:
+        """One rollout; the first of a cohort if the environment scores rollouts against each other."""
         if self._cohort == 1:
-            return await self._run(row, say_nothing)
-        self._cohorts += 1  # or an earlier one's score is given again
+            return await self._run_row(row, answer_ignorantly)
+        self._cohorts += 1  # otherwise an earlier cohort's score is given again
         group = {"_ng_group_id": uuid.uuid4().hex, "_ng_task_index": self._cohorts}
         members = ({**row, **group, "_ng_rollout_index": index} for index in range(self._cohort))
-        rollouts = await asyncio.gather(*(self._run(member, say_nothing) for member in members))
-        return rollouts[0]
+        return (await asyncio.gather(*(self._run_row(member, answer_ignorantly) for member in members)))[0]
 
 
 def _counts(rollout: Rollout) -> bool:
@@ -80,7 +77,7 @@ def _counts(rollout: Rollout) -> bool:
 
 
 def cohort_size(config: EnvConfig) -> int:
-    """Rollouts of one row that the environment scores together, as the config's own file has it; else 1."""
+    """How many rollouts of a row the environment scores together, read from the config's own file; 1 otherwise."""
     try:
         node = yaml.safe_load(config.path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
@@ -89,13 +86,13 @@ def cohort_size(config: EnvConfig) -> int:
     return next((size for size in sizes if isinstance(size, int) and 1 < size <= MAX_COHORT), 1)
 
 
-async def say_nothing(request: dict[str, Any]) -> dict[str, Any]:
-    """A chat-completions policy without an idea."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": SAID}, "finish_reason": "stop"}
+async def answer_ignorantly(request: dict[str, Any]) -> dict[str, Any]:
+    """A chat-completions policy that always gives the same answer."""
+    message = {"role": "assistant", "content": IGNORANT}
     return {
         "id": "chatcmpl-0",
         "object": "chat.completion",
         "created": 0,
         "model": "none",
-        "choices": [choice],
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
     }

@@ -1,141 +1,106 @@
-"""What the outcomes of an environment's recordings and packaged rows add up to."""
+"""From the results of an environment's recordings and packaged rows to the verdict on it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from gymgate.catalog import Environment, Need
-from gymgate.check import evidence
-from gymgate.check.causes import Setting, cause_of
-from gymgate.check.model import Job, RowCheck, worst
-from gymgate.check.placeholders import named
-from gymgate.check.probe import UNASKED, Probe
-
-NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --model"
+from gymgate.catalog import Environment
+from gymgate.check.known import cause_of
+from gymgate.check.model import NO_JUDGE, NOT_ASKED, CheckRequest, Finding, RowResult, replayable, worst
+from gymgate.check.needs import missing_in, names_of
+from gymgate.check.replay import Replayer
+from gymgate.config import Settings
 
 
-class Replayed(Protocol):
-    """What is left to ask after the recordings were replayed."""
-
-    hints: Sequence[Need]
-    placeholders: tuple[Setting, ...]
-    probe: Probe
-
-    def new_log(self) -> str: ...
-    def whole_log(self) -> str: ...
-
-
-def summarised(
-    results: Sequence[RowCheck], rows: Replayed, environment: Environment, job: Job
+def summarize(
+    results: Sequence[RowResult],
+    replayer: Replayer,
+    environment: Environment,
+    request: CheckRequest,
+    made_up: Settings,
 ) -> dict[str, Any]:
-    """The environment's verdict with its detail and evidence."""
-    counted = replayable(results)
-    verdict = worst(row.verdict for row in counted)
-    chosen = next((row for row in counted if row.verdict == verdict), None)
-    probe = rows.probe
-    got = any(rewarded(row) for row in results) or (probe.rewarded and not probe.by_stand_in)
-    values: dict[str, Any] = {
-        "verdict": verdict,
+    """Fields of the environment's result. `made_up` are values that its config lacks."""
+    probe = replayer.probe
+    rewarded = any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in)
+    finding = _finding(results, replayer, environment, request)
+    if made_up and (finding.verdict in ("differs", "failed") or not (rewarded or probe.by_stand_in)):
+        finding = _for_want_of(made_up, _worst_row(results))
+    if finding.verdict == "failed":
+        finding = finding._replace(log_tail=replayer.logs.tail())
+    return {
+        **finding._asdict(),
         "rows": tuple(results),
-        "rewarded": got,
+        "rewarded": rewarded,
         "rewarded_by_stand_in": probe.by_stand_in,
     }
-    if rows.placeholders and (verdict in ("differs", "failed") or not (got or probe.by_stand_in)):
-        return values | _for_want_of(rows.placeholders, chosen)
-    if chosen is None or verdict == "incomplete":
-        known = cause_of(environment.name, job.version) if chosen else None
-        told = {
-            "detail": (known or chosen.cause or "") if chosen else "no recording",
-            "evidence": (chosen.error or "") if chosen else "",
-        }
-        return values | told | {name: value for name, value in probe_outcome(rows).items() if value}
-    if verdict == "differs":
-        cause = (
-            cause_of(environment.name, job.version, _scorers(environment))
-            or chosen.cause
-            or "cause not known"
-        )
-        values |= {"detail": cause, "evidence": _difference(results)}
-    elif verdict == "match":
-        values["detail"] = _told_of_matches(results)
-    else:
-        values |= {
-            "detail": chosen.need or chosen.cause or chosen.error or "",
-            "evidence": (chosen.cause if chosen.need else None) or chosen.error or "",
-        }
-    if verdict == "failed":
-        values["log_tail"] = rows.whole_log()
-    return values
 
 
-def replayable(results: Sequence[RowCheck]) -> list[RowCheck]:
-    """Without those of an agent that no longer exists, unless there are no others."""
-    return [row for row in results if not row.outdated] or list(results)
+def _worst_row(results: Sequence[RowResult]) -> RowResult | None:
+    """The first result with the gravest verdict."""
+    counted = replayable(results)
+    verdict = worst(row.verdict for row in counted)
+    return next((row for row in counted if row.verdict == verdict), None)
 
 
-def rewarded(row: RowCheck) -> bool:
-    """Whether it got a reward that means something: none that was given because a judge could not be asked."""
-    return row.reward is not None and row.verdict != "blocked"
+def _finding(
+    results: Sequence[RowResult], replayer: Replayer, environment: Environment, request: CheckRequest
+) -> Finding:
+    row = _worst_row(results)
+    if row is None:
+        return _with_probe(Finding("incomplete", "no recording"), replayer)
+    if row.verdict == "incomplete":
+        cause = cause_of(environment.name, request.version) or row.cause or ""
+        return _with_probe(Finding("incomplete", cause, row.error or ""), replayer)
+    if row.verdict == "differs":
+        known = cause_of(environment.name, request.version, _verifiers(environment))
+        return Finding("differs", known or row.cause or "cause not known", _differences(results))
+    if row.verdict == "match":
+        return Finding("match", _causes_of_matches(results))
+    evidence = (row.cause if row.need else None) or row.error or ""
+    return Finding(row.verdict, row.need or row.cause or row.error or "", evidence)
 
 
-def _scorers(environment: Environment) -> list[str]:
+def _verifiers(environment: Environment) -> list[str]:
     """Implementations of its resources servers."""
     servers = [server for config in environment.configs for server in config.servers]
     return list(dict.fromkeys(server.type for server in servers if server.kind == "resources_servers"))
 
 
-def _for_want_of(placeholders: Sequence[Setting], chosen: RowCheck | None) -> dict[str, Any]:
-    """What came out otherwise than recorded, or not at all, with a value that was made up."""
-    seen = (chosen.need or chosen.error or chosen.cause or "") if chosen is not None else ""
-    return {
-        "verdict": "blocked",
-        "detail": f"config: a value for {named(placeholders)}; a made-up one lets it start",
-        "evidence": seen,
-    }
+def _for_want_of(made_up: Settings, row: RowResult | None) -> Finding:
+    """The finding if a reward differs, or does not come, with a value that was made up."""
+    seen = (row.need or row.error or row.cause or "") if row is not None else ""
+    return Finding("blocked", f"config: a value for {names_of(made_up)}; a made-up one lets it start", seen)
 
 
-def needed(need: evidence.Missing, beside: str = "") -> dict[str, Any]:
-    """Verdict, detail and evidence of a need: a file that the release should have makes it incomplete."""
-    if need.shipped is not None:
-        return {
-            "verdict": "incomplete",
-            "detail": f"the release does not ship {need.shipped}",
-            "evidence": need.evidence,
-        }
-    return {"verdict": "blocked", "detail": f"{need}{beside}", "evidence": need.evidence}
+def _with_probe(finding: Finding, replayer: Replayer) -> Finding:
+    """The finding on an environment without a recording to compare with, and what packaged rows showed."""
+    probe = replayer.probe
+    if probe.judge_missing:
+        return Finding("blocked", NO_JUDGE, "a packaged row's judge was called")
+    if probe.rewarded:
+        return finding
+    errors = [rollout.error for rollout in probe.rollouts if rollout.error is not None]
+    messages = [error.message for error in errors]
+    need = missing_in(*messages, replayer.logs.new(), hints=replayer.hints) if probe.rollouts else None
+    if need is not None:
+        return need.finding
+    if errors:
+        return finding._replace(evidence=f"a packaged row gives {errors[0].type}: {errors[0].message}")
+    return finding._replace(evidence=NOT_ASKED) if probe.rollouts else finding
 
 
-def probe_outcome(rows: Replayed) -> dict[str, Any]:
-    """What packaged rows showed, for an environment without a recording that can be played."""
-    if rows.probe.judge_missing:
-        seen = "a packaged row's judge was called"
-        return {"verdict": "blocked", "detail": NO_JUDGE, "evidence": seen}
-    if rows.probe.rewarded:
-        return {"verdict": "incomplete"}
-    errors = [rollout.error for rollout in rows.probe.rollouts if rollout.error is not None]
-    need = evidence.missing_in(*(error.message for error in errors), rows.new_log(), hints=rows.hints)
-    if need is not None and (errors or rows.probe.rollouts):
-        return needed(need)
-    if not errors:
-        return {"verdict": "incomplete", "evidence": UNASKED if rows.probe.rollouts else ""}
-    return {
-        "verdict": "incomplete",
-        "evidence": f"a packaged row gives {errors[0].type}: {errors[0].message}",
-    }
-
-
-def _told_of_matches(results: Sequence[RowCheck]) -> str:
+def _causes_of_matches(results: Sequence[RowResult]) -> str:
     """How rewards came out that did not at once, or not from the recorded conversation."""
     causes = Counter(row.cause for row in results if row.verdict == "match" and row.cause)
     return "; ".join(f"{count} of {len(results)}: {cause}" for cause, count in causes.items())
 
 
-def _difference(results: Sequence[RowCheck]) -> str:
-    told = [
+def _differences(results: Sequence[RowResult]) -> str:
+    texts = [
         f"{row.recording} recorded {row.recorded}, got {row.reward if row.reward is not None else row.error}"
         for row in results
         if row.verdict == "differs"
     ]
-    return "; ".join(text[:300] for text in told[:5])
+    return "; ".join(text[:300] for text in texts[:5])

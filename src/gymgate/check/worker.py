@@ -1,4 +1,4 @@
-"""The process that checks one environment: `python -m gymgate.check.worker`, a job on stdin, events on stdout."""
+"""The process that checks one environment: `python -m gymgate.check.worker`, a request on stdin, events on stdout."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ import sys
 import orjson
 
 from gymgate.check.environment import check_environment
-from gymgate.check.model import Job
+from gymgate.check.model import CheckRequest
 from gymgate.errors import GymgateError
 from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
 
 def main() -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its stack ends with it
-    job = Job.model_validate_json(sys.stdin.buffer.read())
-
-    def say(message: str) -> None:
-        _emit({"progress": message})
-
+    request = CheckRequest.model_validate_json(sys.stdin.buffer.read())
     try:
-        check = asyncio.run(check_environment(job, say))
+        check = asyncio.run(check_environment(request, lambda message: _emit({"progress": message})))
     except GymgateError as error:
         _emit({"error": error.to_wire()})
         return 1

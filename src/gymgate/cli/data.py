@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
 import yaml
 
-from gymgate.cli.options import Seconds
-from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig
+from gymgate.cli.options import Seconds, agent_option, config_option, gym_option, json_option, set_option
+from gymgate.cli.output import log, print_json, print_table
+from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -36,45 +36,73 @@ def command() -> None:
     "splits",
     multiple=True,
     type=click.Choice(["train", "validation", "benchmark", "example"]),
-    help="Only this kind of declared data; with --input or a script, the file to write. [all but example; train]",
+    help="Kind of declared data to prepare; with --input or a script, the file to write. Repeatable. "
+    "[all but example; train]",
 )
 @click.option(
-    "--arg", "arguments", multiple=True, metavar="KEY=VALUE", help="Argument of the data's prepare()."
+    "--arg",
+    "arguments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Argument of the data's prepare(). Repeatable.",
 )
 @click.option("--script", metavar="FILE", help="Script of ENV to run in place of what its config declares.")
+@click.option("--input", metavar="FILE", help="Rows of your own (JSONL) in place of the declared data.")
 @click.option(
-    "--input", "input_", metavar="FILE", help="Rows of your own (JSONL) in place of the declared data."
+    "--prompt", metavar="FILE", help="Prompt (YAML: user, system) to fill raw rows into. [the declared one]"
 )
+@config_option
+@agent_option
+@set_option
 @click.option(
-    "--prompt", metavar="FILE", help="Prompt (YAML: user, system) to put raw rows to. [the declared one]"
+    "--with",
+    "requirements",
+    multiple=True,
+    metavar="PACKAGE",
+    help="Package that a script needs. Repeatable.",
 )
-@click.option("--config", help="Which of the environment's configs.")
-@click.option("--agent", metavar="NAME", help="Agent instance that the rows go to. [the declared one]")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override in the config, dotted.")
-@click.option("--with", "requirements", multiple=True, metavar="PACKAGE", help="Package that a script needs.")
 @click.option(
     "--token-var",
+    "token_env",
     default="HF_TOKEN",
     show_default=True,
     metavar="NAME",
-    help="Variable with the hub's token.",
+    help="Environment variable with the hub's token.",
 )
 @click.option(
-    "--env-var", "env_vars", multiple=True, metavar="NAME", help="Further variable that a script may see."
+    "--env-var",
+    "env_vars",
+    multiple=True,
+    metavar="NAME",
+    help="Further environment variable that a script may see. Repeatable.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
 @click.option(
-    "--timeout", type=Seconds(0, min_open=True), default=14400.0, show_default=True, help="Seconds."
+    "--timeout",
+    "timeout_s",
+    type=Seconds(0, min_open=True),
+    default=14400.0,
+    show_default=True,
+    help="Seconds.",
 )
-@click.option("--gym", default=DEFAULT_NEMO_GYM, show_default=True, help="nemo-gym release.")
-@click.option("--json", "as_json", is_flag=True, help="Print the manifest.")
-def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
+@gym_option
+@json_option
+def prepare(
+    environment: str,
+    output: Path | None,
+    as_json: bool,
+    config: str | None,
+    agent: str | None,
+    settings: tuple[str, ...],
+    gym: RuntimeConfig,
+    **options: Any,
+) -> None:
     """Download the data of an environment or benchmark and write rows that run.
 
-    Runs NeMo Gym's own preparation: the dataset's prepare() or download, in NeMo Gym's environment. Puts raw rows to
-    their prompt, checks every row, adds agent_ref, and leaves train.jsonl, validation.jsonl or benchmark.jsonl with a
-    manifest.json. What was fetched once is kept, so that the next time needs no network.
+    Runs NeMo Gym's own preparation: the dataset's prepare() or download, in NeMo Gym's environment. Fills raw rows
+    into their prompt, checks every row, adds agent_ref, and leaves train.jsonl, validation.jsonl or benchmark.jsonl
+    with a manifest.json. What was fetched once is kept, so that the next time needs no network.
 
     \b
       gymgate data prepare workplace_assistant
@@ -83,16 +111,17 @@ def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
       gymgate data prepare reasoning_gym -- --task knights_knaves --size 500 --seed 1
       gymgate data prepare math_with_judge --input raw.jsonl --prompt prompt.yaml
     """
-    from gymgate.cli.environments import writable_path
+    from gymgate.cli.environments import environment_configs, writable_path
     from gymgate.preparation import ScriptHelp
     from gymgate.preparation import prepare as prepare_data
 
-    config = _prepare_config(**options)
-    target = writable_path(output or Path("data") / _file_name(config.environment.name))
+    (found,) = environment_configs((environment,), config, agent, settings)
+    wanted = _prepare_config(environment=found, runtime=gym, **options)
+    target = writable_path(output or Path("data") / _file_name(environment))
     try:
-        manifest = prepare_data(config, target, progress=lambda line: click.echo(line, err=True))
-    except ScriptHelp as shown:
-        click.echo(str(shown))
+        manifest = prepare_data(wanted, target, progress=log)
+    except ScriptHelp as text:
+        click.echo(str(text))
         return
     if as_json:
         click.echo(manifest.model_dump_json(indent=2))
@@ -101,51 +130,28 @@ def prepare(as_json: bool, output: Path | None, **options: Any) -> None:
 
 
 def _prepare_config(
-    environment: str,
+    *,
     script_arguments: tuple[str, ...],
-    splits: tuple[Any, ...],
+    splits: tuple[str, ...],
     arguments: tuple[str, ...],
-    script: str | None,
-    input_: str | None,
-    prompt: str | None,
-    config: str | None,
-    agent: str | None,
-    settings: tuple[str, ...],
-    requirements: tuple[str, ...],
-    token_var: str,
-    env_vars: tuple[str, ...],
-    skip_bad: bool,
-    refresh: bool,
-    timeout: float,
-    gym: str,
+    **fields: Any,
 ) -> PrepareConfig:
-    from gymgate.cli.environments import environment_configs
+    """The config for the options, which have the names of its fields; `ConfigError` for those that do not fit."""
     from gymgate.preparation import PrepareConfig
 
+    file = fields["input"]
     if script_arguments and not script_arguments[0].startswith("-"):
         raise ConfigError(
             f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
         )
-    if input_ and (script or script_arguments):
+    if file and (fields["script"] or script_arguments):
         raise ConfigError("--input names rows, and a script is to make some: one or the other")
-    if input_ and not Path(input_).expanduser().is_file():
-        raise ConfigError(f"--input {input_!r}: there is no such file")
-    (found,) = environment_configs((environment,), config, agent, settings)
+    if file and not Path(file).expanduser().is_file():
+        raise ConfigError(f"--input {file!r}: there is no such file")
+    if splits:
+        fields["splits"] = splits
     return PrepareConfig(
-        environment=found,
-        runtime=RuntimeConfig(version=gym),
-        **({"splits": splits} if splits else {}),
-        arguments=tuple(_argument(text) for text in arguments),
-        script=script,
-        script_arguments=script_arguments,
-        input=input_,
-        prompt=prompt,
-        requirements=requirements,
-        token_env=token_var,
-        env_vars=env_vars,
-        skip_bad=skip_bad,
-        refresh=refresh,
-        timeout_s=timeout,
+        script_arguments=script_arguments, arguments=tuple(_argument(text) for text in arguments), **fields
     )
 
 
@@ -167,8 +173,6 @@ def _file_name(environment: str) -> str:
 
 
 def _print(manifest: Manifest, target: Path) -> None:
-    from gymgate.cli.output import print_table
-
     rows = []
     for name, note in manifest.files.items():
         repeats = max((source.repeats for source in note.sources), default=1)
@@ -176,7 +180,7 @@ def _print(manifest: Manifest, target: Path) -> None:
         rows.append((str(target / name), str(note.rows), ", ".join(note.agents), note.sha256[:16], hint))
     print_table(("file", "rows", "agents", "sha256", ""), rows, fixed=2)
     first = next(iter(manifest.files))
-    click.echo(f"run them: gymgate run {manifest.environment} --data {target / first} -b URL", err=True)
+    log(f"run them: gymgate run {manifest.environment} --data {target / first} -b URL")
 
 
 @command.command("blend")
@@ -184,29 +188,28 @@ def _print(manifest: Manifest, target: Path) -> None:
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write."
 )
-@click.option("--cap", type=click.IntRange(1), metavar="N", help="Rows to write at most. [all]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def blend(files: tuple[str, ...], output: Path, cap: int | None, seed: int, as_json: bool) -> None:
+@click.option("-n", "--rows", type=click.IntRange(1), metavar="N", help="Rows to write at most. [all]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order.")
+@json_option
+def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_json: bool) -> None:
     """Mix JSONL files of rows into one, in proportion to their weights.
 
     Each next row comes from FILE with a probability in proportion to WEIGHT (1 if not given); the order within a
     file is kept. A file that is exhausted, or has given CAP rows, drops out and the others share its weight.
     """
-    from gymgate.cli.output import print_table
-    from gymgate.preparation import blend_files, parse_part
+    from gymgate.preparation import blend_files, parse_blend_file
 
-    parts = [parse_part(text) for text in files]
-    done = blend_files(parts, output, rows=cap, seed=seed)
+    parsed = [parse_blend_file(text) for text in files]
+    result = blend_files(parsed, output, rows=rows, seed=seed)
     if as_json:
-        report = {"path": str(done.path), "rows": done.rows, "sha256": done.sha256, "taken": done.taken}
-        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
+        print_json(
+            {"path": str(result.path), "rows": result.rows, "sha256": result.sha256, "taken": result.taken}
+        )
     else:
-        print_table(("file", "rows"), [(name, str(count)) for name, count in done.taken.items()])
-        click.echo(f"{done.path}: {done.rows} rows, sha256 {done.sha256[:16]}")
-    if done.without_agent and len(parts) > 1:
-        click.echo(
-            f"warning: {done.without_agent} rows have no agent_ref; they run only with a single environment "
-            "(`gymgate data prepare` adds it)",
-            err=True,
+        print_table(("file", "rows"), [(name, str(count)) for name, count in result.taken.items()])
+        click.echo(f"{result.path}: {result.rows} rows, sha256 {result.sha256[:16]}")
+    if result.without_agent and len(parsed) > 1:
+        log(
+            f"warning: {result.without_agent} rows have no agent_ref; they run only with a single environment "
+            "(`gymgate data prepare` adds it)"
         )

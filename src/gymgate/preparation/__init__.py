@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from gymgate.preparation.blending import Blended, Part, blend_files, parse_part
-from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
-from gymgate.preparation.order import PrepareConfig
+from gymgate.preparation.blending import BlendFile, BlendResult, blend_files, parse_blend_file
+from gymgate.preparation.model import FileNote, Manifest, PrepareConfig, SourceNote
 from gymgate.preparation.prepare import ScriptHelp, prepare
 
 __all__ = [
-    "Blended",
+    "BlendFile",
+    "BlendResult",
     "FileNote",
     "Manifest",
-    "Part",
     "PrepareConfig",
     "ScriptHelp",
     "SourceNote",
     "blend_files",
-    "parse_part",
+    "parse_blend_file",
     "prepare",
 ]

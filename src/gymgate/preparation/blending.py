@@ -6,7 +6,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,26 +19,26 @@ from gymgate.files import replacing, sha256_of
 _FORM = re.compile(r"(?P<path>.+?)(?::(?P<weight>\d*\.?\d+(?:e-?\d+)?)(?::(?P<cap>\d+))?)?", re.IGNORECASE)
 
 
-class Part(NamedTuple):
+class BlendFile(NamedTuple):
     """One file of a blend."""
 
     path: Path
     weight: float = 1.0
     cap: int | None = None
-    """Rows that it gives at most; `None`: all."""
+    """Rows to take at most; `None`: all."""
 
 
 @dataclass
-class Blended:
-    """What a blend holds."""
+class BlendResult:
+    """A blend that was written."""
 
     path: Path
     rows: int
     sha256: str
-    taken: dict[str, int] = field(default_factory=dict)
+    taken: dict[str, int]
     """Rows by file."""
-    without_agent: int = 0
-    """Rows that name no agent: they run in a stack of one environment only."""
+    without_agent: int
+    """Rows that name no agent: they run only in a stack of one environment."""
 
 
 class _Line(NamedTuple):
@@ -47,38 +47,39 @@ class _Line(NamedTuple):
     agent: str | None
 
 
-def parse_part(text: str) -> Part:
-    """`FILE`, `FILE:WEIGHT` or `FILE:WEIGHT:CAP`. Raises `ConfigError`, `DataError` for a file that is not there."""
+def parse_blend_file(text: str) -> BlendFile:
+    """`FILE`, `FILE:WEIGHT` or `FILE:WEIGHT:CAP`. Raises `ConfigError`; `DataError` if there is no such file."""
     if Path(text).is_file():
-        return Part(Path(text))
+        return BlendFile(Path(text))
     found = _FORM.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r}: write FILE:WEIGHT or FILE:WEIGHT:CAP")
     path = Path(found["path"]).expanduser()
     if not path.is_file():
         raise DataError(f"no file of rows at {str(path)!r}", path=str(path))
-    return Part(path, float(found["weight"] or 1.0), int(found["cap"]) if found["cap"] else None)
+    return BlendFile(path, float(found["weight"] or 1.0), int(found["cap"]) if found["cap"] else None)
 
 
-def blend_files(parts: Sequence[Part], output: Path, *, rows: int | None = None, seed: int = 0) -> Blended:
-    """Write a blend of `parts` to `output`, each line as it stands in its file, at most `rows` of them.
+def blend_files(
+    files: Sequence[BlendFile], output: Path, *, rows: int | None = None, seed: int = 0
+) -> BlendResult:
+    """Write a blend of files to `output`, each line as it stands in its file, at most `rows` of them.
 
     The same files, weights, caps and seed give the same bytes. Streams; `output` appears when it is complete and
-    may not be one of the parts. Raises `DataError` with file and line for a row that cannot run.
+    may not be one of the files. Raises `DataError` with file and line for a row that cannot run.
     """
-    if output.exists() and any(output.samefile(part.path) for part in parts):
+    if output.exists() and any(output.samefile(file.path) for file in files):
         raise ConfigError(f"{output} is one of the files to blend; write to another one")
-    lines = blend(
-        [(_lines(part.path), part.weight) for part in parts], seed=seed, caps=[part.cap for part in parts]
-    )
-    taken: Counter[str] = Counter({str(part.path): 0 for part in parts})
-    without = 0
-    with replacing(output) as file:
+    weighted = [(_lines(file.path), file.weight) for file in files]
+    lines = blend(weighted, seed=seed, caps=[file.cap for file in files])
+    taken: Counter[str] = Counter({str(file.path): 0 for file in files})
+    without_agent = 0
+    with replacing(output) as out:
         for line in itertools.islice(lines, rows):
-            file.write(line.text)
+            out.write(line.text)
             taken[line.source] += 1
-            without += line.agent is None
-    return Blended(output, taken.total(), sha256_of(output), dict(taken), without)
+            without_agent += line.agent is None
+    return BlendResult(output, taken.total(), sha256_of(output), dict(taken), without_agent)
 
 
 def _lines(path: Path) -> Iterator[_Line]:

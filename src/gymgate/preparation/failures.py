@@ -1,4 +1,4 @@
-"""What went wrong in NeMo Gym's interpreter, as one line that says what to do."""
+"""What went wrong in NeMo Gym's interpreter, as an error of one line that says what to do."""
 
 from __future__ import annotations
 
@@ -12,30 +12,26 @@ from gymgate import errors
 from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.runtime.environment import offline
 
-Link = Mapping[str, Any]
-"""One exception of a chain: type, module, message, status, and the module that an `ImportError` lacks."""
-
-_GATED = ("GatedRepoError", "LocalTokenNotFoundError")
-_UNKNOWN = ("RepositoryNotFoundError", "DatasetNotFoundError")
-_NO_FILE = (
+_NO_ACCESS = ["GatedRepoError", "LocalTokenNotFoundError", "RepositoryNotFoundError", "DatasetNotFoundError"]
+"""Without access, the hub does not distinguish a private repository from one that does not exist."""
+_NO_FILE = [
     "RemoteEntryNotFoundError",
     "EntryNotFoundError",
     "RevisionNotFoundError",
     "DataFilesNotFoundError",
-)
-_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
-_LOW = (
+]
+_NETWORK = [
     "ConnectError",
     "gaierror",
     "ConnectionRefusedError",
     "ConnectionResetError",
     "TimeoutError",
     "HTTPError",
-)
-"""They say what the others above them only wrap."""
-_NO_NETWORK = (
-    *_LOW,
-    *(
+]
+"""Their messages say more than those of the exceptions that wrap them."""
+_UNREACHABLE = [
+    *_NETWORK,
+    *[
         "ConnectTimeout",
         "ReadTimeout",
         "ReadError",
@@ -43,8 +39,9 @@ _NO_NETWORK = (
         "URLError",
         "ConnectionError",
         "Timeout",
-    ),
-)
+    ],
+    *["OfflineModeIsEnabled", "LocalEntryNotFoundError"],
+]
 
 
 def refusal(event: Mapping[str, Any], environment: str) -> GymgateError:
@@ -64,54 +61,45 @@ def missing_package(event: Mapping[str, Any]) -> str | None:
 def failure(
     event: Mapping[str, Any], environment: str, token_variable: str, log: Path, *, has_token: bool
 ) -> GymgateError:
-    """The error for an exception that the program did not expect, by what is at its root."""
-    chain: Sequence[Link] = event.get("chain") or [{"type": "?", "message": "", "status": None}]
+    """The error for an exception that the program did not expect, by the exceptions in its chain: each has `type`,
+    `module`, `message`, `status`, and the `name` of the module that an `ImportError` lacks."""
+    chain: Sequence[Mapping[str, Any]] = event.get("chain") or [{"type": "?", "message": "", "status": None}]
     what = f"{environment}: {str(event.get('doing')).removeprefix(f'{environment}: ')}"
     names = {str(link["type"]) for link in chain}
     statuses = {link["status"] for link in chain if link.get("status")}
-    text = " ".join(str(chain[0]["message"]).split())
+    text = _short(str(chain[0]["message"]))
+
+    def missing(problem: str, need: str) -> NeedMissingError:
+        return NeedMissingError(f"{what}: {problem}", environment=environment, need=need)
+
     if package := missing_package(event):
-        return NeedMissingError(
-            f"{what}: needs the Python package {package!r}, which nemo-gym's environment lacks; add the package that "
-            f"has it with --with PACKAGE",
-            environment=environment,
-            need=package,
-        )
-    if _wants_token(names, statuses):
-        return _refused_access(what, environment, token_variable, has_token=has_token)
-    if names & {*_NO_FILE} or 404 in statuses:
-        return DataError(f"{what}: not there: {_short(text)}")
-    if names & {*_OFFLINE, *_NO_NETWORK} or statuses:
-        low = chain[-1] if {str(chain[-1]["type"])} & {*_LOW} else chain[0]
-        return _unreachable(what, environment, _short(str(low["message"]) or text))
-    said = f"{chain[0]['type']}: {_short(text)}; what it wrote is in {log}"
+        lacks = f"needs the Python package {package!r}, which nemo-gym's environment lacks"
+        return missing(f"{lacks}; add the package that has it with --with PACKAGE", package)
+    if names.intersection(_NO_ACCESS) or statuses & {401, 403}:
+        return missing(f"the hub refused: {_access(token_variable, has_token=has_token)}", token_variable)
+    if names.intersection(_NO_FILE) or 404 in statuses:
+        return DataError(f"{what}: not there: {text}")
+    if names.intersection(_UNREACHABLE) or statuses:
+        cause = _short(str(chain[-1]["message"])) if chain[-1]["type"] in _NETWORK else ""
+        return missing(_unreachable(cause or text), "download")
+    seen = f"{chain[0]['type']}: {text}; its output is in {log}"
     if "CalledProcessError" in names and re.search(r"\bgit\b.*\b(clone|fetch|pull)\b", text):
-        return NeedMissingError(f"{what}: git cannot fetch: {said}", environment=environment, need="download")
-    return SetupError(f"{what}: NeMo Gym's preparation failed: {said}")
+        return missing(f"git cannot fetch: {seen}", "download")
+    return SetupError(f"{what}: NeMo Gym's preparation failed: {seen}")
 
 
-def _wants_token(names: set[str], statuses: set[Any]) -> bool:
-    """To who has no access, the hub does not tell a private repository from one that does not exist."""
-    return bool(names & {*_GATED, *_UNKNOWN} or statuses & {401, 403})
+def _access(variable: str, *, has_token: bool) -> str:
+    if has_token:
+        return (
+            f"the token in {variable} has no access to it, or it does not exist; ask for access on its page"
+        )
+    return f"it is gated or private, or does not exist; set {variable} to a token that has access"
 
 
-def _unreachable(what: str, environment: str, text: str) -> NeedMissingError:
-    off = offline() or os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0")
-    told = (
-        "it was not fetched before, and the network is off (GYMGATE_OFFLINE, UV_OFFLINE or HF_HUB_OFFLINE)"
-        if off
-        else f"cannot be fetched: {text}; check the network, HTTPS_PROXY and HF_ENDPOINT"
-    )
-    return NeedMissingError(f"{what}: {told}", environment=environment, need="download")
-
-
-def _refused_access(what: str, environment: str, variable: str, *, has_token: bool) -> NeedMissingError:
-    told = (
-        f"the token in {variable} has no access to it, or it does not exist; ask for access on its page"
-        if has_token
-        else f"it is gated or private, or does not exist; set {variable} to a token that has access"
-    )
-    return NeedMissingError(f"{what}: the hub refused: {told}", environment=environment, need=variable)
+def _unreachable(text: str) -> str:
+    if offline() or os.environ.get("HF_HUB_OFFLINE", "") not in ("", "0"):
+        return "it was not fetched before, and the network is off (GYMGATE_OFFLINE, UV_OFFLINE or HF_HUB_OFFLINE)"
+    return f"cannot be fetched: {text}; check the network, HTTPS_PROXY and HF_ENDPOINT"
 
 
 def _short(text: str) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -17,25 +17,27 @@ from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError, SetupError
 from gymgate.files import replacing, sha256_of
 from gymgate.preparation import failures
-from gymgate.preparation.manifest import FileNote, Manifest, SourceNote
-from gymgate.preparation.order import STAGE, PrepareConfig, order_for, program_env
-from gymgate.preparation.program import Event, run_program
-from gymgate.preparation.workspace import workspace
+from gymgate.preparation.model import FileNote, Manifest, PrepareConfig, SourceNote
+from gymgate.preparation.order import STAGE, order_for, program_env
+from gymgate.preparation.program import Event, run_program, workspace
 from gymgate.runtime import Runtime, ensure_runtime, find_runtime
 
 MANIFEST = "manifest.json"
-MAX_BAD_TOLD = 10
+MAX_BAD_SHOWN = 10
 LOG = "log.txt"
 Progress = Callable[[str], None]
 
 
-@dataclass
-class _Told:
-    """What the program told, sources by the file they went into."""
+class ScriptHelp(Exception):
+    """A script was asked for its help (`--help` among its arguments), which is the message; nothing was prepared."""
 
-    sources: dict[str, list[SourceNote]] = field(default_factory=dict)
-    bad: list[str] = field(default_factory=list)
-    bad_rows: int = 0
+
+class _PackagesMissingError(Exception):
+    """A script needs packages that this runtime does not have: those that it declares, or the environment's."""
+
+    def __init__(self, requirements: Sequence[str] = ()) -> None:
+        super().__init__(*requirements)
+        self.requirements = requirements
 
 
 def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda _: None) -> Manifest:
@@ -43,56 +45,37 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
 
     Each file appears when all of them are complete. A second call fetches nothing, and needs no network. Raises
     `ConfigError` for what the environment does not have, `DataError` for rows that cannot run,
-    `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`; `ScriptHelp` if a script's
-    arguments ask for its help.
+    `NeedMissingError` for what cannot be fetched (a token, the network, a package) and `SetupError`; `ScriptHelp` if
+    a script's arguments ask for its help.
     """
+    name = config.environment.name
     base = ensure_runtime(config.runtime, progress=progress)
     catalog = Catalog(base.site, base.version)
     environment = _environment_of(catalog, config, progress)
     chosen = _config_of(environment, config.environment.config)
-    every = chosen.requirements
-    runtime = _runtime(config, base, every, progress)
+    requirements = chosen.requirements
     own = chosen.path if environment.kind == "config" else None
-    with workspace(base.version, own, progress, config.timeout_s) as place:
-        run = partial(_run, config, environment, chosen, place, progress)
+    with workspace(base.version, own, progress, config.timeout_s) as directory:
+        preparation = _Preparation(config, environment, chosen, directory, progress)
+        runtime = _runtime(config, base, requirements, progress)
         try:
-            told = run(runtime, every)
+            preparation.run(runtime, more=bool(requirements))
         except ConfigError as error:
-            others = [each.known_as for each in _namesakes(catalog, environment, config.environment.name)]
+            others = [each.known_as for each in _namesakes(catalog, environment, name)]
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
-        except _LackingError as lacking:
-            told = run(_runtime_with(config, lacking.requirements or every, environment.name, progress), ())
-        _judge(told, config, environment.name, place / LOG, progress)
+        except _PackagesMissingError as missing:
+            runtime = _runtime_with(config, missing.requirements or requirements, progress)
+            preparation.run(runtime, more=False)
+        preparation.refuse_bad_rows()
         manifest = Manifest(
-            environment=_full_name(environment, config),
+            environment=name if environment.kind == "config" else environment.known_as,
             config=chosen.name,
             nemo_gym=runtime.version,
             gymgate=metadata.version("gymgate"),
-            files=_files(place / STAGE, told, progress),
+            files=preparation.files(),
         )
-        _publish(place / STAGE, output, manifest)
+        _publish(directory / STAGE, output, manifest)
     return manifest
-
-
-def _runtime_with(
-    config: PrepareConfig, requirements: Sequence[str], name: str, progress: Progress
-) -> Runtime:
-    needed = sorted({*config.requirements, *requirements})
-    progress(f"{name}: its data needs {', '.join(needed)}")
-    try:
-        return ensure_runtime(config.runtime, needed, progress=progress)
-    except SetupError as error:
-        raise SetupError(
-            f"{name}: its data needs packages of which not all can be installed; --with PACKAGE adds single ones: {error}"
-        ) from error
-
-
-def _runtime(config: PrepareConfig, base: Runtime, every: Sequence[str], progress: Progress) -> Runtime:
-    """What was asked for; else the environment's own, if it is there already; else the bare release, which most
-    preparations need no more than."""
-    if config.requirements:
-        return ensure_runtime(config.runtime, config.requirements, progress=progress)
-    return (find_runtime(config.runtime, every) if every else None) or base
 
 
 def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress) -> Environment:
@@ -100,7 +83,7 @@ def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress)
     name = config.environment.name
     found = catalog.find(name)
     own = config.input or config.script or config.script_arguments
-    if own or any(_declares(each) for each in found.configs):
+    if own or any(_declares_data(each) for each in found.configs):
         return found
     for other in _namesakes(catalog, found, name):
         progress(f"{name}: its resources server declares no data; taking {other.known_as}")
@@ -109,120 +92,129 @@ def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress)
 
 
 def _namesakes(catalog: Catalog, found: Environment, name: str) -> Iterator[Environment]:
-    """Others of that name which declare data; a name with its kind, or a path, means one only."""
+    """Others of that name which declare data; none for a name with its kind, or a path."""
     for kind in PACKAGED_KINDS if found.kind != "config" and "/" not in name else ():
         with contextlib.suppress(ConfigError):
             other = catalog.find(f"{kind}/{name}")
-            if kind != found.kind and any(_declares(each) for each in other.configs):
+            if kind != found.kind and any(_declares_data(each) for each in other.configs):
                 yield other
 
 
 def _config_of(environment: Environment, name: str | None) -> EnvConfig:
-    """The config that was named, else the default, or one that declares data where the default declares none."""
-    chosen = environment.config(name)
-    if name is None and not _declares(chosen):
-        return next((config for config in environment.configs if _declares(config)), chosen)
-    return chosen
+    """The config that was named; else the default one, or the first with data if the default declares none."""
+    default = environment.config(name)
+    if name is not None or _declares_data(default):
+        return default
+    return next((config for config in environment.configs if _declares_data(config)), default)
 
 
-def _full_name(environment: Environment, config: PrepareConfig) -> str:
-    """By which every command finds it."""
-    return config.environment.name if environment.kind == "config" else environment.known_as
-
-
-def _declares(config: EnvConfig) -> bool:
+def _declares_data(config: EnvConfig) -> bool:
     return any(dataset.type != "example" for dataset in config.datasets)
 
 
-class ScriptHelp(Exception):
-    """A script was asked for its help (`--help` among its arguments), which this is; nothing was prepared."""
+def _runtime(
+    config: PrepareConfig, base: Runtime, requirements: Sequence[str], progress: Progress
+) -> Runtime:
+    """With the packages that were asked for; else the environment's own runtime, if it is there already; else the
+    bare release, which is enough for most preparations."""
+    if config.requirements:
+        return ensure_runtime(config.runtime, config.requirements, progress=progress)
+    return (find_runtime(config.runtime, requirements) if requirements else None) or base
 
 
-class _LackingError(Exception):
-    """A script needs packages that this runtime does not have: those that it declares, or the environment's."""
-
-    def __init__(self, requirements: Sequence[str] = ()) -> None:
-        super().__init__(*requirements)
-        self.requirements = requirements
-
-
-def _run(
-    config: PrepareConfig,
-    found: Environment,
-    chosen: EnvConfig,
-    place: Path,
-    progress: Progress,
-    runtime: Runtime,
-    more: Sequence[str],
-) -> _Told:
-    """Run the program; `_LackingError` where `more` requirements, or those that a script declares, may help."""
-    order = order_for(config, found, chosen, runtime, place)
-    environment = program_env(config)
-    name, told = config.environment.name, _Told()
-    log = place / LOG
-    for event in run_program(runtime.python, order, environment, log, config.timeout_s):
-        kind = event["event"]
-        if kind == "step":
-            progress(f"{name}: {event['text'].removeprefix(f'{name}: ')}")
-        elif kind == "bad":
-            told.bad.append(f"{event['source']}:{event['line']}: {event['reason']}")
-        elif kind == "file":
-            _count(told, event, progress)
-        elif kind == "help":
-            raise ScriptHelp(event["text"])
-        elif kind == "lacks":
-            raise _LackingError(event["requirements"])
-        elif kind == "refused":
-            raise failures.refusal(event, name)
-        elif kind == "failed":
-            if more and failures.missing_package(event):
-                raise _LackingError
-            raise failures.failure(event, name, config.token_env, log, has_token="HF_TOKEN" in environment)
-    return told
+def _runtime_with(config: PrepareConfig, requirements: Sequence[str], progress: Progress) -> Runtime:
+    name, needed = config.environment.name, sorted({*config.requirements, *requirements})
+    progress(f"{name}: its data needs {', '.join(needed)}")
+    try:
+        return ensure_runtime(config.runtime, needed, progress=progress)
+    except SetupError as error:
+        problem = "not all packages that its data needs can be installed; --with PACKAGE adds single ones"
+        raise SetupError(f"{name}: {problem}: {error}") from error
 
 
-def _count(told: _Told, event: Event, progress: Progress) -> None:
-    origin = dict(event["origin"])
-    if origin.pop("changed", False):
-        progress(f"{event['source']}: differs from what was fetched before (sha256 {origin['sha256'][:16]})")
-    if event["warning"]:
-        progress(f"warning: {event['source']}: {' '.join(event['warning'].split())}")
-    note = {key: event[key] for key in ("rows", "bad", "agent", "repeats", "prompt")}
-    told.sources.setdefault(event["type"], []).append(SourceNote(name=event["source"], origin=origin, **note))
-    told.bad_rows += event["bad"]
+@dataclass
+class _Preparation:
+    """One preparation in a workspace: runs the program and keeps what it reports."""
+
+    config: PrepareConfig
+    environment: Environment
+    chosen: EnvConfig
+    directory: Path
+    progress: Progress
+    sources: dict[str, list[SourceNote]] = field(default_factory=dict)
+    """By the file, without its suffix, that their rows went into."""
+    bad: list[str] = field(default_factory=list)
+    bad_rows: int = 0
+    """All of them; `bad` has the first ones."""
+
+    @property
+    def name(self) -> str:
+        return self.config.environment.name
+
+    def run(self, runtime: Runtime, *, more: bool) -> None:
+        """Run the program. Raises `_PackagesMissingError` if a script declares packages that are not installed, or if
+        an import fails and the environment has `more` requirements, which may help."""
+        order = order_for(self.config, self.environment, self.chosen, runtime, self.directory)
+        variables, log = program_env(self.config), self.directory / LOG
+        for event in run_program(runtime.python, order, variables, log, self.config.timeout_s):
+            kind = event["event"]
+            if kind == "step":
+                self.progress(f"{self.name}: {event['text'].removeprefix(f'{self.name}: ')}")
+            elif kind == "bad":
+                self.bad.append(f"{event['source']}:{event['line']}: {event['reason']}")
+            elif kind == "file":
+                self._note(event)
+            elif kind == "help":
+                raise ScriptHelp(event["text"])
+            elif kind == "lacks":
+                raise _PackagesMissingError(event["requirements"])
+            elif kind == "refused":
+                raise failures.refusal(event, self.name)
+            elif kind == "failed":
+                if more and failures.missing_package(event):
+                    raise _PackagesMissingError
+                token = self.config.token_env
+                raise failures.failure(event, self.name, token, log, has_token="HF_TOKEN" in variables)
+
+    def _note(self, event: Event) -> None:
+        name, origin = event["source"], dict(event["origin"])
+        if origin.pop("changed", False):
+            self.progress(f"{name}: differs from what was fetched before (sha256 {origin['sha256'][:16]})")
+        if event["warning"]:
+            self.progress(f"warning: {name}: {' '.join(event['warning'].split())}")
+        fields = {key: event[key] for key in ("rows", "bad", "agent", "repeats", "prompt")}
+        self.sources.setdefault(event["type"], []).append(SourceNote(name=name, origin=origin, **fields))
+        self.bad_rows += event["bad"]
+
+    def refuse_bad_rows(self) -> None:
+        """Report bad rows. Raises `DataError` for them unless they may be left out, and if no row is left."""
+        for line in self.bad[:MAX_BAD_SHOWN]:
+            self.progress(f"bad row: {line}")
+        if self.bad_rows and not self.config.skip_bad:
+            raise DataError(
+                f"{self.name}: {self.bad_rows} rows cannot run, the first: {self.bad[0]}; leave them out with --skip-bad"
+            )
+        if self.bad_rows:
+            self.progress(f"{self.bad_rows} bad rows left out")
+        if not any(note.rows for notes in self.sources.values() for note in notes):
+            raise DataError(
+                f"{self.name}: there are no rows; the preparation's output is in {self.directory / LOG}"
+            )
+
+    def files(self) -> dict[str, FileNote]:
+        """Each staged file by name, read as every command will read it. Raises `DataError` for an unreadable row."""
+        staged = sorted((self.directory / STAGE).glob("[!.]*.jsonl"))
+        files = {path.name: _file_note(path, self.sources.get(path.stem, [])) for path in staged}
+        for first, second in itertools.combinations(files, 2):
+            if files[first].sha256 == files[second].sha256:
+                self.progress(f"warning: {first} and {second} hold the same rows")
+        return files
 
 
-def _judge(told: _Told, config: PrepareConfig, name: str, log: Path, progress: Progress) -> None:
-    """Name bad rows; raise for them unless they are to be left out, and where nothing is left."""
-    for line in told.bad[:MAX_BAD_TOLD]:
-        progress(f"bad row: {line}")
-    if told.bad_rows and not config.skip_bad:
-        raise DataError(
-            f"{name}: {told.bad_rows} rows cannot run, the first: {told.bad[0]}; leave them out with --skip-bad"
-        )
-    if told.bad_rows:
-        progress(f"{told.bad_rows} bad rows left out")
-    if not any(note.rows for notes in told.sources.values() for note in notes):
-        raise DataError(f"{name}: there are no rows; what the preparation said is in {log}")
-
-
-def _files(stage: Path, told: _Told, progress: Progress) -> dict[str, FileNote]:
-    """What is in each staged file, by name; files that turn out the same are told."""
-    files = {
-        path.name: _noted(path, told.sources.get(path.stem, [])) for path in sorted(stage.glob("[!.]*.jsonl"))
-    }
-    for first, second in itertools.combinations(files, 2):
-        if files[first].sha256 == files[second].sha256:
-            progress(f"warning: {first} and {second} hold the same rows")
-    return files
-
-
-def _noted(path: Path, sources: Iterable[SourceNote]) -> FileNote:
-    """Read a file as everything that runs it will. Raises `DataError` for a row that could not be read."""
+def _file_note(path: Path, sources: Iterable[SourceNote]) -> FileNote:
     keys: set[str] = set()
     agents: Counter[str] = Counter()
-    rows = open_rows(str(path), environment=None)
-    for row in rows:
+    for row in open_rows(str(path), environment=None):
         keys.add(row.key)
         agents[row.agent or ""] += 1
     return FileNote(
@@ -237,14 +229,13 @@ def _noted(path: Path, sources: Iterable[SourceNote]) -> FileNote:
 def _publish(stage: Path, output: Path, manifest: Manifest) -> None:
     for name in manifest.files:
         with replacing(output / name) as file, (stage / name).open("rb") as staged:
-            while chunk := staged.read(1 << 20):
-                file.write(chunk)
+            shutil.copyfileobj(staged, file)
     with replacing(output / MANIFEST) as file:
         file.write(_with_earlier(output, manifest).model_dump_json(indent=2).encode() + b"\n")
 
 
 def _with_earlier(output: Path, manifest: Manifest) -> Manifest:
-    """Together with what the manifest that is there says of other files of the same environment and release."""
+    """With the other files of the same environment and release that the manifest already there lists."""
     try:
         earlier = Manifest.model_validate_json((output / MANIFEST).read_bytes())
     except (OSError, ValueError):

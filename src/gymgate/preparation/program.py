@@ -1,103 +1,133 @@
-"""Runs `in_gym` in a NeMo Gym interpreter and reads what it tells."""
+"""Runs `in_gym` in a NeMo Gym interpreter and reads its events; the directory that it works in."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gymgate.config import cache_dir
 from gymgate.errors import SetupError
+from gymgate.files import tail
+from gymgate.preparation.order import STAGE
 
 Event = dict[str, Any]
 PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
+LAST_EVENTS = ("done", "help", "lacks", "refused", "failed")
 KILL_TIMEOUT_S = 10.0
-TAIL = 2000
-"""Characters of the log that an error quotes."""
+LOCK_POLL_S = 0.2
+LOG_LINES = 6
+"""Lines of the log that an error quotes."""
 
 
 def run_program(
     python: Path, order: Mapping[str, Any], environment: Mapping[str, str], log: Path, timeout_s: float
 ) -> Iterator[Event]:
-    """Events in their order, the last one `done`, `help`, `refused` or `failed`; closing the iterator ends the program.
+    """Yield the program's events, the last one of `LAST_EVENTS`. Closing the iterator ends the program.
 
     Raises `SetupError` with the end of its log if it ends without such an event, and if it takes longer than
     `timeout_s`.
     """
-    read, write = os.pipe()
-    with os.fdopen(read, "rb") as events, log.open("wb") as sink:
-        try:
-            process = subprocess.Popen(
-                [str(python), str(PROGRAM), str(write)],
-                env=dict(environment),
-                stdin=subprocess.PIPE,
-                stdout=sink,
-                stderr=sink,
-                pass_fds=[write],
-                start_new_session=True,
-            )
-        finally:
-            os.close(write)
-        late = threading.Event()
-        timer = threading.Timer(timeout_s, _end_late, (process, late))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield from _events(process, order, events, log, late, timeout_s)
-        finally:
-            timer.cancel()
-            _end(process)
-
-
-def _events(
-    process: subprocess.Popen[bytes],
-    order: Mapping[str, Any],
-    events: Any,
-    log: Path,
-    late: threading.Event,
-    timeout_s: float,
-) -> Iterator[Event]:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(order).encode())
-    ended = False
-    for line in events:
-        event: Event = json.loads(line)
-        ended = event["event"] in ("done", "help", "refused", "failed")
-        yield event
-    if late.is_set():
-        raise SetupError(
-            f"the preparation took longer than {timeout_s:g} s and was ended; --timeout gives it more"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [str(python), str(PROGRAM)],
+            env=dict(environment),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=sink,
+            start_new_session=True,
         )
-    if not ended:
-        status = process.wait(KILL_TIMEOUT_S)
-        raise SetupError(f"the preparation ended with status {status}: {log_tail(log)}")
+    timed_out = threading.Event()
 
+    def end() -> None:
+        timed_out.set()
+        _kill(process)
 
-def log_tail(log: Path) -> str:
-    """The last lines of a log, on one line."""
-    with contextlib.suppress(OSError):
-        return " | ".join(log.read_text(errors="replace")[-TAIL:].split("\n")[-6:]).strip(" |")
-    return ""
-
-
-def _end_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
-    late.set()
-    _kill(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever it started in its session goes with it."""
-    _kill(process)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(KILL_TIMEOUT_S)
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    last = ""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(json.dumps(order).encode())
+        for line in process.stdout:
+            event: Event = json.loads(line)
+            last = event["event"]
+            yield event
+        if timed_out.is_set():
+            limit = f"{timeout_s:g} s and was ended; --timeout gives it more"
+            raise SetupError(f"the preparation took longer than {limit}")
+        if last not in LAST_EVENTS:
+            status = process.wait(KILL_TIMEOUT_S)
+            last_lines = " | ".join(tail(log, LOG_LINES).splitlines())
+            raise SetupError(f"the preparation ended with status {status}: {last_lines}")
+    finally:
+        timer.cancel()
+        _kill(process)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_TIMEOUT_S)
+        process.stdout.close()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the program and everything that it started in its session."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def workspace(
+    version: str, own: Path | None, progress: Callable[[str], None], timeout_s: float
+) -> Iterator[Path]:
+    """The directory in which a release's preparation works, held by this process; each user's config (`own`) has one
+    of its own. What was fetched is kept there, so that the next preparation needs no network.
+
+    Waits for another process that holds it. Raises `SetupError` when that takes longer than `timeout_s`, or if the
+    file system refuses.
+    """
+    name = f"nemo-gym-{version}"
+    if own is not None:
+        name += f"-{hashlib.sha256(str(own).encode()).hexdigest()[:12]}"
+    directory = cache_dir() / "data" / name
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise SetupError(
+            f"cannot write under {directory}: {error.strerror}; set GYMGATE_CACHE to a directory of yours"
+        ) from error
+    try:
+        _hold(lock, directory, progress, timeout_s)
+        stage = directory / STAGE
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir()
+        yield directory
+    finally:
+        os.close(lock)
+
+
+def _hold(lock: int, directory: Path, progress: Callable[[str], None], timeout_s: float) -> None:
+    deadline, waits = time.monotonic() + timeout_s, False
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if not waits:
+            progress(f"waiting for another preparation in {directory}")
+        waits = True
+        if time.monotonic() > deadline:
+            problem = f"another preparation has held {directory} for {timeout_s:g} s; end it if it hangs"
+            raise SetupError(problem)
+        time.sleep(LOCK_POLL_S)

@@ -2,7 +2,14 @@
 
 from gymgate.gateway.replay.conversation import Block, blocks_of, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
-from gymgate.gateway.replay.recording import Recording, Turn, pair_rows, recorded_rollouts, recorded_rows
+from gymgate.gateway.replay.recording import (
+    Recording,
+    Turn,
+    pair_rows,
+    recorded_rollout,
+    recorded_rollouts,
+    recorded_rows,
+)
 
 __all__ = [
     "Block",
@@ -14,6 +21,7 @@ __all__ = [
     "items_of",
     "load_index",
     "pair_rows",
+    "recorded_rollout",
     "recorded_rollouts",
     "recorded_rows",
 ]

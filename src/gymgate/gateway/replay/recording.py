@@ -66,19 +66,25 @@ def recorded_rollouts(paths: Iterable[str | Path]) -> list[Recording]:
     """Read every recorded rollout of JSONL files, in order; `DataError` names file and line of a malformed one."""
     found: list[Recording] = []
     for path in paths:
-        for line, raw in _records(Path(path)):
-            found.append(Recording(str(path), line, len(found), raw, tuple(_steps(raw, path, line))))
+        for line, text in _lines(Path(path)):
+            found.append(recorded_rollout(text, Path(path), line, len(found)))
     return found
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def recorded_rollout(text: bytes, path: Path, line: int, index: int = 0) -> Recording:
+    """The recorded rollout in one line of a file; `DataError` with file and line if there is none in it."""
+    raw = _record(text, path, line)
+    return Recording(str(path), line, index, raw, tuple(_steps(raw, path, line)))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"cannot read recorded rollouts {path}: {error.strerror}", path=str(path)) from error
     for number, text in enumerate(lines, 1):
         if text.strip():
-            yield number, _record(text, path, number)
+            yield number, text
 
 
 def _record(text: bytes, path: Path, line: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`python in_gym/__main__.py DESCRIPTOR`: imports the package around it under a name that no module of NeMo Gym has."""
+"""`python in_gym/__main__.py`: imports the package around it by a name that no module of NeMo Gym has."""
 
 from __future__ import annotations
 

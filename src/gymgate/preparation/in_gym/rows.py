@@ -1,51 +1,55 @@
-"""Raw rows to rows that run: the prompt put to them, checked as NeMo Gym's servers check them, sent to their agent."""
+"""From raw rows to rows that run: filled into their prompt, checked as NeMo Gym's servers do, with their agent."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from .declared import AGENTS, Declared, Source
-from .places import Places
-from .told import RefusedError, Told
+from .directories import Directories
+from .events import Events, RefusedError
+from .sources import AGENTS, DeclaredData, RawSource
 
-MAX_BAD_TOLD = 20
+MAX_BAD_EVENTS = 20
 
 
 class RowWriter:
-    """Writes the good rows of sources and tells of the bad ones."""
+    """Writes the good rows of sources and reports the bad ones."""
 
-    def __init__(self, declared: Declared, places: Places, told: Told) -> None:
+    def __init__(self, declared: DeclaredData, directories: Directories, events: Events) -> None:
         self.declared = declared
-        self.places = places
-        self.told = told
+        self.directories = directories
+        self.events = events
         self._agents = {*declared.agents()}
         self._default = declared.default_agent()
-        self._agent_prompts = _manifest(Path(declared.order["directory"])).get("prompt_source") == "agent"
+        manifest = _manifest(Path(declared.order["directory"]))
+        self._agent_prompts = manifest.get("prompt_source") == "agent"
 
-    def write(self, source: Source, path: Path, origin: dict[str, Any], out: IO[str]) -> None:
-        """Every row of a source, in its order. What NeMo Gym's schema objects to is a warning, as it is there."""
-        self.told.step(f"{source.name}: checking rows")
+    def write(self, source: RawSource, path: Path, origin: dict[str, Any], out: IO[str]) -> None:
+        """Write every row of a source, in order. Objections of NeMo Gym's schema are a warning, as they are there."""
+        self.events.step(f"{source.name}: checking rows")
         prompt, schema = self._prompt(source), self._schema(source)
         rows = bad = 0
-        for number, line in _lines(path):
-            try:
-                row = ready(line, prompt, agent_prompts=self._agent_prompts)
-            except ValueError as error:
-                bad += 1
-                if bad <= MAX_BAD_TOLD:
-                    self.told.tell("bad", source=str(path), line=number, reason=" ".join(str(error).split()))
-                continue
-            if schema is not None:
-                schema.validate_row(number, row)
-            row["agent_ref"] = {"type": AGENTS, "name": source.agent or self._own_agent(row)}
-            out.write(json.dumps(row) + "\n")
-            rows += 1
-        self.told.tell(
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.isspace():
+                    continue
+                try:
+                    row = ready_row(line, prompt, agent_prompts=self._agent_prompts)
+                except ValueError as error:
+                    bad += 1
+                    if bad <= MAX_BAD_EVENTS:
+                        reason = " ".join(str(error).split())
+                        self.events.send("bad", source=str(path), line=number, reason=reason)
+                    continue
+                if schema is not None:
+                    schema.validate_row(number, row)
+                row["agent_ref"] = {"type": AGENTS, "name": source.agent or self._agent_in(row)}
+                out.write(json.dumps(row) + "\n")
+                rows += 1
+        self.events.send(
             "file",
             type=source.type,
             source=source.name,
@@ -58,29 +62,28 @@ class RowWriter:
             bad=bad,
         )
 
-    def _own_agent(self, row: dict[str, Any]) -> str:
+    def _agent_in(self, row: dict[str, Any]) -> str:
+        """The agent that a row names, if the config has it; otherwise the config's default."""
         reference = row.get("agent_ref")
         named = reference.get("name") if isinstance(reference, dict) else None
         return named if named in self._agents else self._default
 
-    def _prompt(self, source: Source) -> Any:
-        """The prompt that the rows are put to; `None`: they have theirs."""
+    def _prompt(self, source: RawSource) -> Any:
+        """The prompt to fill rows into; `None` if they have their own."""
         named = source.dataset.get("prompt_config")
         if not named:
             return None
-        path = self.places.located(str(named))
+        path = self.directories.find(str(named))
         if path is None:
             raise RefusedError("ConfigError", f"there is no prompt file {str(named)!r}")
         try:
             return importlib.import_module("nemo_gym.prompt").load_prompt_config(str(path))
         except Exception as error:
-            problem = " ".join(str(error).split())
-            raise RefusedError(
-                "ConfigError", f"{named} is no prompt file (user: ..., system: ...): {problem}"
-            ) from error
+            problem = f"{named} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
+            raise RefusedError("ConfigError", problem) from error
 
-    def _schema(self, source: Source) -> Any:
-        """NeMo Gym's check of what a verifier reads, where the release has one for this server (0.7 and later)."""
+    def _schema(self, source: RawSource) -> Any:
+        """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server (before 0.7)."""
         if importlib.util.find_spec("nemo_gym.task_data") is None:
             return None
         module: Any = importlib.import_module("nemo_gym.task_data")
@@ -89,27 +92,26 @@ class RowWriter:
         try:
             adapter = module.load_task_data_schema(directory) if directory is not None else None
         except module.TaskDataSchemaError:
-            return None  # it imports what only the server's environment has
+            return None  # it imports packages that only the server's environment has
         if adapter is None:
             return None
         return module.TaskDataValidator(server_name=type_, adapter=adapter, dataset_fpath=source.name)
 
 
-def ready(line: bytes, prompt: Any, *, agent_prompts: bool = False) -> dict[str, Any]:
-    """A line as a row that agents accept; `agent_prompts`: the agent makes the prompt, so that a row needs none.
+def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any]:
+    """A line as a row that agents accept. With `agent_prompts`, the agent makes the prompt and a row needs none.
 
     Raises `ValueError` with the reason.
     """
     try:
-        value = json.loads(line)
+        row: Any = json.loads(line)
     except ValueError as error:
         raise ValueError(f"not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError(f"a row must be a JSON object, not {type(value).__name__}")
-    row: dict[str, Any] = value
+    if not isinstance(row, dict):
+        raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
     params = row.get("responses_create_params")
     if prompt is not None:
-        row = _prompted(row, prompt)
+        row = _filled(prompt, row)
     elif agent_prompts and params is None:
         row["responses_create_params"] = {"input": []}
     elif not isinstance(params, dict) or "input" not in params:
@@ -121,17 +123,18 @@ def ready(line: bytes, prompt: Any, *, agent_prompts: bool = False) -> dict[str,
     try:
         request.model_validate(row)
     except ValueError as error:
-        raise ValueError(_first_complaint(error)) from None
-    return row
+        raise ValueError(_first_problem(error)) from None
+    checked: dict[str, Any] = row
+    return checked
 
 
-def _prompted(row: dict[str, Any], prompt: Any) -> dict[str, Any]:
-    module: Any = importlib.import_module("nemo_gym.prompt")
+def _filled(prompt: Any, row: dict[str, Any]) -> dict[str, Any]:
     params = row.get("responses_create_params")
     if isinstance(params, dict) and params.get("input"):
         raise ValueError(
-            "has responses_create_params.input, and a prompt is to be put to it: one or the other"
+            "has responses_create_params.input although there is a prompt to fill: remove one of them"
         )
+    module: Any = importlib.import_module("nemo_gym.prompt")
     try:
         filled: dict[str, Any] = module.apply_prompt_to_row(row, prompt)
     except (KeyError, IndexError, ValueError) as error:
@@ -140,7 +143,7 @@ def _prompted(row: dict[str, Any], prompt: Any) -> dict[str, Any]:
 
 
 def _manifest(directory: Path) -> dict[str, Any]:
-    """What an environment says of itself, beside its config (0.7 and later)."""
+    """The `manifest.yaml` beside an environment's config (0.7 and later); empty if there is none."""
     yaml: Any = importlib.import_module("yaml")
     try:
         value = yaml.safe_load((directory / "manifest.yaml").read_text())
@@ -149,14 +152,8 @@ def _manifest(directory: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their 1-based numbers."""
-    with path.open("rb") as file:
-        yield from ((number, line) for number, line in enumerate(file, 1) if not line.isspace())
-
-
-def _first_complaint(error: Any) -> str:
-    """The first complaint of a validation, and how many more there are."""
+def _first_problem(error: Any) -> str:
+    """The first problem that a validation found, and how many more there are."""
     if not hasattr(error, "errors"):
         return str(error)
     first, *more = error.errors()

@@ -1,8 +1,9 @@
-"""Where files are looked for, and where scripts run: they write beside themselves, and the release is not theirs to change."""
+"""Where files are looked up and where scripts run. Scripts write beside themselves, so the release's run in a copy."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 import runpy
@@ -12,15 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .told import RefusedError
+from .events import RefusedError
 
 KINDS = ("benchmarks", "environments", "resources_servers", "responses_api_agents")
 """Directories whose scripts import, read and write one another's files."""
 LARGE = 1 << 20
-"""Bytes from which a file of the release is linked to in place of copied: media."""
+"""Bytes from which a file of the release is linked instead of copied: media."""
 
 
-class Places:
+class Directories:
     """The user's roots, the workspace and the release, in the order in which a name is looked up."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -28,15 +29,13 @@ class Places:
         self.site = Path(order["site"])
         self.roots = [Path(root) for root in order["roots"]]
 
-    def located(self, name: str, *, made: bool = True) -> Path | None:
-        """A file that a config names; without `made`, none that was made here."""
-        if Path(name).is_absolute():
-            return Path(name) if Path(name).exists() else None
+    def find(self, name: str, *, made: bool = True) -> Path | None:
+        """A file that a config names; without `made`, not one that was made in the workspace."""
         roots = [*self.roots, *([self.workspace] if made else []), self.site]
         return next((root / name for root in roots if (root / name).exists()), None)
 
     def script_root(self, name: str) -> Path:
-        """The root that a script is run from: the user's own, else the workspace, where a copy is made."""
+        """The root that a script is run from: the user's own, else the workspace with a copy of the release."""
         for root in self.roots:
             if (root / name).is_file():
                 return root
@@ -51,22 +50,19 @@ class Places:
         if marker.exists():
             return
         for kind in KINDS:
+            copy = self.workspace / kind
             shutil.copytree(
-                self.site / kind,
-                self.workspace / kind,
-                dirs_exist_ok=True,
-                copy_function=_copy,
-                ignore=_not_of_the_release,
+                self.site / kind, copy, dirs_exist_ok=True, copy_function=_copy, ignore=_not_of_the_release
             )
-            for directory in [path for path in (self.workspace / kind).rglob("*") if path.is_dir()]:
+            for directory in [path for path in copy.rglob("*") if path.is_dir()]:
                 directory.chmod(0o755)  # a release may be read-only
         marker.touch()
 
     @contextlib.contextmanager
     def importing_from(self, first: Path, others: Sequence[Path] = ()) -> Iterator[None]:
-        """In `first`, with it, `others`, the user's roots and the workspace before everything else that is imported."""
+        """Work in `first` and import from it, `others`, the user's roots and the workspace before everything else."""
         kept, path = Path.cwd(), list(sys.path)
-        sys.path[:0] = [str(place) for place in (first, *others, *self.roots, self.workspace)]
+        sys.path[:0] = [str(each) for each in (first, *others, *self.roots, self.workspace)]
         os.chdir(first)
         importlib.invalidate_caches()
         try:
@@ -77,31 +73,33 @@ class Places:
 
     def execute(self, script: Path, arguments: Sequence[str]) -> None:
         """Run a script as a program of its own, in its directory."""
-        kept = sys.argv
-        sys.argv = [str(script), *arguments]
+        kept, sys.argv = sys.argv, [str(script), *arguments]
         try:
             with self.importing_from(script.parent):
                 runpy.run_path(str(script), run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
-                said = self._last_words()
-                raise RefusedError(
-                    "DataError",
-                    f"{script.name} ended with exit status {error.code}: {said}; its arguments come after --",
-                ) from None
+                ended = f"{script.name} ended with exit status {error.code}: {self._last_line()}"
+                raise RefusedError("DataError", f"{ended}; its arguments come after --") from None
         finally:
             sys.argv = kept
 
-    def _last_words(self) -> str:
-        """The last line of the log that everything here writes to."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+    def _last_line(self) -> str:
+        """The last line of the log, which everything here writes to."""
+        sys.stdout.flush()
+        sys.stderr.flush()
         lines = (self.workspace / "log.txt").read_text(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _not_of_the_release(directory: str, names: list[str]) -> set[str]:
-    """What servers have made beside their code: virtual environments, clones, links to what is gone."""
+    """What servers have made beside their code: virtual environments, clones, dangling links."""
     hidden = {name for name in names if name.startswith(".") or name == "__pycache__"}
     return hidden | {name for name in names if not (Path(directory) / name).exists()}
 

@@ -1,11 +1,11 @@
-"""What the program tells, a JSON line each:
+"""Events of the program, one JSON line each:
 
-step     what is being done now, for people
+step     what it is doing now, for people: text
 bad      a row that cannot run: source, line, reason
 file     a source is written: type, source, rows, bad, origin, agent, repeats, prompt, warning
-lacks    packages are declared that this environment does not have: requirements
+lacks    packages are declared that are not installed: requirements
 refused  it cannot be done: error (a class of `gymgate.errors`) and message
-help     a script was asked for its help and gave it: text
+help     a script was asked for its help: text
 failed   something raised: doing, chain (type, message, status and name of each exception, outermost first)
 done     everything is written
 """
@@ -19,7 +19,7 @@ MAX_CHAIN = 10
 
 
 class RefusedError(Exception):
-    """It cannot be done, for a reason that needs no trace."""
+    """It cannot be done. `error` is the class of `gymgate.errors` to raise."""
 
     def __init__(self, error: str, message: str) -> None:
         super().__init__(message)
@@ -27,35 +27,35 @@ class RefusedError(Exception):
 
 
 class HelpError(Exception):
-    """A script was asked for its help, which this is, and made nothing."""
+    """A script was asked for its help, which is the message, and wrote no rows."""
 
 
-class LacksError(Exception):
-    """A script declares packages that are not installed."""
+class MissingPackagesError(Exception):
+    """A script declares packages that are not installed: `requirements`."""
 
     def __init__(self, requirements: list[str]) -> None:
         super().__init__(", ".join(requirements))
         self.requirements = requirements
 
 
-class Told:
-    """Writes events; knows what is being done."""
+class Events:
+    """Writes events and remembers the last step."""
 
-    def __init__(self, events: IO[str]) -> None:
-        self._events = events
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
         self.doing = "starting"
 
-    def tell(self, event: str, **values: Any) -> None:
-        self._events.write(json.dumps({"event": event, **values}, default=str) + "\n")
-        self._events.flush()
+    def send(self, event: str, **values: Any) -> None:
+        self._file.write(json.dumps({"event": event, **values}, default=str) + "\n")
+        self._file.flush()
 
     def step(self, text: str) -> None:
         self.doing = text
-        self.tell("step", text=text)
+        self.send("step", text=text)
 
 
 def chain(error: BaseException | None) -> list[dict[str, Any]]:
-    """An exception and what it came of, outermost first."""
+    """An exception and its causes, outermost first."""
     found: list[dict[str, Any]] = []
     while error is not None and len(found) < MAX_CHAIN:
         response = getattr(error, "response", None)

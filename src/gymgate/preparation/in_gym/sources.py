@@ -1,4 +1,4 @@
-"""What an environment's config declares: datasets, and the agents that their rows go to."""
+"""Sources of rows: what an environment's config declares, and the agents that the rows go to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .told import RefusedError
+from .events import RefusedError
 
 AGENTS, RESOURCES = "responses_api_agents", "resources_servers"
 
 
 @dataclass
-class Source:
-    """One dataset, script or file."""
+class RawSource:
+    """One dataset, script or file that raw rows come from."""
 
     name: str
     type: str
@@ -27,8 +27,8 @@ class Source:
     """Instance that its rows go to; `None`: the one that each row names, else the config's."""
     server: str = ""
     """`kind/implementation` that verifies its rows."""
-    made: dict[str, Any] | None = None
-    """Where its file is from, if it is there already."""
+    origin: dict[str, Any] | None = None
+    """Where its file comes from, if it is there already."""
 
     @property
     def huggingface(self) -> dict[str, Any]:
@@ -38,12 +38,12 @@ class Source:
         return dict(own or {})
 
 
-class Declared:
-    """A config as NeMo Gym's parser reads it; what only its servers need has placeholders."""
+class DeclaredData:
+    """An environment's config as NeMo Gym's parser reads it, with placeholders for what only its servers need."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.order = order
-        self.config = parsed(order)
+        self.config = parse(order)
 
     def blocks(self) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         """Instance, kind, implementation and settings of each agent and resources server."""
@@ -57,35 +57,44 @@ class Declared:
         return [name for name, kind, _, _ in self.blocks() if kind == AGENTS]
 
     def default_agent(self) -> str:
-        """The one that was named, else the config's first."""
+        """The agent that the order names, else the config's first."""
         agents, wanted = self.agents(), self.order["agent"]
         if wanted is not None and wanted not in agents:
-            raise RefusedError(
-                "ConfigError", f"there is no agent {wanted!r}; the config has {', '.join(agents)}"
-            )
+            choices = ", ".join(agents)
+            raise RefusedError("ConfigError", f"there is no agent {wanted!r}; the config has {choices}")
         if not agents:
             raise RefusedError("ConfigError", "its config defines no agent that rows could go to")
         return str(wanted or agents[0])
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[RawSource]:
         """Declared datasets of the wanted types, in the config's order; at least one."""
+        declared = [
+            (name, kind, dataset)
+            for name, kind, _, settings in self.blocks()
+            for dataset in settings.get("datasets") or []
+        ]
         found = []
-        for name, kind, _, settings in self.blocks():
-            for dataset in settings.get("datasets") or []:
-                if dataset.get("type") in self.order["types"]:
-                    agent = self._agent_of(name, kind, dataset)
-                    own = dict(dataset)
-                    if self.order["prompt"]:
-                        own["prompt_config"] = self.order["prompt"]
-                    found.append(
-                        Source(str(dataset["name"]), dataset["type"], own, agent, self.server_of(agent))
-                    )
-        if not found:
-            raise RefusedError("ConfigError", self._nothing())
-        return found
+        for name, kind, dataset in declared:
+            if dataset.get("type") in self.order["types"]:
+                agent = self._agent_of(name, kind, dataset)
+                prompt = {"prompt_config": self.order["prompt"]} if self.order["prompt"] else {}
+                server = self.server_of(agent)
+                found.append(
+                    RawSource(str(dataset["name"]), dataset["type"], {**dataset, **prompt}, agent, server)
+                )
+        if found:
+            return found
+        names = ", ".join(f"{dataset['name']} ({dataset['type']})" for *_, dataset in declared)
+        types = " or ".join(self.order["types"])
+        what = f"no {types} data, only {names}" if names else "no data"
+        raise RefusedError(
+            "ConfigError",
+            f"its config declares {what}; a script of it makes some with arguments after --, or give rows of your own "
+            "with --input FILE",
+        )
 
     def server_of(self, agent: str) -> str:
-        """`kind/implementation` of the resources server behind an agent, or of the agent itself."""
+        """`kind/implementation` of the agent's resources server, or of the agent itself if it has none."""
         found = {name: (kind, type_, settings) for name, kind, type_, settings in self.blocks()}
         kind, type_, settings = found[agent]
         reference = settings.get("resources_server")
@@ -95,7 +104,7 @@ class Declared:
         return f"{kind}/{type_}"
 
     def _agent_of(self, name: str, kind: str, dataset: dict[str, Any]) -> str:
-        """The agent of a declared dataset, as NeMo Gym finds it."""
+        """The agent of a dataset that the instance `name` declares, as NeMo Gym finds it."""
         resolve = getattr(importlib.import_module("nemo_gym.global_config"), "resolve_dataset_agent", None)
         if self.order["agent"] is not None or (resolve is None and kind != AGENTS):
             return self.default_agent()
@@ -104,26 +113,13 @@ class Declared:
         config = importlib.import_module("omegaconf").OmegaConf.create(self.config)
         found = resolve(config, name, pin=dataset.get("agent"), taskset=dataset.get("taskset"))
         if found is None:
-            raise RefusedError(
-                "ConfigError",
-                f"dataset {dataset['name']!r} is for several agents at once; name one with --agent",
-            )
+            problem = f"dataset {dataset['name']!r} is for several agents at once; name one with --agent"
+            raise RefusedError("ConfigError", problem)
         return str(found)
 
-    def _nothing(self) -> str:
-        every = [dataset for *_, settings in self.blocks() for dataset in settings.get("datasets") or []]
-        declared = ", ".join(f"{dataset['name']} ({dataset['type']})" for dataset in every)
-        wanted = " or ".join(self.order["types"])
-        what = (
-            f"its config declares no {wanted} data, only {declared}"
-            if declared
-            else "its config declares no data"
-        )
-        return f"{what}; a script of it makes some with arguments after --, or --input FILE takes yours"
 
-
-def parsed(order: dict[str, Any]) -> dict[str, Any]:
-    """The environment's config; NeMo Gym's functions find it as their global one, with the hub's token."""
+def parse(order: dict[str, Any]) -> dict[str, Any]:
+    """The environment's config, which NeMo Gym's functions then find as their global one, with the hub's token."""
     spec = importlib.util.spec_from_file_location("gymgate_resolve", order["parse"]["parser"])
     assert spec is not None
     assert spec.loader is not None

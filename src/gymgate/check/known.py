@@ -1,0 +1,41 @@
+"""What is known about single environments and about servers' messages: reads `known.toml`, which explains each table."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from gymgate.config import Settings
+
+
+@cache
+def known() -> dict[str, Any]:
+    """The whole file."""
+    return tomllib.loads((resources.files("gymgate.check") / "known.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def signs() -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Kinds of needs, each with the pattern that shows it."""
+    host = r"(?P<name>(?:[\w-]+\.)+[a-z]{2,})"
+    return tuple((kind, re.compile(pattern.replace("<HOST>", host))) for kind, pattern in known()["signs"])
+
+
+def cause_of(environment: str, version: str, servers: Iterable[str] = ()) -> str | None:
+    """Why rewards differ from the recorded ones, if that is known for the environment or a resources server of it."""
+    found = (_of_release("causes", name, version) for name in (environment, *servers))
+    return next((cause for cause in found if cause), None)
+
+
+def replayed_with(environment: str, version: str) -> Settings:
+    """Dotted keys and values of the environment's config under which its recordings can be replayed."""
+    return tuple((_of_release("replayed_with", environment, version) or {}).items())
+
+
+def _of_release(table: str, name: str, version: str) -> Any:
+    values = known()[table]
+    return values.get(f"{name}@{version}") or values.get(name)

@@ -1,0 +1,165 @@
+"""Several checks at once. Each runs in a process of its own, which is killed with everything it started if it takes
+too much time or memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+
+from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
+from gymgate.check.model import CheckRequest, CheckResult, Finding
+from gymgate.errors import GymgateError, from_wire
+from gymgate.runtime import daemon_env
+from gymgate.stack.forkserver import descendants
+
+SETUP_TIMEOUT_S = 2400.0
+"""Seconds that installing an environment's requirements may take."""
+LINE_LIMIT = 1 << 26
+MEMORY_POLL_S = 0.5
+
+Progress = Callable[[CheckRequest, str], None]
+Done = Callable[[CheckRequest, CheckResult | GymgateError], None]
+
+
+async def check_all(
+    requests: Sequence[CheckRequest],
+    *,
+    at_once: int = 1,
+    done: Done = lambda request, outcome: None,
+    progress: Progress = lambda request, message: None,
+) -> list[CheckResult | GymgateError]:
+    """A result for each request, in their order; a `GymgateError` for one that names no environment.
+
+    `done` is called as each check ends. Cancelling this ends every process.
+    """
+    free = asyncio.Semaphore(at_once)
+
+    async def check(request: CheckRequest) -> CheckResult | GymgateError:
+        async with free:
+            outcome = await check_in_process(request, progress)
+        done(request, outcome)
+        return outcome
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(check(request)) for request in requests]
+    return [task.result() for task in tasks]
+
+
+async def check_in_process(request: CheckRequest, progress: Progress) -> CheckResult | GymgateError:
+    """One check in a process of its own."""
+    began = time.monotonic()
+    judge_keys = [getattr(endpoint, "api_key_env", None) for _, endpoint in request.models]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gymgate.check.worker",
+        env=daemon_env([*request.env_vars, *filter(None, judge_keys)]),
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+        start_new_session=True,
+        limit=LINE_LIMIT,
+    )
+    memory = asyncio.create_task(_over_limit(process.pid, request.memory_gb))
+    answer = asyncio.create_task(_answer(process, request, progress))
+    try:
+        limit = SETUP_TIMEOUT_S + request.timeout_s
+        await asyncio.wait([memory, answer], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            if (outcome := answer.result()) is not None:
+                return outcome
+            log = await _errors_of(process)
+            last = next((line for line in reversed(log.splitlines()) if line.strip()), "no message")
+            finding = Finding("failed", f"the check itself failed: {last}", log_tail=log[-4000:])
+        elif memory.done():
+            finding = Finding("blocked", f"memory: more than {request.memory_gb:g} GB", memory.result())
+        else:
+            finding = Finding("failed", f"not done after {limit:g} s, installing included")
+        return _result(request, began, finding)
+    finally:
+        memory.cancel()
+        answer.cancel()
+        await asyncio.shield(_kill(process))
+
+
+async def _answer(
+    process: Process, request: CheckRequest, progress: Progress
+) -> CheckResult | GymgateError | None:
+    """Hand over the request, pass on progress, return the outcome; `None` if the process ends without one."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(request.model_dump_json().encode())
+        process.stdin.close()
+    async for line in process.stdout:
+        event = orjson.loads(line)
+        if "progress" in event:
+            progress(request, event["progress"])
+        elif "error" in event:
+            return from_wire(event["error"])
+        else:
+            return CheckResult.model_validate(event["check"])
+    return None
+
+
+async def _errors_of(process: Process) -> str:
+    assert process.stderr is not None
+    return (await process.stderr.read()).decode(errors="replace")
+
+
+def _result(request: CheckRequest, began: float, finding: Finding) -> CheckResult:
+    """A result for an environment whose process gave none."""
+    kind, _, name = request.environment.rpartition("/")
+    if name.endswith((".yaml", ".yml")):  # the user's own, by path
+        kind, name = "config", Path(name).stem
+    elif kind and kind not in (*PACKAGED_KINDS, AGENT_KIND):
+        kind = "config"
+    return request.result(began, environment=name, kind=kind or PACKAGED_KINDS[0], **finding._asdict())
+
+
+async def _kill(process: Process) -> None:
+    """End the worker and everything below it, its stack's daemon included."""
+    family = [process.pid, *descendants(process.pid)] if process.returncode is None else []
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await process.wait()
+
+
+async def _over_limit(pid: int, memory_gb: float) -> str:
+    """Return when a process and its descendants use more memory than that; with a message that names the amount."""
+    while True:
+        await asyncio.sleep(MEMORY_POLL_S)
+        if resident_gb(family := [pid, *descendants(pid)]) > memory_gb:  # cheap, an upper bound
+            used = await asyncio.to_thread(_proportional_gb, family)
+            if used > memory_gb:
+                return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
+
+
+def resident_gb(pids: Sequence[int]) -> float:
+    """Resident memory of processes together in GB; shared pages count for each process."""
+    pages = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def _proportional_gb(pids: Sequence[int]) -> float:
+    """Memory of processes together in GB; shared pages count once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+    return total * 1024 / 1e9

@@ -1,0 +1,248 @@
+"""Replaying an environment's recordings on its running stack."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gymgate.catalog import EnvConfig, Environment
+from gymgate.check.answers import OrderedPolicy, RecordedJudge, RecordedPolicy
+from gymgate.check.known import known
+from gymgate.check.model import (
+    NO_JUDGE,
+    NOT_ASKED,
+    CheckRequest,
+    Finding,
+    JudgedBy,
+    RowResult,
+    no_agent,
+    same_reward,
+)
+from gymgate.check.needs import missing_in
+from gymgate.check.probe import RewardProbe
+from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
+from gymgate.config import POLICY, RolloutLimits
+from gymgate.errors import GymgateError
+from gymgate.rollout import Rollout, RolloutError
+from gymgate.rollout.outcome import NEVER_ASKED
+from gymgate.stack import Policy, Stack
+
+MAX_TIMEOUTS = 2
+"""Recordings without an answer in time, after which the others are not tried."""
+REPLAYS = 3
+"""How often a recording is replayed until its reward comes out: some scoring depends on time."""
+LATE_LOGS, LATE_LOG_S = 3, 0.5
+"""Looks at the logs for what made a reward differ, and seconds between them: Ray's workers log late."""
+LOG_TAIL = 12_000
+_LACKING_FIELD = re.compile(
+    r'"type":"missing","loc":\["body","([\w.]+)"' r"|RunRequest' object has no attribute '(\w+)'"
+)
+
+
+class ServerLogs:
+    """The logs of an environment's servers."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._read: dict[Path, int] = {}
+
+    def new(self) -> str:
+        """Everything logged since this was last called, at most the last `LOG_TAIL` characters of each file."""
+        texts = []
+        for path in sorted(self._directory.glob("*.log")):
+            text = path.read_text(errors="replace")
+            texts.append(text[self._read.get(path, 0) :][-LOG_TAIL:])
+            self._read[path] = len(text)
+        return "\n".join(texts)
+
+    def tail(self) -> str:
+        """The end of everything logged."""
+        self._read.clear()
+        return self.new()[-4000:]
+
+
+class Replayer:
+    """Replays recordings one after the other, because a judge's answers belong to one rollout at a time."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        request: CheckRequest,
+        environment: Environment,
+        config: EnvConfig,
+        judge: RecordedJudge,
+        logs: ServerLogs,
+    ) -> None:
+        self.hints = config.needs
+        self.logs = logs
+        self.probe = RewardProbe(self._run, judge, config)
+        self._stack = stack
+        self._request = request
+        self._environment = environment
+        self._config = config
+        self._judge = judge
+        self._policy = RecordedPolicy(judge)
+        self._ordered_policy = OrderedPolicy()
+        self._recorded = stack.register("recorded", self._policy, dialect="responses")
+        self._ordered = stack.register("ordered", self._ordered_policy, dialect="responses")
+        self._works_in_order = False
+        """Whether a recording of this environment gave its reward when its answers were given in their order."""
+
+    async def replay(self, recorded: Sequence[RecordedRow]) -> list[RowResult]:
+        """A result for each recording. If none of them got a reward, packaged rows are tried."""
+        results: list[RowResult] = []
+        for each in recorded:
+            results.append(await self._result_of(each))
+            if len(results) >= MAX_TIMEOUTS and all(_timed_out(result) for result in results):
+                return results
+        if not any(result.rewarded for result in results):
+            await self.probe.run(packaged_rows(self._environment, config=self._config))
+        return results
+
+    async def _result_of(self, recorded: RecordedRow) -> RowResult:
+        """The recording's result. It is replayed again if its reward differs, and with its answers in their order if
+        its agent makes prompts of its own."""
+        if self._works_in_order and (result := await self._result_in_order(recorded)) is not None:
+            return result
+        first = result = await self._replay_once(recorded, self._recorded)
+        for _ in range(REPLAYS - 1):
+            if result.verdict != "differs" or result.reward is None:
+                break
+            result = await self._replay_once(recorded, self._recorded)
+            if result.verdict == "match":
+                return result.updated(cause=f"scored {first.reward:g} when first replayed")
+        if result.verdict == "match" or not self._makes_prompts(recorded):
+            return result
+        return await self._result_in_order(recorded) or result
+
+    async def _result_in_order(self, recorded: RecordedRow) -> RowResult | None:
+        """The result with the recorded answers given in their order; `None` if there is no reward. A reward that
+        differs counts only after another recording's came out, otherwise it shows nothing."""
+        for _ in range(REPLAYS):
+            if not self._ordered_policy.begin(recorded.recording):
+                return None
+            result = await self._replay_once(recorded, self._ordered)
+            if result.verdict == "match" or result.reward is None:
+                break
+        self._works_in_order = self._works_in_order or result.verdict == "match"
+        counts = self._works_in_order and result.reward is not None
+        return result.updated(cause=self._ordered_policy.how) if counts else None
+
+    def _makes_prompts(self, recorded: RecordedRow) -> bool:
+        agents = self._stack.agents
+        info = agents.get(recorded.agent or "") or next(iter(agents.values()), None)
+        return info is not None and info.type in known()["own_prompts"]
+
+    async def _replay_once(self, recorded: RecordedRow, policy: Policy) -> RowResult:
+        recording = recorded.recording
+        result = RowResult(
+            recording=recorded.name,
+            recorded=recording.reward,
+            packaged=recorded.packaged,
+            verdict="incomplete",
+        )
+        if not recording.turns:
+            return result.updated(cause="the record keeps nothing that the policy said")
+        self.logs.new()
+        self._judge.begin(recording.raw)
+        self._policy.begin(recording)
+        rollout = await self._run(recorded.row, policy, recorded.agent)
+        error = rollout.error
+        if not rollout.policy_calls and (error is None or NEVER_ASKED in error.message):
+            need = missing_in(self.logs.new(), hints=self.hints)
+            return result.concluded(
+                Finding("blocked", str(need), need.evidence) if need else Finding("differs", NOT_ASKED)
+            )
+        result = result.updated(
+            reward=rollout.reward, status=rollout.status, judged_by=self._judged_by(rollout)
+        )
+        if self._judge.refused:
+            message = error.message if error else "the judge's failure was scored"
+            return result.concluded(Finding("blocked", NO_JUDGE), error=message)
+        if error is not None:
+            message = f"{error.type}: {error.message}"[:1000]
+            return result.concluded(self._explain(error, recorded), error=message)
+        return result.concluded(await self._compare(rollout, recording.reward, recorded.row))
+
+    async def _run(self, row: RowData, policy: Policy, agent: str | None = None) -> Rollout:
+        limits = RolloutLimits(timeout_s=self._request.row_timeout_s, max_calls=200)
+        agent = agent if agent in self._stack.agents else None
+        row = {key: value for key, value in row.items() if key != "agent_ref"}
+        try:
+            return await self._stack.run(row, policy=policy, agent=agent, limits=limits)
+        except GymgateError as error:
+            failure = RolloutError(kind="data", message=str(error), type=type(error).__name__)
+            return Rollout(
+                id="", environment=self._environment.name, agent="", status="failed", error=failure
+            )
+
+    def _judged_by(self, rollout: Rollout) -> JudgedBy | None:
+        if self._judge.judged_by is None and any(call.model_server != POLICY for call in rollout.calls):
+            return "endpoint"
+        return self._judge.judged_by
+
+    async def _compare(self, rollout: Rollout, recorded: float | None, row: RowData) -> Finding:
+        """Compare the reward. If it differs, look for a need that the environment scored as a wrong answer."""
+        finding = compared(rollout, recorded)
+        if finding.verdict != "differs":
+            return finding
+        for _ in range(LATE_LOGS):
+            need = missing_in(self.logs.new(), verification(rollout, row), hints=self.hints)
+            if need is not None:
+                return Finding("blocked", f"{need}, and that was scored", need.evidence)
+            await asyncio.sleep(LATE_LOG_S)
+        return finding
+
+    def _explain(self, error: RolloutError, recorded: RecordedRow) -> Finding:
+        """Why a rollout failed."""
+        if error.type == "UnknownConversationError":
+            return self._explain_unknown(error, recorded)
+        lacking = [one or other for one, other in _LACKING_FIELD.findall(error.message)]
+        if error.kind == "data" or lacking:
+            whose = (
+                "the packaged row" if recorded.packaged else "no packaged row was recorded, and the record"
+            )
+            fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"
+            return Finding("incomplete", f"{whose} lacks {fields}")
+        if need := missing_in(error.message, self.logs.new(), hints=self.hints):
+            return need.finding
+        if error.type == "RolloutTimeoutError" and self.hints:
+            kinds = ", ".join(sorted({need.kind for need in self.hints}))
+            timeout = f"time: no result within {self._request.row_timeout_s:g} s"
+            return Finding("blocked", f"{timeout} (needs read from its files: {kinds})")
+        return Finding("failed")
+
+    def _explain_unknown(self, error: RolloutError, recorded: RecordedRow) -> Finding:
+        """Why the policy was asked something that the record does not hold."""
+        if recorded.agent is not None and recorded.agent not in self._stack.agents:
+            return Finding("incomplete", no_agent(recorded.agent))
+        if self._makes_prompts(recorded):
+            return Finding("differs", "its agent makes prompts that are not recorded")
+        if "differs at message 1 " in error.message:
+            return Finding("blocked", NO_JUDGE, "the policy's own model is the judge")
+        return Finding("differs", "the environment said something else than recorded")
+
+
+def compared(rollout: Rollout, recorded: float | None) -> Finding:
+    """The verdict on a rollout without an error."""
+    if rollout.reward is None:
+        return Finding("incomplete", f"the agent's answer has no reward ({rollout.status})")
+    if recorded is None:
+        return Finding("incomplete", "the record has no reward")
+    return Finding("match" if same_reward(rollout.reward, recorded) else "differs")
+
+
+def verification(rollout: Rollout, row: Mapping[str, Any]) -> str:
+    """The environment's own fields in a result, as JSON: without those of the row and the policy's answer."""
+    result = rollout.result or {}
+    others = {"response", "responses_create_params", "generation", *row}
+    return orjson.dumps({name: value for name, value in result.items() if name not in others}).decode()
+
+
+def _timed_out(result: RowResult) -> bool:
+    return (result.error or "").startswith("RolloutTimeoutError")
