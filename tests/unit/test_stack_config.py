@@ -87,12 +87,12 @@ def test_how_an_agent_without_a_model_server_is_routed(
 def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(tmp_path: Path) -> None:
     """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
     initial = gym_config.parse_order(tmp_path, (), tmp_path, tmp_path)["initial"]
-    placed = gym_config.placed(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
+    placed = gym_config.with_ports(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["global_aiohttp_connector_limit_per_host"] == 0
 
 
 def test_models_move_to_the_gateway_and_relays_go() -> None:
-    placed = gym_config.placed(
+    placed = gym_config.with_ports(
         CONFIG, {"maths": 1001, "solo": 1002}, {"policy_model": 2001, "judge_model": 2002}
     )
     assert "relay" not in placed
@@ -134,10 +134,10 @@ def test_agents_that_alone_call_models_keep_no_record_of_their_own(
     """Calls of other servers carry the rollout's key only while `observability_enabled` is on."""
     settings = {"observability_enabled": True}
     ports = {"policy_model": 2001, "judge_model": 2002, "policy_model_as_judge": 2003}
-    placed = gym_config.placed(config | settings, {}, ports, capture=True)
+    placed = gym_config.with_ports(config | settings, {}, ports, capture=True)
     assert placed["observability_enabled"] is not spared
     assert placed.get("token_id_capture") == ({"enabled": True, "all_agents": True} if spared else None)
-    assert gym_config.placed(config | settings, {}, ports)["observability_enabled"]
+    assert gym_config.with_ports(config | settings, {}, ports)["observability_enabled"]
 
 
 def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -> None:
@@ -149,7 +149,7 @@ def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -
     assert gym_config.is_own_judge(config)
     assert not gym_config.is_own_judge(CONFIG)
     ports = {"policy_model": 1, "judge_model": 2, "policy_model_as_judge": 3}
-    placed = gym_config.placed(config, {"maths": 4, "solo": 5}, ports)
+    placed = gym_config.with_ports(config, {"maths": 4, "solo": 5}, ports)
     judges = placed["maths"]["resources_servers"]["maths"]["judges"]
     assert judges == [reference("responses_api_models", "policy_model_as_judge"), {"n": 1}]
     agent = placed["solo"]["responses_api_agents"]["simple_agent"]
@@ -219,7 +219,7 @@ def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
         "my_url": "http://mine/v1",
     }
     assert gym_config.model_urls(config) == ("judge_base_url",)
-    placed = gym_config.placed(config, {"strict": 1}, {"judge": 2, "judge_base_url": 3})
+    placed = gym_config.with_ports(config, {"strict": 1}, {"judge": 2, "judge_base_url": 3})
     assert placed["judge_base_url"] == "http://127.0.0.1:3/v1"
     assert (placed["other_base_url"], placed["my_url"]) == (NOWHERE, "http://mine/v1")
 

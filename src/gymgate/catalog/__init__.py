@@ -1,4 +1,4 @@
-"""What an installed nemo-gym offers, read from its files; nothing of it is imported or run."""
+"""The environments of an installed nemo-gym and their needs, read from its files. None of its code is imported or run."""
 
 from gymgate.catalog.catalog import Catalog
 from gymgate.catalog.model import DataFile, Dataset, EnvConfig, Environment

@@ -1,4 +1,4 @@
-"""How an agent's code hands its rollout on to its model calls, read from its source as `servercode` reads needs."""
+"""How an agent's code passes its rollout's key on to its model calls, read from its source with `servercode`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymgate.catalog.servercode import CodeReader, classes_of, lineage, parse_mo
 
 MODEL_PATHS = ("/v1/responses", "/v1/chat/completions", "/v1/messages")
 _REQUEST = "BaseRunRequest"
-"""NeMo Gym's base of the bodies of `/run`."""
+"""NeMo Gym's base class of `/run` request bodies."""
 _HELPERS = frozenset(
     {
         "apply_rollout_prefix",
@@ -23,25 +23,25 @@ _HELPERS = frozenset(
         "url_path_for_run",
     }
 )
-"""NeMo Gym's functions that put a rollout's key into a URL, or that say what the key is."""
+"""NeMo Gym's functions that put a rollout's key into a URL or return the key."""
 
 
 @dataclass(frozen=True)
 class AgentCode:
-    """What an agent does with its rollout's key."""
+    """How an agent treats its rollout's key."""
 
     helpers: bool
-    """It makes the URLs of its model calls with NeMo Gym's helpers, which add the key."""
+    """It builds the URLs of its model calls with NeMo Gym's helpers, which add the key."""
     client: bool
-    """It leaves adding the key to NeMo Gym's client: it asks the model while it handles `/run`, not in a request of its own."""
+    """It calls the model through NeMo Gym's client while it handles `/run`, so the client can add the key."""
     entries: bool
-    """Its request model keeps entries of a body that it does not declare."""
+    """Its request model keeps body entries that it does not declare."""
     policy_url: bool
-    """It takes the base URL of its policy from the body of `/run`."""
+    """It reads its policy's base URL from the body of `/run`."""
 
 
 def read_agent(roots: Sequence[Path], directory: Path, entrypoint: str) -> AgentCode:
-    """Read an agent's code: the modules reachable from its entrypoint, those of the agents that it extends included."""
+    """Read an agent's code: every module that its entrypoint reaches, including those of agents that it extends."""
     trees = [parse_module(path) for path in CodeReader(roots).reachable(directory, directory / entrypoint)]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     asked = [server for node in nodes if (server := _model_asked(node)) is not None]
@@ -66,7 +66,7 @@ def _is_helper(node: ast.AST) -> bool:
 
 
 def _model_asked(node: ast.AST) -> str | None:
-    """The server that a call through NeMo Gym's client names, as source, if its path is a model's without a key."""
+    """Return the server expression of a call through NeMo Gym's client whose path is a model path without a key, else `None`."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return None
     if node.func.attr not in ("post", "request"):
@@ -80,7 +80,7 @@ def _model_asked(node: ast.AST) -> str | None:
 
 
 def _keeps_entries(trees: Sequence[ast.Module]) -> bool:
-    """Whether the request class of the first `run` found has `extra="allow"`, itself or by inheritance."""
+    """Whether the request class of the first `run` method has `extra="allow"`, its own or inherited."""
     classes = classes_of(trees)
     for owner in classes.values():
         for name in _annotations_of_run(owner):

@@ -15,7 +15,7 @@ _KINDS = (*PACKAGED_KINDS, AGENT_KIND)
 
 
 class Catalog:
-    """What an installed nemo-gym offers, read from its files; nothing of it is imported.
+    """The environments of an installed nemo-gym, read from its files without importing any of it.
 
     `site` is the directory that holds `nemo_gym` and `resources_servers`; `roots` are searched before it, as
     Gym does, for a user's own environments, servers and configs.
@@ -30,8 +30,10 @@ class Catalog:
         self._all: list[Environment] | None = None
 
     def environments(self, *, progress: Callable[[str], None] | None = None) -> list[Environment]:
-        """Every packaged environment and those under `roots`, sorted by name, then kind. The scan of the release is
-        kept in the cache directory; the first one takes a few seconds, which `progress` is told."""
+        """Return every packaged environment and those under `roots`, sorted by name, then kind.
+
+        The first scan of a release takes a few seconds, which `progress` reports; its result is cached on disk.
+        """
         if self._all is None:
             keeps = len(self.roots) == 1
             self._all = store.load(self.site, self.version) if keeps else None
@@ -45,16 +47,16 @@ class Catalog:
         return list(self._all)
 
     def agents(self) -> list[Environment]:
-        """Agents of the release that ship data, as environments, sorted by name."""
+        """Return the release's agents that ship data, as environments, sorted by name."""
         paths = sorted(path for path in (self.site / AGENT_KIND).glob("*") if (path / "data").is_dir())
         found = (self._at(path, AGENT_KIND) for path in paths)
         return [agent for agent in found if agent is not None and agent.data]
 
     def find(self, name: str) -> Environment:
-        """The environment called `mcqa` or `environments/mcqa`, or the one in a user's config file or directory.
+        """Return the environment called `mcqa` or `environments/mcqa`, or the one in a user's config file or directory.
 
-        A bare name means a resources server first, then an environment, then a benchmark; an agent that brings its
-        own data is `responses_api_agents/NAME`. Raises `ConfigError` with near names.
+        A bare name is looked up among resources servers, then environments, then benchmarks. An agent that ships data is
+        `responses_api_agents/NAME`. Raises `ConfigError` with near names.
         """
         kinds, bare = PACKAGED_KINDS, name.strip("/")
         for kind in _KINDS:
@@ -73,7 +75,7 @@ class Catalog:
         return self._found[path]
 
     def _directories(self) -> Iterator[tuple[EnvironmentKind, Path]]:
-        """Each environment's directory, the first root's where several have it."""
+        """Yield the kind and directory of each environment. If several roots have it, the first one counts."""
         seen = set[tuple[str, str]]()
         for root in self.roots:
             for kind in PACKAGED_KINDS:
@@ -90,7 +92,7 @@ class Catalog:
         if not name or found is None or not (looks_like_path or found.is_dir()):
             raise ConfigError(self._unknown(name))
         found = found.resolve()
-        # Such a config may name files below the working directory and below the tree that it lies in.
+        # Its config may name files below the working directory or in the tree around it.
         around = (*roots_around(found, _KINDS), Path.cwd())
         scanner = Scanner((*self.roots[:-1], *around, self.site), self.site, self.version)
         if not found.is_dir():

@@ -17,13 +17,13 @@ from gymgate.errors import ConfigError
 
 RowsKind = Literal["rows", "raw", "rollouts", "other"]
 EnvironmentKind = Literal["resources_servers", "environments", "benchmarks", "responses_api_agents", "config"]
-"""Directory of the release it lies in; `config`: a user's own."""
+"""The directory of the release that holds it; `config`: it is a user's own."""
 
 PACKAGED_KINDS: tuple[EnvironmentKind, ...] = ("resources_servers", "environments", "benchmarks")
 """In the order in which a bare name is looked up."""
 
 AGENT_KIND: EnvironmentKind = "responses_api_agents"
-"""Agents that ship data or are environments of their own; found by their full name only."""
+"""Agents that ship data or need no resources server. They are found by their full name only."""
 
 
 class Dataset(NamedTuple):
@@ -43,14 +43,14 @@ class EnvConfig:
     """File stem, or the path below the environment where two files share a stem."""
     path: Path
     instances: tuple[ServerInstance, ...] = ()
-    """Every server that it names, model servers and the relays that 0.7.0 puts in front of agents included."""
+    """Every server that it names, including model servers and the environment servers that 0.7.0 puts in front of agents."""
     needs: tuple[Need, ...] = ()
     requirements: tuple[str, ...] = ()
-    """PyPI requirements of its resources servers and agents, sorted: those that the installed nemo-gym does not satisfy.
-    nemo-gym itself and editable lines are left out; model servers need none, since gymgate takes their place."""
+    """PyPI requirements of its resources servers and agents that the installed nemo-gym does not meet, sorted. nemo-gym
+    itself and editable lines are left out."""
     missing: tuple[str, ...] = ()
-    """Dotted paths whose value is `???` or an interpolation of something no file defines. Gym's parser refuses
-    the config until they are given, those of model servers included."""
+    """Dotted paths whose value is `???` or interpolates a key that no file defines. NeMo Gym's parser refuses the config
+    until they are given."""
 
     @property
     def servers(self) -> tuple[ServerInstance, ...]:
@@ -64,7 +64,7 @@ class EnvConfig:
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """What its agents declare, each once."""
+        """The datasets that its agents declare, each once."""
         declared = (item for agent in self.agents for item in agent.block.get("datasets") or ())
         items = (item for item in declared if isinstance(item, dict))
         return tuple(
@@ -76,12 +76,12 @@ class EnvConfig:
 
     @property
     def judges(self) -> dict[str, str]:
-        """Model servers beside the policy's that a resources server or an agent names, each with where it does."""
+        """Model servers other than the policy's that a resources server or agent names, each with the setting that names it."""
         return judge_references(self.servers)
 
     @property
     def model_servers(self) -> tuple[str, ...]:
-        """Model servers beside the policy's that it defines or refers to, sorted."""
+        """Model servers other than the policy's that it defines or refers to, sorted."""
         defined = {server.name for server in self.instances if server.kind == MODELS}
         return tuple(sorted({*defined, *self.judges} - {POLICY, MISSING}))
 
@@ -102,13 +102,13 @@ class DataFile:
     """rows: ready to run; raw: no `responses_create_params` yet; rollouts: recorded results; other: neither."""
 
     def rows(self) -> int:
-        """Lines that are not blank; reads the file."""
+        """Count the lines that are not blank."""
         with self.path.open("rb") as file:
             return sum(1 for line in file if not line.isspace())
 
 
 def kind_of_file(path: Path) -> RowsKind:
-    """The kind of a JSONL file, by its first line that is not blank."""
+    """Return the kind of a JSONL file, judged by its first line that is not blank."""
     try:
         with path.open("rb") as file:
             return _kind_of_row(orjson.loads(next((line for line in file if not line.isspace()), b"")))
@@ -138,7 +138,7 @@ class Environment:
     data: tuple[DataFile, ...] = ()
 
     def config(self, name: str | None = None) -> EnvConfig:
-        """The config of that name; `None`: the one named like the environment, else one with a simple agent,
+        """Return the config of that name. `None` means the one named like the environment, else one with a simple agent,
         else any with an agent. Raises `ConfigError` with the choices."""
         if not self.configs:
             raise ConfigError(f"environment {self.name!r} has no config in {self.path}")
@@ -153,15 +153,15 @@ class Environment:
         )
 
     def _rank(self, config: EnvConfig) -> tuple[bool, ...]:
-        """Smaller is better; equals stay in the order of the files."""
+        """Return a sort key: the best default config has the smallest."""
         runs = bool(config.agents)
         own_name = config.name in (self.name, "config")
         simple = any(agent.type == "simple_agent" for agent in config.agents)
         return (not runs, not own_name, not simple)
 
     def data_file(self, name: str = "example", config: str | None = None) -> DataFile:
-        """The packaged file of that stem, file name or dataset name; `config` decides between datasets that
-        share a name. `example` also finds what the config declares as its example data.
+        """Return the packaged file with that stem, file name or dataset name. `config` decides between datasets that
+        share a name. `example` also finds datasets of the type `example`.
 
         Raises `ConfigError` with the choices.
         """
@@ -177,11 +177,11 @@ class Environment:
         return found[0]
 
     def recordings(self) -> tuple[DataFile, ...]:
-        """Files of recorded rollouts: rows with a `response`."""
+        """Return the files of recorded rollouts: rows with a `response`."""
         return tuple(file for file in self.data if file.kind == "rollouts")
 
     def _declared_files(self, config: EnvConfig, name: str) -> Iterator[DataFile]:
-        """Files of the datasets of that name; `example` also means those of the type `example`."""
+        """Yield the packaged files of a config's datasets of that name."""
         named = [dataset for dataset in config.datasets if dataset.name == name]
         if name == "example":
             named += [dataset for dataset in config.datasets if dataset.type == "example"]
@@ -191,7 +191,7 @@ class Environment:
 
     @property
     def known_as(self) -> str:
-        """The name by which commands find it and no other."""
+        """The name that means this environment and no other on the command line."""
         return str(self.path) if self.kind == "config" else f"{self.kind}/{self.name}"
 
     def _no_data(self, name: str) -> str:
@@ -216,7 +216,7 @@ def _choices(names: Iterable[str]) -> str:
 
 
 def near(name: str, names: Sequence[str]) -> list[str]:
-    """Up to five names that look like `name`, the closest first."""
+    """Return up to five names that resemble `name`, the closest first."""
     close = difflib.get_close_matches(name, names, n=5, cutoff=0.6)
     close += [other for other in names if name and (name in other or other in name)]
     return list(dict.fromkeys(close))[:5]

@@ -1,4 +1,4 @@
-"""What a config needs beside the wheel and a policy: an estimate from its text and its servers' sources."""
+"""The needs of a config beyond the wheel and a policy, estimated from its text and its servers' sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gymgate.errors import NeedMissingError
 NeedKind = Literal[
     "package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search"
 ]
-"""package: from an index, installed on first use; judge: a model server beside the policy's; key: an API key
+"""package: from an index, installed on first use; judge: a model server other than the policy's; key: an API key
 or an endpoint's URL; docker: a container or sandbox service; download, git: fetched when the server starts or
 runs; gpu: torch or vLLM in the server; binary: a program on PATH; config: a value without a default;
 search: a web search service."""
@@ -40,14 +40,14 @@ _LABELS = {RESOURCES: "resources server", AGENTS: "agent"}
 
 @dataclass(frozen=True)
 class Need:
-    """Something a config needs beside the wheel and a policy: an estimate, from reading files."""
+    """Something that a config needs beyond the wheel and a policy. An estimate from files."""
 
     kind: NeedKind
     detail: str
 
 
 def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
-    """Model servers that these servers name, each with where it is first named."""
+    """Return the model servers that these servers name, each with the first setting that names it."""
     found: dict[str, str] = {}
     for server in servers:
         for path, kind, name in references(server.block):
@@ -57,10 +57,10 @@ def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
 
 
 def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
-    """Those of them that are not the policy's."""
+    """Return the model servers other than the policy's that these servers name, each with the first setting that names it."""
     found = model_references(servers)
     return {
-        name: place for name, place in found.items() if name not in (POLICY, MISSING) and "${" not in name
+        name: setting for name, setting in found.items() if name not in (POLICY, MISSING) and "${" not in name
     }
 
 
@@ -73,14 +73,15 @@ def refuse_unanswered(
     option: str = "--judge {}=URL",
     hint: str = "",
 ) -> None:
-    """Raise `NeedMissingError` for judges, given with where each is named, that no endpoint is `named` for; `"*"` is for all.
+    """Raise `NeedMissingError` for each of `judges` (name -> the setting that names it) that is not among `named`, the names
+    with an endpoint. `"*"` names all.
 
     `keyless`: their calls carry no rollout key, so the rollout's own policy cannot answer them.
     """
-    missing = {} if "*" in named else {name: place for name, place in judges.items() if name not in named}
+    missing = {} if "*" in named else {name: setting for name, setting in judges.items() if name not in named}
     if not missing:
         return
-    listed = ", ".join(f"{name!r} ({place})" for name, place in missing.items())
+    listed = ", ".join(f"{name!r} ({setting})" for name, setting in missing.items())
     options = " ".join(option.format(name) for name in missing)
     policy = "" if keyless else "'policy' is the policy itself, "
     raise NeedMissingError(
@@ -93,12 +94,12 @@ def refuse_unanswered(
 
 
 def missing_values(config: Node) -> tuple[str, ...]:
-    """Dotted paths of values that Gym's parser refuses: `???`, or an interpolation of what is not there."""
+    """Return the dotted paths of values that Gym's parser refuses: `???`, or an interpolation of a missing key."""
     return tuple(path for path, value in walk(config) if _lacks(value, config) is not None)
 
 
 def _lacks(value: Any, config: Node) -> str | None:
-    """What the user must give for a value: `a value`, a quoted key, an environment variable; `None` for nothing."""
+    """Return what the user must give for a value: `a value`, a quoted key or an environment variable. `None`: nothing."""
     if not isinstance(value, str):
         return None
     if value == MISSING:
@@ -123,13 +124,13 @@ def _defined(path: str, config: Node) -> bool:
 
 
 def config_needs(config: Node, servers: Sequence[ServerInstance]) -> Iterator[Need]:
-    """What the config's text shows these servers to need: judges, values to give, sandboxes."""
+    """Yield the needs of these servers that the config's text shows: judges, values to give, sandboxes."""
     models = {server.name: server.type for server in servers_of(config, MODELS)}
-    for name, place in model_references(servers).items():
+    for name, setting in model_references(servers).items():
         if name == MISSING:
-            yield Need("judge", f"{place} names no model server (set its name; {POLICY} is one)")
+            yield Need("judge", f"{setting} names no model server (set its name; {POLICY} is one)")
         elif name != POLICY:
-            yield Need("judge", f"model server {name} ({place}){_served_by(models.get(name))}")
+            yield Need("judge", f"model server {name} ({setting}){_served_by(models.get(name))}")
     for server in servers:
         yield from _value_needs(config, server)
 
@@ -155,13 +156,13 @@ def _value_needs(config: Node, server: ServerInstance) -> Iterator[Need]:
 
 
 def _unset_by_default(value: str) -> bool:
-    """Whether an interpolation's innermost default says that there is none."""
+    """Whether the innermost default of an interpolation stands for "not set"."""
     innermost = _INTERPOLATION.findall(value)
     return any("," in inner and inner.rpartition(",")[2].strip().lower() in _UNSET for inner in innermost)
 
 
 def required_needs(server: ServerInstance, required: Sequence[str]) -> Iterator[Need]:
-    """Fields that the server's class requires and its block does not have."""
+    """Yield a need for each field that the server's class requires and its block lacks."""
     for field in required:
         if field not in server.block:
             yield Need(_kind(field), f"{field} of {_label(server)} has no default and is not set")

@@ -1,6 +1,6 @@
-"""NeMo Gym's config files, read as its parser reads them, without its interpreter. Nothing is resolved or run.
+"""Reads NeMo Gym's config files as its parser does, without its interpreter, which takes seconds to start.
 
-Values stay as they stand: `???` and `${...}` are plain strings. The parser's directives are carried out: `config_paths`
+Values stay as they are: `???` and `${...}` are plain strings. The parser's directives are carried out: `config_paths`
 (included files, overridden by the includer), `_inherit_from` and `${inherit_from:path}` (move), `_copy` and `${copy:path}`
 (copy), `_delete_key`, and an agent whose `resources_server.name` is `???`, which takes the place of every other agent.
 """
@@ -19,7 +19,7 @@ from gymgate.config import POLICY
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _POLICY_MODEL: Node = {MODELS: {"openai_model": {"entrypoint": "app.py"}}}
-"""Every stack brings a policy model; configs may copy from it."""
+"""Every stack has a policy model, which configs may copy from."""
 _DIRECTIVE = re.compile(r"\$\{(inherit_from|copy):(.+)\}$")
 _BOUND = ("resources_server", "model_server", "datasets")
 """Settings that an agent keeps when another takes its place."""
@@ -27,7 +27,7 @@ _ABSENT = object()
 
 
 class ConfigProblem(ValueError):
-    """Why Gym's parser would refuse a config; one line."""
+    """Gym's parser would refuse the config. The message is one line."""
 
 
 class ConfigReader:
@@ -40,7 +40,7 @@ class ConfigReader:
         """Up to 0.5 an included file overrides the file that includes it, and agents are not composed."""
 
     def read(self, path: Path) -> Node:
-        """The whole config: `path` with what it includes and inherits. Raises `ConfigProblem`."""
+        """Return the whole config: `path` with everything it includes and inherits. Raises `ConfigProblem`."""
         config: Node = {}
         for part in self._included(path):
             merge(config, self.load(part))
@@ -52,7 +52,7 @@ class ConfigReader:
         return config
 
     def load(self, path: Path) -> Node:
-        """One file as a mapping, without its includes; do not change it. Raises `ConfigProblem`."""
+        """Return one file as a mapping, without its includes. Do not change it. Raises `ConfigProblem`."""
         if path not in self._files:
             try:
                 value = yaml.load(path.read_bytes(), Loader=_LOADER)
@@ -62,11 +62,11 @@ class ConfigReader:
         return self._files[path]
 
     def locate(self, name: str) -> Path | None:
-        """The file or directory of that relative path, in the first root that has it."""
+        """Return the file or directory with that relative path in the first root that has it."""
         return next((root / name for root in self._roots if (root / name).exists()), None)
 
     def _included(self, path: Path) -> list[Path]:
-        """`path` after everything it includes, each file once, in the order in which they override."""
+        """Return `path` and all files that it includes, each once; later ones override earlier ones."""
         pending, children = [path], dict[Path, list[Path]]()
         for current in pending:
             children[current] = []
@@ -85,7 +85,7 @@ class ConfigReader:
 
 
 def copied(value: Any) -> Any:
-    """A deep copy of parsed YAML, in which anchors and their aliases are values of their own."""
+    """Return a deep copy of parsed YAML in which aliases no longer share a value with their anchor."""
     if isinstance(value, dict):
         return {key: copied(item) for key, item in value.items()}
     return [copied(item) for item in value] if isinstance(value, list) else value
@@ -129,7 +129,7 @@ def _inherit_below(node: Node, root: Node, frozen: Node) -> None:
 
 
 def _delete_keys(value: Any) -> list[str]:
-    """Take out what `_delete_key` names; returns the names that come only with the inherited part."""
+    """Remove the keys that `_delete_key` names. Return those that are not there yet: they come with the inherited part."""
     if not isinstance(value, dict) or "_delete_key" not in value:
         return []
     names = [name.strip() for name in str(value.pop("_delete_key")).split(",")]
@@ -137,7 +137,7 @@ def _delete_keys(value: Any) -> list[str]:
 
 
 def _directive(value: Any) -> tuple[list[str], bool]:
-    """The path that a value inherits from, empty for none, and whether that moves it; taken out of the value."""
+    """Remove a value's directive. Return the path that it inherits from, empty for none, and whether the source is moved."""
     if isinstance(value, str) and (match := _DIRECTIVE.match(value)):
         return match[2].split("."), match[1] == "inherit_from"
     for name in ("_inherit_from", "_copy"):

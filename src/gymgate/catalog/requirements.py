@@ -1,4 +1,4 @@
-"""PyPI requirements of servers, read from the files that Gym itself installs them from."""
+"""PyPI requirements of servers, read from the files that Gym installs them from."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Installed:
         return requirement.specifier.contains(version, prereleases=True)
 
     def gym_extra(self, extra: str) -> list[str]:
-        """What nemo-gym's own extra of that name requires, from its metadata."""
+        """Return the requirements of nemo-gym's extra of that name, from its metadata."""
         found = next(iter(self._site.glob("nemo_gym-*.dist-info/METADATA")), None)
         text = found.read_text(errors="replace") if found else ""
         return re.findall(
@@ -45,10 +45,10 @@ class Installed:
 
 
 def read_requirements(directory: Path, installed: Installed) -> list[str]:
-    """Requirements of the server in `directory`, in its own order.
+    """Return the requirements of the server in `directory`, in its order.
 
-    nemo-gym itself is left out; what its extras other than `dev` require takes its place. Editable and relative lines are
-    left out too, except projects below the server's own directory, which become file URLs. Markers and `git+` URLs stay.
+    nemo-gym itself is replaced by what its extras other than `dev` require. Editable and relative lines are left out, except
+    projects below the server's own directory, which become file URLs. Markers and `git+` URLs stay.
     """
     if (directory / "requirements.txt").is_file():
         lines = _lines(directory / "requirements.txt")
@@ -58,13 +58,13 @@ def read_requirements(directory: Path, installed: Installed) -> list[str]:
 
 
 def local_requirements(directory: Path) -> list[str]:
-    """Editable or relative lines other than nemo-gym: code beside the server that nothing installs."""
+    """Return editable or relative lines other than nemo-gym: code beside the server that gymgate cannot install."""
     lines = [line for line in _lines(directory / "requirements.txt") if _is_local(line)]
     return [line for line in lines if not _OWN.search(line) and _own_project(line, directory) is None]
 
 
 def _lines(path: Path) -> list[str]:
-    """Requirement lines without comments, blanks and index options; included files are read too."""
+    """Return requirement lines without comments, blank lines and index options. Included files are read too."""
     if not path.is_file():
         return []
     found = []
@@ -82,7 +82,7 @@ def _is_local(line: str) -> bool:
 
 
 def _project(path: Path) -> list[str]:
-    """Dependencies of a pyproject.toml, with git sources that uv's table gives them."""
+    """Return the dependencies of a pyproject.toml, with the git sources of its uv table."""
     try:
         table = tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -114,13 +114,13 @@ def _flat(lines: Iterable[str], installed: Installed, directory: Path) -> Iterat
 
 
 def _released(line: str) -> str:
-    """A tagged version of a repository that publishes its versions, as the version on the index."""
+    """Replace a git tag of a repository that publishes its versions by that version on the index."""
     match = re.match(r"([\w.-]+(?:\[[\w,-]+\])?) @ git\+(\S+?)(?:\.git)?@v?(\d+(?:\.\d+)+)$", line)
     return f"{match[1]}=={match[3]}" if match and match[2] in _PUBLISHING else line
 
 
 def _own_project(line: str, directory: Path) -> str | None:
-    """`-e ./shell[extra]` as `shell[extra] @ file:///...`, where that is a project in the server's own directory."""
+    """Return `-e ./shell[extra]` as `shell[extra] @ file:///...` if that is a project in the server's own directory."""
     match = re.match(r"(?:-e|--editable)?[ =]*(\./[\w./-]+)(\[[\w,-]+\])?$", line)
     path = directory / match[1] if match else directory
     if match is None or not (path / "pyproject.toml").is_file():

@@ -1,4 +1,4 @@
-"""The values of a NeMo Gym config, and how NeMo Gym's own parser resolves one.
+"""A NeMo Gym config as a tree of values, and how NeMo Gym's own parser resolves it.
 
 The catalog and the stack import this module. NeMo Gym's interpreter loads it by its path and calls `resolve` there, so
 nothing here imports anything of gymgate.
@@ -45,7 +45,7 @@ class ServerInstance(NamedTuple):
 
     @property
     def entrypoint(self) -> str:
-        """File in its directory; empty if the config leaves it to another one, so that it starts nothing."""
+        """File in its directory. Empty if another config names it; alone, this one then starts nothing."""
         return str(self.block.get("entrypoint") or "")
 
     @property
@@ -61,7 +61,7 @@ class ServerInstance(NamedTuple):
 
 
 def servers_of(config: Mapping[str, Any], *kinds: str) -> list[ServerInstance]:
-    """The servers of these kinds, or of every kind, that a config names, in its order."""
+    """Return the servers of these kinds, or of every kind, that a config names, in its order."""
     return [
         ServerInstance(str(name), kind, str(type_), block)
         for name, instance in config.items()
@@ -76,7 +76,7 @@ def _items(node: Any) -> Iterable[tuple[str, Any]]:
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A node and every value below it with dotted paths, containers before what they hold."""
+    """Yield a node and every value below it with their dotted paths, containers first."""
     yield path, node
     for key, value in _items(node):
         yield from walk(value, f"{path}.{key}" if path else str(key))
@@ -85,7 +85,7 @@ def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def references(node: Any) -> Iterator[tuple[str, str, str]]:
-    """Dotted path, kind and instance of each server that a value refers to: `{"type": kind, "name": instance}`."""
+    """Yield dotted path, kind and name of each reference to a server below a node: `{"type": kind, "name": name}`."""
     for path, value in walk(node):
         if (
             isinstance(value, dict)
@@ -96,7 +96,7 @@ def references(node: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def interpolated(node: Any) -> set[str]:
-    """Top-level keys that the strings of a value interpolate as `${key}`."""
+    """Return the top-level keys that strings below a node interpolate as `${key}`."""
     strings = (value for _, value in walk(node) if isinstance(value, str))
     return {key for text in strings for key in _TOP_LEVEL_KEY.findall(text)}
 
@@ -149,14 +149,14 @@ def _gyms_parse(gym: Any, initial: Any) -> Any:
 
 
 def undefined_models(merged: Node) -> set[str]:
-    """Model servers that servers refer to and no file defines. The gateway stands in for them as for any other."""
+    """Return model servers that servers refer to and no file defines. The gateway stands in for them as for any other."""
     named = {name for _, kind, name in references(merged) if kind == MODELS and "${" not in name}
     return named - {MISSING, *merged}
 
 
 def unset(merged: Node) -> tuple[dict[str, str], list[str]]:
-    """What a merged config lacks: placeholders by dotted key for its model servers, which the gateway stands in for, and
-    the keys that other servers interpolate, which the user must give."""
+    """Return what a merged config lacks: placeholders by dotted key for its model servers, which the gateway stands in for,
+    and the keys that its other servers interpolate, which the user must give."""
     placeholders: dict[str, str] = {}
     others: set[str] = set()
     for server in servers_of(merged):
@@ -171,10 +171,10 @@ def unset(merged: Node) -> tuple[dict[str, str], list[str]]:
 
 
 def placeholder(key: str) -> str:
-    """A value for a key of a model server that is never called."""
+    """Return a value for a setting of a model server that is never called."""
     return NOWHERE if key.endswith("url") else "gymgate"
 
 
 def dataset_lists(merged: Node) -> list[str]:
-    """Dotted keys of the datasets that agents declare."""
+    """Return the dotted keys of the datasets that agents declare."""
     return [f"{agent.key}.datasets" for agent in servers_of(merged, AGENTS) if "datasets" in agent.block]

@@ -1,4 +1,4 @@
-"""One environment's directory, or one config file, as an `Environment`."""
+"""Reads an environment's directory, or one config file, into an `Environment`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scanner:
         self._requirements: dict[Path, list[str]] = {}
 
     def directory(self, path: Path, kind: EnvironmentKind) -> Environment | None:
-        """The environment in a directory; `None` if no file in it is a config."""
+        """Return the environment in a directory; `None` if no file in it is a config."""
         below = "*.yaml" if kind == "config" else "**/*.yaml"
         files = [file for file in _yaml_files(path, below) if self._is_config(file)]
         if not files:
@@ -37,7 +37,7 @@ class Scanner:
         return self._environment(path.name, kind, path, dict(zip(names, files, strict=True)))
 
     def file(self, path: Path) -> Environment:
-        """A single config file as an environment of its own; one in `configs` belongs to the directory above."""
+        """Return a single config file as an environment. A file in `configs` belongs to the directory above."""
         directory = path.parent.parent if path.parent.name == "configs" else path.parent
         return self._environment(path.stem, "config", directory, {path.stem: path})
 
@@ -85,7 +85,7 @@ class Scanner:
             yield Need("config", "defines no agent")
 
     def _lacking(self, directory: Path) -> list[str]:
-        """What the server in a directory requires and the installed nemo-gym lacks."""
+        """Return the requirements of the server in a directory that the installed nemo-gym does not meet."""
         if directory not in self._requirements:
             wanted = read_requirements(directory, self._installed)
             self._requirements[directory] = [line for line in wanted if not self._installed.satisfies(line)]
@@ -120,12 +120,12 @@ class Scanner:
 
 
 def roots_around(path: Path, kinds: Iterable[str]) -> list[Path]:
-    """Parents of a file that are laid out as a component root: they have a directory of one of these kinds."""
+    """Return the parents of a file that are laid out as component roots: they have a directory of one of these kinds."""
     return [parent for parent in path.parents if any((parent / kind).is_dir() for kind in kinds)]
 
 
 def _yaml_files(path: Path, below: str) -> list[Path]:
-    """YAML files that may be configs; a user's directory is not searched deeper than `configs`."""
+    """Return the YAML files that may be configs. A user's directory is searched no deeper than `configs`."""
     found = {*path.glob(below), *(path / "configs").glob(below)}
     return sorted(
         file
@@ -135,7 +135,7 @@ def _yaml_files(path: Path, below: str) -> list[Path]:
 
 
 def _name(file: Path, directory: Path, usual: str) -> str:
-    """A file's path below its environment's directory without the usual subdirectory and the suffix."""
+    """Return a file's path below its environment's directory, without the usual subdirectory and the suffix."""
     if directory not in file.parents:
         return file.stem
     return file.relative_to(directory).with_suffix("").as_posix().removeprefix(usual)
@@ -152,7 +152,7 @@ def _package_needs(directories: Sequence[Path], requirements: Sequence[str]) -> 
 
 
 def _setting(config: EnvConfig, key: str, name: str) -> str | None:
-    """A text of the resources server that is named like the environment, else of the config's first server that has it."""
+    """Return a text setting of the resources server named like the environment, else of the first server that has it."""
     ordered = sorted(config.servers, key=lambda server: (server.kind != RESOURCES, server.type != name))
     texts = (server.block.get(key) for server in ordered)
     return next((text for text in texts if isinstance(text, str)), None)

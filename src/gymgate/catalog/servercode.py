@@ -1,7 +1,7 @@
-"""What a server's code reaches for, read from its source: the modules its entrypoint imports, by syntax tree.
+"""The needs that a server's source shows: the syntax trees of the modules that its entrypoint imports are searched.
 
-Only modules reachable from the entrypoint count, so that scripts which prepare data do not. A branch that a
-config never takes counts all the same: this is an estimate that errs on the side of naming a need.
+Modules that the entrypoint does not reach, such as scripts that prepare data, do not count. Branches that a config never
+takes do: the estimate rather names a need too many.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
 
 @dataclass(frozen=True)
 class Module:
-    """What one source file shows."""
+    """The findings in one source file."""
 
     imports: tuple[str, ...]
-    """Dotted; of `from a import b` both `a` and `a.b`, which may be a module."""
+    """Dotted names. `from a import b` gives both `a` and `a.b`, which may be a module."""
     signals: tuple[Signal, ...]
     required: tuple[str, ...]
     """Fields without a default of the server's own config class."""
@@ -71,7 +71,7 @@ class CodeReader:
         self._needs: dict[Path, list[Need]] = {}
 
     def needs(self, directory: Path, entrypoint: str) -> list[Need]:
-        """Needs that the server started by `entrypoint` in `directory` shows, each cause once."""
+        """Return the needs that the code of the server started by `entrypoint` in `directory` shows, each cause once."""
         start = directory / entrypoint
         if start not in self._needs:
             found: dict[Signal, str] = {}
@@ -83,11 +83,11 @@ class CodeReader:
         return self._needs[start]
 
     def required(self, directory: Path, entrypoint: str) -> tuple[str, ...]:
-        """Fields that the server's block must have, beside those of Gym's base classes."""
+        """Return the fields that the server's block must have in addition to those of Gym's base classes."""
         return self._module(directory / entrypoint).required
 
     def reachable(self, directory: Path, start: Path) -> list[Path]:
-        """The module at `start` and all that it imports of its server and of the release's components."""
+        """Return the module at `start` and all modules of its server and of the release's components that it imports."""
         found = [start]
         for module in found:
             for name in self._module(module).imports:
@@ -102,7 +102,7 @@ class CodeReader:
         return self._modules[path]
 
     def _locate(self, name: str, module: Path, directory: Path) -> Path | None:
-        """File of a dotted import: relative, a sibling of the server, or a component of the release."""
+        """Return the file of a dotted import: relative, beside the server, or a component of the release."""
         dots = len(name) - len(name.lstrip("."))
         parts = [part for part in name.split(".") if part]
         if not parts:
@@ -117,7 +117,7 @@ class CodeReader:
 
 
 def parse_module(path: Path) -> ast.Module:
-    """Parse a source file; an empty module if it is none."""
+    """Parse a source file. One that cannot be parsed counts as empty."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(path.read_bytes())
@@ -126,7 +126,7 @@ def parse_module(path: Path) -> ast.Module:
 
 
 def read_module(tree: ast.Module) -> Module:
-    """Imports, signals and required config fields of a module."""
+    """Return the imports, signals and required config fields of a module."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, _TELLING)]
     imports = dict.fromkeys(name for node in nodes for name in _imported(node))
     imported = (
@@ -149,7 +149,7 @@ def _imported(node: ast.AST) -> Iterator[str]:
 
 
 def _required_fields(tree: ast.Module) -> dict[str, None]:
-    """Of the class that the server class annotates its `config` with, and of its bases in the same file."""
+    """Return required fields of the class that annotates a server's `config`, and of its bases in the same file."""
     classes = classes_of([tree])
     used = [
         field.annotation.id
@@ -162,7 +162,7 @@ def _required_fields(tree: ast.Module) -> dict[str, None]:
 
 
 def classes_of(trees: Sequence[ast.Module]) -> dict[str, ast.ClassDef]:
-    """Top-level classes by name, the first of each name."""
+    """Return the top-level classes by name, the first of each name."""
     found: dict[str, ast.ClassDef] = {}
     for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
         found.setdefault(node.name, node)
@@ -170,7 +170,7 @@ def classes_of(trees: Sequence[ast.Module]) -> dict[str, ast.ClassDef]:
 
 
 def lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> list[str]:
-    """A class's name and those of its bases, as far as they are known."""
+    """Return a class's name and those of its known ancestors."""
     found = [name]
     for each in found:
         bases = classes[each].bases if each in classes else ()
@@ -215,7 +215,7 @@ def _call_signals(call: ast.Call) -> Iterator[Signal]:
 
 
 def _called(function: ast.expr) -> str:
-    """The name of a function that is called; empty for a server's own method."""
+    """Return the name of a called function; empty for a server's own method."""
     if isinstance(function, ast.Name):
         return function.id
     if not isinstance(function, ast.Attribute):
@@ -225,7 +225,7 @@ def _called(function: ast.expr) -> str:
 
 
 def _command_signals(node: ast.List | ast.Tuple) -> Iterator[Signal]:
-    """A list that starts with `docker` is a command if its second word is one, not another tool's name."""
+    """Yield the signal of a command's argument list. A list like `["docker", "podman"]` is a list of tools, not a command."""
     values = [item.value if isinstance(item, ast.Constant) else None for item in node.elts[:2]]
     words = tuple(value for value in values if isinstance(value, str))
     plain = len(words) > 1 and (words[1],) not in _COMMANDS and words[1] != "local"
@@ -235,7 +235,7 @@ def _command_signals(node: ast.List | ast.Tuple) -> Iterator[Signal]:
 
 
 def _shell_signals(text: str) -> Iterator[Signal]:
-    """Command lines within strings; prose about them has no flags or URLs behind the command."""
+    """Yield the signals of command lines in a string. In prose, no flag or URL follows the command."""
     for command, signal in _COMMANDS.items():
         start = text.find(" ".join(command) + " ")
         if start < 0 or (start and text[start - 1] not in " \n;&|(`\"'"):

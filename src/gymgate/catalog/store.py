@@ -1,4 +1,4 @@
-"""The scan of a release, kept in the cache directory so that the next process need not read a thousand files."""
+"""Keeps the scan of a release in the cache directory, so that the next process need not read a thousand files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gymgate.errors import DataError
 from gymgate.files import replacing
 
 _FORMAT = pydantic.TypeAdapter(tuple[str, list[Environment]])
-"""The stamp of an installation and what it offers."""
+"""The stamp of an installation, and its environments."""
 
 
 def load(site: Path, version: str) -> list[Environment] | None:
-    """What `save` kept for exactly this installation and this gymgate; `None` if there is nothing usable."""
+    """Return what `save` kept for exactly this installation and this gymgate; `None` if there is none."""
     try:
         stamp, environments = _FORMAT.validate_json(_path(site).read_bytes())
     except (OSError, pydantic.ValidationError):
@@ -30,7 +30,7 @@ def load(site: Path, version: str) -> list[Environment] | None:
 
 
 def save(site: Path, version: str, environments: Sequence[Environment]) -> None:
-    """Keep a scan in place of an older one; a cache that cannot be written is no error."""
+    """Keep a scan and replace an older one. A cache that cannot be written is ignored."""
     stamp, path = _stamp(site, version), _path(site)
     if stamp is None:
         return
@@ -43,8 +43,8 @@ def _path(site: Path) -> Path:
 
 
 def _stamp(site: Path, version: str) -> str | None:
-    """Changes with the installation and with gymgate. `None` where no installed distribution stands behind the
-    files (a checkout): they may change any time."""
+    """Return a text that changes with the installation and with gymgate; `None` for a checkout, whose files may change at any
+    time."""
     metadata = site / f"nemo_gym-{version}.dist-info"
     if not metadata.is_dir() or not (site / "resources_servers").is_dir():
         return None

@@ -1,4 +1,4 @@
-"""From an environment's config to the servers that it needs: what NeMo Gym's parser is asked and what its answer means.
+"""What NeMo Gym's parser is asked about an environment's config, and what its answer means for the servers.
 
 The parser runs in a child of the fork server; see `catalog.resolve`.
 """
@@ -45,15 +45,15 @@ _TRACING = frozenset({"simple_agent"})
 """Agents that record each rollout a second time while `observability_enabled` is on, and never use that record."""
 
 _FOREIGN = frozenset({"tests", "site-packages", "dist-packages", "node_modules", "__pycache__"})
-"""Directories beside a server's code that hold none of it."""
+"""Names of directories beside a server's code that hold other code."""
 _OWN_MODEL = ("model_server", "policy_model_server")
-"""Keys of an agent's block that name its own model, where others name judges and user simulators."""
+"""Keys of an agent's block that name its policy. Other keys name judges and user simulators."""
 
 
 def parse_order(
     config_path: Path, overrides: Iterable[tuple[str, Any]], results_dir: Path, cache_dir: Path
 ) -> dict[str, Any]:
-    """What `catalog.resolve.resolve` is asked: a config and its overrides. The policy in it is never called."""
+    """Return the order for `catalog.resolve.resolve`: a config, its overrides and a policy that is never called."""
     initial = {
         "policy_base_url": NOWHERE,
         "policy_api_key": "gymgate",
@@ -77,7 +77,7 @@ def parse_order(
 
 
 def forwarding_order() -> dict[str, Any]:
-    """The question how the release's base classes pass on a rollout's key; see `forkserver.forwarding`."""
+    """Return the question how the release's base classes forward a rollout's key; see `forkserver.forwarding`."""
     return {
         "key": _KEY,
         "bodies": {by: url_entries(by, _KEY) for by in BY_URL},
@@ -89,7 +89,7 @@ def forwarding_order() -> dict[str, Any]:
 
 
 def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any]:
-    """The resolved config in the parser's answer.
+    """Return the resolved config in the parser's answer.
 
     Raises `NeedMissingError` naming the keys that the user must give, `ConfigError` for anything else that
     Gym's parser objects to.
@@ -112,7 +112,7 @@ def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any
 
 
 def _hint(error: str) -> str:
-    """What to do about a variable that the config reads: servers see only those that are named."""
+    """Return advice if the error is about an environment variable: servers see only those that are named."""
     if (found := _NO_VARIABLE.search(error)) is None:
         return ""
     name = found["name"]
@@ -122,17 +122,17 @@ def _hint(error: str) -> str:
 
 
 def instances(config: Mapping[str, Any], *kinds: str) -> list[ServerInstance]:
-    """The servers of these kinds, or of every kind, that a resolved config starts, in its order."""
+    """Return the servers of these kinds, or of every kind, that a resolved config starts, in its order."""
     return [server for server in servers_of(config, *kinds) if server.entrypoint]
 
 
 def model_servers(config: Mapping[str, Any]) -> list[str]:
-    """Model servers that the gateway stands in for."""
+    """Return the model servers that the gateway stands in for."""
     return [server.name for server in instances(config, MODELS)]
 
 
 def model_urls(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Keys with the placeholder of a model's URL that servers use by themselves, outside of a model server's block."""
+    """Return the keys of model URLs that resources servers and agents use directly, without a model server."""
     used = {key for server in servers_of(config, RESOURCES, AGENTS) for key in interpolated(server.block)}
     return tuple(sorted(key for key in used if config.get(key) == NOWHERE))
 
@@ -143,7 +143,7 @@ def is_own_judge(config: Mapping[str, Any]) -> bool:
 
 
 def only_agents_call_models(config: Mapping[str, Any]) -> bool:
-    """Whether every model call is an agent's own call of the policy, by an agent that needs only its own URL."""
+    """Whether every model call is an agent's call of its policy, by an agent that needs no record of its own."""
     agents = {agent.type for agent in instances(config, AGENTS)}
     return agents <= _TRACING and {*model_servers(config)} <= {POLICY} and not is_own_judge(config)
 
@@ -155,7 +155,7 @@ def strategy_of(
     code: AgentCode,
     config: Mapping[str, Any],
 ) -> Strategy:
-    """How to route an agent of a config; `urls` are the keys of models that servers call by themselves."""
+    """Return how to route an agent of a config. `urls` are the keys of model URLs that servers use directly."""
     if not {AGENTS, MODELS}.isdisjoint(kind for _, kind, _ in references(agent.block)):
         return strategy_for(agent.type, forwarding, code)
     own = bool(policy_urls(agent, urls))
@@ -165,27 +165,27 @@ def strategy_of(
 
 
 def _has_foreign_url(block: Node, config: Mapping[str, Any]) -> bool:
-    """Whether an agent is given a model elsewhere, by a URL that the gateway cannot stand in for."""
+    """Whether an agent's config gives it a model by a fixed URL, which the gateway cannot stand in for."""
     values = [str(value) for key, value in block.items() if key.endswith("base_url") and "judge" not in key]
     values += [str(config.get(key)) for value in values for key in interpolated(value)]
     return any(value.startswith(("http://", "https://")) for value in values)
 
 
 def policy_urls(agent: ServerInstance, urls: Collection[str]) -> set[str]:
-    """Of these keys, those that an agent without a model server calls its policy by."""
+    """Return those of the keys `urls` by which an agent without a model server reaches its policy."""
     if any(kind == MODELS for _, kind, _ in references(agent.block)):
         return set()
     return {key for key in interpolated(agent.block) & {*urls} if "judge" not in key}
 
 
 def policy_servers(agent: ServerInstance) -> frozenset[str]:
-    """Model servers that stand for an agent's policy: those that its block points it at, else the usual one."""
+    """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
     named = frozenset(name for key in _OWN_MODEL for name in _named(agent.block.get(key)))
     return named or frozenset({POLICY})
 
 
 def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[ServerInstance]:
-    """Resources servers and agents; with `agent`, that one and those it refers to in place of all agents."""
+    """Return all resources servers, and all agents or, with `agent`, this agent and those that it refers to."""
     found = {server.name: server for server in instances(config, AGENTS, RESOURCES)}
     if agent is None:
         return list(found.values())
@@ -200,11 +200,11 @@ def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[Serve
 
 
 def _named(node: Any) -> set[str]:
-    """Servers that a value refers to."""
+    """Return the names of servers that a value refers to."""
     return {name for _, _, name in references(node)}
 
 
-def placed(
+def with_ports(
     config: Mapping[str, Any],
     ports: Mapping[str, int],
     gateway: Mapping[str, int],
@@ -212,7 +212,7 @@ def placed(
     *,
     capture: bool = False,
 ) -> dict[str, Any]:
-    """The config that servers are given: relays dropped, models on the gateway, every port ours.
+    """Return the config that servers get: without environment servers, with models on the gateway and our ports.
 
     `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance, and
     for models that a server reaches by a URL of its own (`judge_base_url`), by that key. `capture`: in this release
@@ -243,7 +243,7 @@ def placed(
 
 
 def _judged_by_policy(node: Any) -> Any:
-    """A block whose references to the policy's model server go to its stand-in for judges."""
+    """Return a block in which references to the policy's model server name its stand-in for judges."""
     if isinstance(node, dict):
         if node.get("type") == MODELS and node.get("name") == POLICY:
             return {**node, "name": POLICY_AS_JUDGE}
@@ -257,7 +257,7 @@ def _moved(server: ServerInstance, port: int, *, entrypoint: bool) -> Node:
 
 
 def directory_of(server: ServerInstance, roots: list[Path]) -> Path:
-    """Where a server's code is: under the first root that has it."""
+    """Return the directory of a server's code, under the first root that has it."""
     for root in roots:
         directory = root / server.kind / server.type
         if (directory / server.entrypoint).exists():
@@ -270,7 +270,7 @@ def directory_of(server: ServerInstance, roots: list[Path]) -> Path:
 
 
 def component_roots(config_path: Path, named: tuple[str, ...], site: Path) -> list[Path]:
-    """Where servers are looked for: the user's roots, the tree the config lies in, the installed nemo-gym."""
+    """Return where servers are looked for: the user's roots, the tree around the config, the installed nemo-gym."""
     return [
         *(Path(root).expanduser().absolute() for root in named),
         *roots_around(config_path, (AGENTS, RESOURCES)),
@@ -289,17 +289,13 @@ def uses_ray(directory: Path, entrypoint: str) -> bool:
 
 
 def own_modules(directory: Path) -> Iterator[Path]:
-    """Python files of a server's own code: none of its tests, virtual environments, installed packages or caches."""
+    """Yield the Python files of a server's own code, without tests, virtual environments, installed packages and caches."""
     for parent, children, files in os.walk(directory):
-        children[:] = [name for name in children if not _is_foreign(Path(parent, name))]
+        own = (name for name in children if name not in _FOREIGN and not name.startswith("."))
+        children[:] = [name for name in own if not Path(parent, name, "pyvenv.cfg").exists()]
         yield from (Path(parent, name) for name in files if name.endswith(".py"))
 
 
-def _is_foreign(directory: Path) -> bool:
-    name = directory.name
-    return name.startswith(".") or name in _FOREIGN or (directory / "pyvenv.cfg").exists()
-
-
 def file_name(name: str) -> str:
-    """A name as part of a path."""
+    """Return a name in a form that can be part of a path."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "_"

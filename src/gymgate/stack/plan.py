@@ -176,7 +176,9 @@ async def server_config(
     """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives."""
     models = {name: await port_for(name) for name in model_servers(plan)}
     ray = await fork_server.ray_address(context.progress) if plan.ray else None
-    return gym_config.placed(plan.config, ports, models, ray, capture="capture" in plan.forwarding.switches)
+    return gym_config.with_ports(
+        plan.config, ports, models, ray, capture="capture" in plan.forwarding.switches
+    )
 
 
 async def start_server(
