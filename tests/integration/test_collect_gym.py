@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
 
 pytestmark = pytest.mark.gym
+EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"
 VLLM = Path(__file__).parents[1] / "socket" / "collect_vllm_program.py"
 
 
@@ -85,7 +87,30 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     other = gymgate_collect(*arguments[:-2], "--max-calls", "7")
     assert other.returncode == 1
     assert "holds a run with other settings (limits.max_calls: not set there, 7 here)" in other.stderr
-    assert len(other.stderr.splitlines()) == 1
+    assert len(other.stderr.splitlines()) == 2  # the first says that recorded answers are replayed
+
+
+@pytest.mark.skipif(runtime().version != "0.7.0", reason="the earlier run is of nemo-gym 0.7.0")
+def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
+    """Five rows, one of which names an unknown agent; a second repeat is added."""
+    shutil.copytree(EARLIER, tmp_path, dirs_exist_ok=True)
+    described = tmp_path / "run" / "run.json"
+    described.write_text(described.read_text().replace("@DIRECTORY@", str(tmp_path)))
+    arguments = ("rows.jsonl", "--env", SIMPLE, "--replay-file", "recordings.jsonl", "-o", "run", "-r", "2")
+    done = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1, done.stderr  # the unknown agent fails again
+    said = done.stderr.splitlines()
+    assert said[0].startswith("policy: recorded answers, replayed")
+    assert "resuming run: 4 of 10 rollouts are there already, 1 failed for good" in done.stderr
+    assert said[-1].startswith("next: gymgate report run")
+    header, row = done.stdout.splitlines()
+    assert header.split()[:5] == ["environment", "tasks", "rollouts", "failed", "pass@1"]
+    assert row.split()[:4] == [SIMPLE, "5", "8", "2"]
+    assert row.rstrip().endswith("recorded answers")
+    found = identities(tmp_path / "run")
+    assert (len(found), set(found.values())) == (8, {1})
 
 
 class Useless(BaseHTTPRequestHandler):

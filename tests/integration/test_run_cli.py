@@ -42,6 +42,8 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     head, row = done.stdout.splitlines()
     assert head.split()[0] == "environment"
     assert row.split()[:8] == ["example_session_state_mgmt", "20", "20", *"0000", "1.000"]
+    assert row.rstrip().endswith("recorded answers")
+    assert done.stderr.splitlines()[0].startswith("policy: recorded answers, replayed")
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0] * 20
     assert {(line["row"]["line"], line["row"]["repeat"]) for line in lines} == {
