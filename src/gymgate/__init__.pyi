@@ -3,9 +3,9 @@
 from gymgate.api import list_environments as list_environments
 from gymgate.api import open_rows as open_rows
 from gymgate.api import replay_endpoint as replay_endpoint
-from gymgate.collection import CollectedRollout as CollectedRollout
-from gymgate.collection import Pace as Pace
-from gymgate.collection import collect as collect
+from gymgate.collection.pace import Pace as Pace
+from gymgate.collection.record import CollectedRollout as CollectedRollout
+from gymgate.collection.stream import collect as collect
 from gymgate.config import CallableEndpoint as CallableEndpoint
 from gymgate.config import Endpoint as Endpoint
 from gymgate.config import EnvironmentConfig as EnvironmentConfig

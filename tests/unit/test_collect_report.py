@@ -259,13 +259,21 @@ def test_charts_of_little() -> None:
     assert "polyline" in charts.curve("t", [0.5], [(0.0, 1.0)])
 
 
+ACTIONS = """
+const form = document.forms[0];
+form.elements.outcome.value = "failed";
+form.dispatchEvent(new Event("input"));
+document.querySelector("th").click();
+"""
+
+
 @pytest.mark.heavy
-def test_a_report_opens_in_a_browser(tmp_path: Path) -> None:
+def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
         pytest.skip("no chromium on PATH")
-    run = make_run(tmp_path / "run", HOSTILE)
-    write_report([run], tmp_path / "r.html")
+    path = tmp_path / "r.html"
+    write_report([make_run(tmp_path / "run", HOSTILE)], path)
     common = [
         browser,
         "--headless",
@@ -273,15 +281,32 @@ def test_a_report_opens_in_a_browser(tmp_path: Path) -> None:
         "--disable-gpu",
         f"--user-data-dir={tmp_path / 'profile'}",
     ]
-    address = f"file://{tmp_path / 'r.html'}"
-    dumped = subprocess.run(
-        [*common, "--dump-dom", address], capture_output=True, text=True, timeout=100, check=True
-    )
-    assert "<title>run</title>" not in dumped.stdout
-    page = Elements(dumped.stdout)
+
+    def dumped() -> str:
+        return subprocess.run(
+            [*common, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=100, check=True
+        ).stdout
+
+    text = dumped()
+    assert "<title>run</title>" not in text
+    page = Elements(text)
     assert page.tags["details.task"] == 3
     assert page.tags["script"] == 1
     assert "13 conversations" in page.text
-    shot = tmp_path / "shot.png"
-    subprocess.run([*common, f"--screenshot={shot}", address], capture_output=True, timeout=100, check=True)
-    assert shot.stat().st_size > 5000
+    for width in (1300, 400):
+        shot = tmp_path / f"{width}.png"
+        size = f"--window-size={width},2000"
+        subprocess.run(
+            [*common, size, f"--screenshot={shot}", f"file://{path}"],
+            capture_output=True,
+            timeout=100,
+            check=True,
+        )
+        assert shot.stat().st_size > 5000
+    allowed = re.sub("<meta http-equiv[^>]*>", "", path.read_text())
+    path.write_text(allowed.replace("</body>", f"<script>{ACTIONS}</script></body>"))
+    text = dumped()
+    assert ">1 conversations<" in text
+    assert len(re.findall(r'<details class="task"[^>]* hidden', text)) == 2
+    assert len(re.findall(r"<div class=.rollout[^>]* hidden", text)) == 12
+    assert 'aria-sort="descending"' in text

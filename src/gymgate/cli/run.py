@@ -66,14 +66,14 @@ def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, 
     """
     if replay and (urls := options["endpoint"].urls):
         raise ConfigError(f"--replay needs no endpoint, and -b names one: {urls}")
-    with showing_progress() as (show, say):
+    with showing_progress() as (show, progress_log):
         run = make_collection(
             **options,
             keep_invalid=True,
             pace=Pace(concurrency, budgets={}, failures_in_a_row=0),
             record_bodies=output is not None,
             wait_for_policy_s=options["endpoint"].wait_for_policy,
-            log=say,
+            log=progress_log,
         )
         interrupted, error = run_interruptibly(_run(run, _checked(output) if output else None, show))
     progress = run.progress

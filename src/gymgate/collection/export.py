@@ -10,11 +10,10 @@ import orjson
 
 from gymgate.collection.aggregate import read_rollouts
 from gymgate.collection.metrics import keep
+from gymgate.collection.rows import RowReader
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.collection.tasks import CollectedTasks, calls_and_tokens
 from gymgate.collection.transcript import transcript
-from gymgate.dataset import open_rows
-from gymgate.errors import DataError
 from gymgate.rollout import outcome_of
 
 
@@ -36,15 +35,9 @@ def export_rows(collected: CollectedTasks, output: Path, low: float, high: float
     Raises `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
     """
     checked_table(output, (".jsonl",))
-    opened: dict[str, dict[str, Any]] = {}
-    rows = []
-    for task in keep(collected, low, high):
-        if task.source not in opened:
-            opened[task.source] = {row.key: row.data for row in open_rows(task.source, environment=None)}
-        if task.row_key not in opened[task.source]:
-            raise DataError(f"{task.source} no longer has row {task.row_key}", path=task.source)
-        rows.append(opened[task.source][task.row_key])
-    return write_table(output, rows)
+    rows = RowReader()
+    kept = keep(collected, low, high)
+    return write_table(output, (rows.read(task.source, task.row_key) for task in kept))
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 import orjson
 
 from gymgate.collection.record import read_values
+from gymgate.collection.rows import RowReader
 from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.collection.tasks import task_name
-from gymgate.dataset import Rows, open_rows
 from gymgate.errors import DataError
 from gymgate.files import replacing
 from gymgate.rollout.breakdowns import breakdown
@@ -41,7 +41,7 @@ def export_rollouts(runs: Iterable[Path], output: Path) -> int:
 def _numbered_rollouts(runs: Iterable[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs with NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat)."""
     files = [run / ROLLOUTS for path in runs for run in run_directories(path)]
-    rows = _RowReader()
+    rows = RowReader()
     tasks: dict[tuple[str, str, int], int] = {}
     orders = sorted({_order(value) for file in files for _, value in read_values(file)})
     for file in files:
@@ -51,7 +51,7 @@ def _numbered_rollouts(runs: Iterable[Path]) -> Iterator[tuple[dict[str, Any], d
                 ROLLOUT: orders.index(_order(value)),
                 "agent_ref": {"type": "responses_api_agents", "name": value["agent"]},
             }
-            row = rows.read(value["source"], value["line"], value["row_key"])
+            row = rows.read(value["source"], value["row_key"])
             yield to_gym(value, numbers), {**row, **numbers}
 
 
@@ -136,33 +136,3 @@ def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict
 def _agent(value: Mapping[str, Any]) -> str:
     """The agent's name; rows that a taskset made name only the environment server in front of it."""
     return str((value.get("agent_ref") or {}).get("name") or value.get("_ng_environment_server") or "")
-
-
-class _RowReader:
-    """Rows by file and line; each file is opened once."""
-
-    def __init__(self) -> None:
-        self._opened: dict[str, tuple[Rows, dict[int, int]]] = {}
-
-    def read(self, source: str, line: int, key: str) -> dict[str, Any]:
-        if source not in self._opened:
-            self._opened[source] = open_rows(source, environment=None), {}
-        rows, positions = self._opened[source]
-        if line not in positions:
-            positions[line] = _position_of(rows, line)
-        row = rows[positions[line]]
-        if row.key != key:
-            raise DataError(f"{source}:{line} is not the row that was run", path=source, line=line)
-        return dict(row.data)
-
-
-def _position_of(rows: Rows, line: int) -> int:
-    """Position of a line among the rows, by bisection: blank lines make a position less than its line."""
-    low, high = 0, min(line, len(rows)) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if rows[middle].line < line:
-            low = middle + 1
-        else:
-            high = middle
-    return low

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymgate.collection.plan import RolloutPlan
 from gymgate.config import (
@@ -16,7 +16,9 @@ from gymgate.config import (
     RolloutLimits,
     StackConfig,
 )
-from gymgate.stack import Policy
+
+if TYPE_CHECKING:
+    from gymgate.stack import Policy
 
 
 def settings_of(
