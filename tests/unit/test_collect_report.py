@@ -260,9 +260,8 @@ def test_charts_of_little() -> None:
 
 
 ACTIONS = """
-const form = document.forms[0];
-form.elements.outcome.value = "failed";
-form.dispatchEvent(new Event("input"));
+document.forms[0].elements.outcome.value = "failed";
+document.forms[0].dispatchEvent(new Event("input"));
 document.querySelector("th").click();
 """
 
