@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
@@ -57,8 +57,6 @@ class Target:
 
 class Route:
     """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
-
-    METADATA_KEY: ClassVar[str] = METADATA_KEY
 
     def __init__(
         self,
