@@ -55,8 +55,8 @@ def checked_chat_answer(answer: Json) -> Json:
             f"the endpoint's answer is not a chat completion: choices[0].message is {message!r}"
         )
     if choices[0].get("finish_reason") == "error":
-        said = choices[0].get("error") or answer.get("error") or "no message"
-        raise PolicyError(f"the endpoint's answer has finish_reason 'error': {said!r:.200}")
+        reason = choices[0].get("error") or answer.get("error") or "no message"
+        raise PolicyError(f"the endpoint's answer has finish_reason 'error': {reason!r:.200}")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise PolicyError(f"the endpoint's answer has tool_calls that are no list of objects: {calls!r:.200}")
@@ -193,8 +193,8 @@ def checked_responses_answer(answer: Json) -> Json:
     status = answer.get("status")
     if status not in ("completed", "incomplete", None):
         error = answer.get("error")
-        said = error.get("message") if isinstance(error, dict) else error
-        raise PolicyError(f"the endpoint's response has status {status!r}: {said or 'no message'}")
+        reason = error.get("message") if isinstance(error, dict) else error
+        raise PolicyError(f"the endpoint's response has status {status!r}: {reason or 'no message'}")
     for item in items:
         if item.get("type") == "function_call" and not (item.get("call_id") and item.get("name")):
             raise PolicyError(

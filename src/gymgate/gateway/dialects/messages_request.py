@@ -180,7 +180,7 @@ def _call(block: Json) -> Json:
 def _user_messages(blocks: list[Json]) -> list[Json]:
     """Translate a user message. Tool results become messages of their own, before the user's text beside them."""
     results = [block for block in blocks if block.get("type") == "tool_result"]
-    said = [block for block in blocks if block.get("type") != "tool_result"]
+    others = [block for block in blocks if block.get("type") != "tool_result"]
     messages = [
         {
             "role": "tool",
@@ -189,8 +189,8 @@ def _user_messages(blocks: list[Json]) -> list[Json]:
         }
         for block in results
     ]
-    if said or not results:
-        messages.append({"role": "user", "content": _content(said, "a user message")})
+    if others or not results:
+        messages.append({"role": "user", "content": _content(others, "a user message")})
     return messages
 
 

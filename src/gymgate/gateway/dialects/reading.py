@@ -44,7 +44,7 @@ def answer_list(answer: Mapping[str, Any], name: str, what: str) -> list[Json]:
     value = answer.get(name)
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
         raise PolicyError(
-            f"the endpoint's answer is not a {what}: {name!r} is {_shown(value)}; {_said(answer)}"
+            f"the endpoint's answer is not a {what}: {name!r} is {_shown(value)}; {_summary(answer)}"
         )
     return value
 
@@ -99,7 +99,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _summary(answer: Mapping[str, Any]) -> str:
     error = answer.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     if message is None:

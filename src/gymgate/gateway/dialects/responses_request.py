@@ -103,14 +103,14 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
     before them, as it was.
     """
     spoken = [_is_assistant(item) for item in items]
-    speech = [at for at, said in enumerate(spoken) if said]
+    speech = [at for at, is_spoken in enumerate(spoken) if is_spoken]
     fingerprints = [item_fingerprint(items[at]) for at in speech]
     stretch = _stretches(items, spoken)
     messages: list[Json] = []
     turn = _Turn(memory)
     nth, covered = 0, 0  # assistant items seen, and how many of them a recorded answer has covered
-    for item, said in zip(items, spoken, strict=True):
-        if not said:
+    for item, is_spoken in zip(items, spoken, strict=True):
+        if not is_spoken:
             turn.flush(messages)
             messages.append(_other_message(item))
             continue
@@ -129,7 +129,8 @@ def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Jso
 def _stretches(items: list[Json], spoken: list[bool]) -> list[int]:
     """Return for each item the number of its stretch; a stretch ends where the user speaks."""
     others = [
-        not said and item.get("type") not in _OUTPUT_KINDS for item, said in zip(items, spoken, strict=True)
+        not is_spoken and item.get("type") not in _OUTPUT_KINDS
+        for item, is_spoken in zip(items, spoken, strict=True)
     ]
     return list(accumulate(map(int, others)))
 

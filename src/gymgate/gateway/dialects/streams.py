@@ -60,9 +60,14 @@ def _chunks(choice: Json) -> Iterator[Json]:
     index = choice.get("index", 0)
     logprobs = choice.get("logprobs")
     for delta in _deltas(message):
-        said = "content" in delta or "refusal" in delta
-        yield {"index": index, "delta": delta, "logprobs": logprobs if said else None, "finish_reason": None}
-        if said:
+        has_text = "content" in delta or "refusal" in delta
+        yield {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs if has_text else None,
+            "finish_reason": None,
+        }
+        if has_text:
             logprobs = None
     kept = {name: value for name, value in choice.items() if name not in ("message", "logprobs", "index")}
     yield {
