@@ -312,15 +312,18 @@ def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> Non
     assert not known.replayed_with("wmt_translation", "0.7.0")
 
 
-def test_the_page_holds_no_paths_of_the_machine_that_made_it() -> None:
+def test_the_page_holds_no_paths_and_ports_of_the_machine_that_made_it() -> None:
     check = CheckResult(
         environment="e",
         kind="environments",
         version="0.7.0",
         verdict="blocked",
         detail="pi exited 1: file:///tmp/cache/npm/pi/auth-storage.js:9",
-        evidence="No such file: '/srv/x/site-packages/resources_servers/e/a.txt'",
+        evidence="http://127.0.0.1:35023/v1: no such file: '/srv/x/site-packages/resources_servers/e/a.txt'",
         date="d",
     )
     page = status_page([check], "gymgate check --all")
-    assert "pi exited 1: .../auth-storage.js:9; No such file: 'resources_servers/e/a.txt'" in page
+    assert (
+        "pi exited 1: .../auth-storage.js:9; http://127.0.0.1/v1: no such file: 'resources_servers/e/a.txt'"
+        in page
+    )

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,10 +35,9 @@ from gymgate.check.summary import summarize
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, Settings, StackConfig
 from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.runtime import ensure_runtime
+from gymgate.runtime.command import Progress
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
-
-Progress = Callable[[str], None]
 
 OTHER_CONFIGS = 2
 """How many other configs are tried if the first gave no reward."""

@@ -33,6 +33,7 @@ judge's answer. Where no recording can be replayed, packaged rows are tried with
 _LOCAL_PATH = re.compile(
     r"(?<![\w.:/-])/(?:root|home|tmp|Users|var|opt|work)/[\w./+@-]*?([\w.+@-]+)(?=[^\w./+@-]|$)"
 )
+_OWN_PORT = re.compile(r"(?<=http://127\.0\.0\.1):\d+")
 _INSTALLED_PATH = re.compile(r"[^ '\"(=`]*site-packages/")
 
 
@@ -117,6 +118,8 @@ def _cut(text: str, width: int) -> str:
 
 
 def _clean(text: str) -> str:
-    """The text on one line. Paths of this machine keep their last part, or what lies in the installed release."""
+    """The text on one line, without gymgate's own ports, which differ from run to run. Paths of this machine keep
+    their last part, or what lies in the installed release."""
     line = _INSTALLED_PATH.sub("", " ".join(text.split()).replace("file:///", "/"))
+    line = _OWN_PORT.sub("", line)
     return _LOCAL_PATH.sub(r".../\1", line).replace("<", "&lt;")

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -21,11 +21,11 @@ from gymgate.preparation.model import FileNote, Manifest, PrepareConfig, SourceN
 from gymgate.preparation.order import STAGE, order_for, program_env
 from gymgate.preparation.program import Event, run_program, workspace
 from gymgate.runtime import Runtime, ensure_runtime, find_runtime
+from gymgate.runtime.command import Progress
 
 MANIFEST = "manifest.json"
 MAX_BAD_SHOWN = 10
 LOG = "log.txt"
-Progress = Callable[[str], None]
 
 
 class ScriptHelp(Exception):

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gymgate.config import cache_dir
 from gymgate.errors import SetupError
 from gymgate.files import tail
 from gymgate.preparation.order import STAGE
+from gymgate.runtime.command import Progress
 
 Event = dict[str, Any]
 PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
@@ -88,9 +89,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def workspace(
-    version: str, own: Path | None, progress: Callable[[str], None], timeout_s: float
-) -> Iterator[Path]:
+def workspace(version: str, own: Path | None, progress: Progress, timeout_s: float) -> Iterator[Path]:
     """The directory in which a release's preparation works, held by this process; each user's config (`own`) has one
     of its own. What was fetched is kept there, so that the next preparation needs no network.
 
@@ -118,7 +117,7 @@ def workspace(
         os.close(lock)
 
 
-def _hold(lock: int, directory: Path, progress: Callable[[str], None], timeout_s: float) -> None:
+def _hold(lock: int, directory: Path, progress: Progress, timeout_s: float) -> None:
     deadline, waits = time.monotonic() + timeout_s, False
     while True:
         with contextlib.suppress(BlockingIOError):
