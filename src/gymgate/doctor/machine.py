@@ -67,10 +67,10 @@ def _uv(missing: bool | None) -> Finding:
 
 def _runtimes() -> Iterator[Finding]:
     for version in SUPPORTED_NEMO_GYM:
-        paths = sorted(runtimes_dir().glob(f"nemo-gym-{version}-py*"))
-        if names := [path.name for path in paths if read_installed(path)]:
-            detail = f"{len(names)} in {runtimes_dir()}: {', '.join(names)}"
-            yield Finding(f"nemo-gym {version}", True, detail)
+        paths = [path for path in runtimes_dir().glob(f"nemo-gym-{version}-py*") if read_installed(path)]
+        if paths:
+            runtimes = "1 runtime" if len(paths) == 1 else f"{len(paths)} runtimes"
+            yield Finding(f"nemo-gym {version}", True, f"{runtimes} in {runtimes_dir()}")
         elif version == DEFAULT_NEMO_GYM:
             yield Finding(f"nemo-gym {version}", None, f"not installed yet; gymgate setup --gym {version}")
 
