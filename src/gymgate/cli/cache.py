@@ -80,7 +80,7 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     from gymgate.runtime.cache import clean
 
     removals = []
-    for removal in clean(None if everything else unused_for, dry_run=dry_run, say=log):
+    for removal in clean(None if everything else unused_for, dry_run=dry_run, progress=log):
         removals.append(removal)
         if as_json or not (removal.removed or removal.in_the_way):
             continue

@@ -210,7 +210,7 @@ async def _serve(
     for number in FORWARDED:
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     try:
-        async with supervise(servers, logs, restarts=restarts, say=log) as supervisor:
+        async with supervise(servers, logs, restarts=restarts, progress=log) as supervisor:
             await supervisor.ready(wait)
             ready = True
             if child is None:

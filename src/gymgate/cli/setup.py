@@ -35,10 +35,10 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     """
     config = gym.model_copy(update={"python": python})
     report = _Report()
-    with _progress() as say:
-        report.add_runtime(config, (), None, say)
+    with _progress() as progress:
+        report.add_runtime(config, (), None, progress)
         if environments:
-            _set_up(config, environments, report, say)
+            _set_up(config, environments, report, progress)
     if as_json:
         print_json(report)
     else:
@@ -59,12 +59,12 @@ class _Report:
     """Packages and commands that could not be installed, with the reason."""
 
     def add_runtime(
-        self, config: RuntimeConfig, requirements: Sequence[str], environment: str | None, say: Progress
+        self, config: RuntimeConfig, requirements: Sequence[str], environment: str | None, progress: Progress
     ) -> None:
         from gymgate.runtime import ensure_runtime
 
         started = time.monotonic()
-        runtime = ensure_runtime(config, requirements, progress=say)
+        runtime = ensure_runtime(config, requirements, progress=progress)
         self.runtimes.append(
             {
                 "environment": environment,
@@ -89,14 +89,14 @@ class _Report:
             log(f"gymgate: {each['environment']} is not set up: {each['detail']}")
 
 
-def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report, say: Progress) -> None:
+def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report, progress: Progress) -> None:
     """Install each environment's requirements and its agents' commands; a failure does not affect the others."""
     from gymgate.catalog import Catalog
     from gymgate.errors import NeedMissingError, SetupError
     from gymgate.runtime import ensure_runtime
     from gymgate.runtime.npm import AGENT_COMMANDS, ensure_agent_command
 
-    base = ensure_runtime(config, progress=say)
+    base = ensure_runtime(config, progress=progress)
     catalog = Catalog(base.site, base.version)
     for name, environment in [(name, catalog.find(name)) for name in environments]:
         chosen = environment.config(None)
@@ -107,12 +107,12 @@ def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report,
                 report.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
         try:
             if requirements := chosen.requirements:
-                report.add_runtime(config, requirements, name, say)
+                report.add_runtime(config, requirements, name, progress)
         except SetupError as error:
             report.failed.append({"environment": name, "detail": str(error)})
         for agent in chosen.agents:
             try:
-                command = ensure_agent_command(agent.type, agent.block, say)
+                command = ensure_agent_command(agent.type, agent.block, progress)
             except NeedMissingError as error:
                 report.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
             except SetupError as error:
@@ -136,10 +136,10 @@ def _progress() -> Iterator[Progress]:
     console = Console(stderr=True)
     with console.status("looking for NeMo Gym") as status:
 
-        def say(line: str) -> None:
+        def progress(line: str) -> None:
             if line.startswith("warning: "):
                 console.print(line, markup=False, highlight=False)
             else:
                 status.update(escape(line))
 
-        yield say
+        yield progress

@@ -103,7 +103,7 @@ def cache_entries() -> list[CacheEntry]:
 
 
 def clean(
-    unused_for_s: float | None, *, dry_run: bool = False, say: Progress = lambda _: None
+    unused_for_s: float | None, *, dry_run: bool = False, progress: Progress = lambda _: None
 ) -> Iterator[Removal]:
     """Remove entries that were not used for `unused_for_s` seconds, or with `None` all that are not in use.
 
@@ -115,7 +115,7 @@ def clean(
         root = cache_dir() / name
         if dry_run or not root.is_dir():
             continue
-        with writing(root), locked(root, "removing unused cache entries", say):
+        with writing(root), locked(root, "removing unused cache entries", progress):
             here = [entry for entry in cache_entries() if entry.path.parent == root]
             found = [entry for entry in found if entry.path.parent != root]
             yield from _remove_unused(here, unused_for_s, dry_run)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
 Progress = Callable[[str], None]
-"""Called with each line of progress. A line that starts with `warning: ` is a warning."""
+"""Called with each line of progress; one that starts with `warning: ` is a warning."""
 
 _DRAIN_S = 1.0
 """How long to read on after the command has ended: a process that it started may keep stderr open."""

@@ -80,15 +80,15 @@ def ensure_runtime(
     find_uv()
     with writing(runtimes_dir()):
         pass
-    say = progress or _log
+    report = progress or _log
     base = find_runtime(config) if recipe.requirements else None
     failures: list[str] = []
-    for interpreter in _interpreters(config, recipe, base, say):
+    for interpreter in _interpreters(config, recipe, base, report):
         try:
-            path = _build(recipe, interpreter, base, say)
+            path = _build(recipe, interpreter, base, report)
         except UnusableInterpreterError as error:
             failures.append(str(error))
-            say(f"warning: {error}")
+            report(f"warning: {error}")
             continue
         installed = read_installed(path)
         assert installed is not None
@@ -109,19 +109,19 @@ def _runtime(path: Path, installed: Installed, recipe: Recipe) -> Runtime:
 
 
 def _interpreters(
-    config: RuntimeConfig, recipe: Recipe, base: Runtime | None, say: Progress
+    config: RuntimeConfig, recipe: Recipe, base: Runtime | None, report: Progress
 ) -> Iterator[Interpreter]:
     """Those to try: first the one of `base`, then all by preference; warns when one is older than the release declares."""
     known = _interpreter_of(base) if base is not None else None
     if known is not None:
         yield known
     warned = known is not None
-    for interpreter in choose(config.python, recipe.floor, say):
+    for interpreter in choose(config.python, recipe.floor, report):
         if interpreter == known:
             continue
         if interpreter.version < recipe.floor and not warned:
             warned = True
-            say(
+            report(
                 f"warning: nemo-gym {config.version} declares Python >= {text(recipe.floor)}, which is not on this "
                 f"machine; using {interpreter}"
             )
@@ -136,12 +136,12 @@ def _interpreter_of(runtime: Runtime) -> Interpreter | None:
         return None
 
 
-def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, say: Progress) -> Path:
+def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, report: Progress) -> Path:
     def make(path: Path, held: int) -> dict[str, Any]:
-        return Installation(recipe, interpreter, path, held, say).make(base.site if base else None)
+        return Installation(recipe, interpreter, path, held, report).make(base.site if base else None)
 
     try:
-        return build_once(runtimes_dir(), recipe.name(interpreter), make, say)
+        return build_once(runtimes_dir(), recipe.name(interpreter), make, report)
     except UvFailedError as error:
         if error.kind == "disk":
             raise no_space(runtimes_dir()) from error

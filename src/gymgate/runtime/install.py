@@ -90,7 +90,7 @@ class Installation:
     path: Path
     held: int
     """Descriptor of the lock, for uv to inherit."""
-    say: Progress
+    progress: Progress
 
     @property
     def python(self) -> Path:
@@ -146,7 +146,9 @@ class Installation:
         release = self.recipe.version
         lock = self.recipe.lock
         if lock is None:
-            self.say(f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now")
+            self.progress(
+                f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now"
+            )
             lock = self._resolve()
         own, others = split_lock(lock)
         exact = ("--no-deps", "--require-hashes")
@@ -169,7 +171,7 @@ class Installation:
         quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
         with _file([f"nemo-gym=={release}"]) as wanted:
             try:
-                return run_uv(*command, *quiet, *self._raised, wanted, say=self.say, held=self.held)
+                return run_uv(*command, *quiet, *self._raised, wanted, progress=self.progress, held=self.held)
             except UvFailedError as error:
                 if error.kind == "conflict" and f"no version of nemo-gym=={release}" in str(error):
                     raise SetupError(f"there is no nemo-gym {release} on the package index") from error
@@ -203,7 +205,7 @@ class Installation:
             if after.get(package, version) != version
         ]
         if changed:
-            self.say(
+            self.progress(
                 f"warning: {', '.join(wanted)} changed {', '.join(changed)}; nemo-gym {self.recipe.version} was locked "
                 "with the former"
             )
@@ -219,7 +221,7 @@ class Installation:
         return {package_of(each.name): each.version for each in found}
 
     def _install(self, *arguments: str | Path) -> None:
-        run_uv("pip", "install", "--python", self.python, *arguments, say=self.say, held=self.held)
+        run_uv("pip", "install", "--python", self.python, *arguments, progress=self.progress, held=self.held)
 
     def _check_imports(self) -> None:
         """Import what every server imports. Raises `UnusableInterpreterError` with the reason."""
@@ -240,9 +242,9 @@ class Installation:
 
         def remind() -> None:
             while not done.wait(_REMIND_S):
-                self.say(f"still {line} ({time.monotonic() - started:.0f} s)")
+                self.progress(f"still {line} ({time.monotonic() - started:.0f} s)")
 
-        self.say(line)
+        self.progress(line)
         reminder = threading.Thread(target=remind, daemon=True)
         reminder.start()
         try:

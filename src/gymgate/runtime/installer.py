@@ -60,12 +60,12 @@ def find_uv() -> Path:
 
 def run_uv(
     *arguments: str | Path,
-    say: Progress | None = None,
+    progress: Progress | None = None,
     timeout_s: float = 3600,
     held: int | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> str:
-    """Return the output of a uv command; `say` gets a line for each large download and each build.
+    """Return the output of a uv command; `progress` gets a line for each large download and each build.
 
     uv inherits the lock descriptor `held`, so that an orphaned uv that still writes keeps the lock. uv runs in an empty
     directory: it reads the user's and the machine's settings, not those of a project in the working directory. Raises
@@ -73,8 +73,8 @@ def run_uv(
     """
 
     def report(line: str) -> None:
-        if say is not None and (shown := _PROGRESS.match(line)):
-            say(f"{shown[1].lower()} {shown[2].strip()}")
+        if progress is not None and (shown := _PROGRESS.match(line)):
+            progress(f"{shown[1].lower()} {shown[2].strip()}")
 
     uv = find_uv()
     with tempfile.TemporaryDirectory(prefix="gymgate-") as empty:

@@ -99,17 +99,17 @@ def probe(path: str | os.PathLike[str]) -> Interpreter:
     return Interpreter(base if base.exists() else Path(answer["executable"]), (major, minor, patch))
 
 
-def choose(name: str | None, floor: Version, say: Progress) -> Iterator[Interpreter]:
+def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Interpreter]:
     """Interpreters to try, best first: those on this machine from `floor` on, one that uv downloads, then older ones.
 
     Only the named one (a path, a command or a version) if `name` is given. Raises `SetupError` if there is none.
     """
     if name is not None:
-        yield named_interpreter(name, say)
+        yield named_interpreter(name, progress)
         return
     found = sorted(find_interpreters(), key=_rank)
     fitting = [each for each in found if each.version >= floor]
-    if not fitting and (fetched := download(f">={text(floor)},<3.14", say)) is not None:
+    if not fitting and (fetched := download(f">={text(floor)},<3.14", progress)) is not None:
         fitting = [fetched]
     yield from fitting
     yield from (each for each in found if each not in fitting)
@@ -121,10 +121,10 @@ def choose(name: str | None, floor: Version, say: Progress) -> Iterator[Interpre
         )
 
 
-def named_interpreter(name: str, say: Progress | None = None) -> Interpreter:
+def named_interpreter(name: str, progress: Progress | None = None) -> Interpreter:
     """Return the interpreter at the path `name`, of that command, or of that version (`3.13`). Raises `SetupError`."""
     if _VERSION.fullmatch(name):
-        found = _of_version(name, say)
+        found = _of_version(name, progress)
     elif (path := _located(name)) is None:
         raise SetupError(f"python {name!r} does not exist; name the path of a CPython >= 3.12, or a version")
     else:
@@ -169,15 +169,17 @@ def numbered_commands() -> dict[str, Path]:
     return found
 
 
-def download(request: str, say: Progress | None = None) -> Interpreter | None:
+def download(request: str, progress: Progress | None = None) -> Interpreter | None:
     """Let uv download an interpreter into its own directory; `None` if it cannot, or downloads are switched off."""
     if offline() or os.environ.get("UV_PYTHON_DOWNLOADS", "").lower() in ("never", "false", "0"):
         return None
-    if say is not None:
-        say(f"no CPython {request} on this machine; asking uv to download one")
+    if progress is not None:
+        progress(f"no CPython {request} on this machine; asking uv to download one")
     quick = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_PYTHON_INSTALL_BIN": "0"}
     try:
-        run_uv("python", "install", request, say=say, timeout_s=_DOWNLOAD_TIMEOUT_S, variables=quick)
+        run_uv(
+            "python", "install", request, progress=progress, timeout_s=_DOWNLOAD_TIMEOUT_S, variables=quick
+        )
         path = run_uv("python", "find", "--managed-python", "--no-python-downloads", request, timeout_s=60)
         return probe(path.strip())
     except (UvFailedError, SetupError, NotUsableError):
@@ -198,14 +200,14 @@ def _rank(interpreter: Interpreter) -> tuple[int, int]:
     return _PREFERRED.index(interpreter.version[1]), -interpreter.version[2]
 
 
-def _of_version(name: str, say: Progress | None) -> Interpreter:
+def _of_version(name: str, progress: Progress | None) -> Interpreter:
     here = find_interpreters()
     if matching := [each for each in here if f"{each.label}.".startswith(f"{name}.")]:
         return min(matching, key=_rank)
     command = shutil.which(f"python{name}")
     if command is not None and (found := _usable(Path(command))) is not None:
         return found
-    if (fetched := download(name, say)) is not None:
+    if (fetched := download(name, progress)) is not None:
         return fetched
     found_here = ", ".join(map(str, here)) or "no CPython >= 3.12"
     raise SetupError(f"no Python {name} on this machine, and uv could not download it; found: {found_here}")

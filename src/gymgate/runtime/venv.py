@@ -61,14 +61,14 @@ def read_installed(path: Path) -> Installed | None:
     return installed if stamp == _stamp(python) or _same_minor(python, installed.python) else None
 
 
-def build_once(root: Path, name: str, make: Make, say: Progress) -> Path:
+def build_once(root: Path, name: str, make: Make, progress: Progress) -> Path:
     """Return the environment `root/name`, made if it is not there; any number of processes may call this at once.
 
     An interrupted call leaves nothing that counts, and the next call removes it. The environment stays while this process
     lives (see `hold`). Raises `SetupError` if `root` cannot be written, and what `make` raises.
     """
     place = root / name
-    with writing(root), locked(root, f"making {name}", say) as lock:
+    with writing(root), locked(root, f"making {name}", progress) as lock:
         for leftover in root.glob(f"*{UNFINISHED}*"):
             remove(leftover)
         if read_installed(place) is not None and hold(place / MARKER):
@@ -105,7 +105,7 @@ def _same_minor(python: Path, version: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(root: Path, activity: str, say: Progress) -> Iterator[int]:
+def locked(root: Path, activity: str, progress: Progress) -> Iterator[int]:
     """Hold the lock on `root` and give its descriptor; a process that waits is told that this one is `activity`.
 
     A child that inherits the descriptor holds the lock, too, until it ends.
@@ -118,7 +118,7 @@ def locked(root: Path, activity: str, say: Progress) -> Iterator[int]:
 
     try:
         if not try_lock(descriptor):
-            say(f"waiting for process {holder()}")
+            progress(f"waiting for process {holder()}")
         while not try_lock(descriptor):
             if time.monotonic() > deadline:
                 raise SetupError(

@@ -127,10 +127,10 @@ class ServerProcess(ChildProcess):
 class Supervisor:
     """Waits for all servers, and restarts them."""
 
-    def __init__(self, servers: Sequence[ServerProcess], restarts: int, say: Progress) -> None:
+    def __init__(self, servers: Sequence[ServerProcess], restarts: int, progress: Progress) -> None:
         self._servers = servers
         self._restarts = restarts
-        self._say = say
+        self._progress = progress
 
     async def ready(self, within_s: float) -> None:
         """Wait until every server answers. Raises `StackStartError` for one that ended, or has not answered in time."""
@@ -163,7 +163,7 @@ class Supervisor:
                 raise each.died(code)
             each.restarts += 1
             pause = min(2.0 ** (each.restarts - 1), LONGEST_PAUSE_S)
-            self._say(
+            self._progress(
                 f"{each.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
                 f"({each.restarts} of {self._restarts})"
             )
@@ -177,7 +177,7 @@ class Supervisor:
                 break
             await asyncio.sleep(POLL_S)
         each.was_ready = True
-        self._say(f"{each.server.name} answers at {each.server.url}")
+        self._progress(f"{each.server.name} answers at {each.server.url}")
 
     async def _raise_at_end(self, each: ServerProcess) -> None:
         raise each.died(await each.wait())
@@ -186,7 +186,7 @@ class Supervisor:
         started = time.monotonic()
         while True:
             await asyncio.sleep(REMIND_S)
-            self._say(f"waiting for {self._waiting()} since {time.monotonic() - started:.0f} s")
+            self._progress(f"waiting for {self._waiting()} since {time.monotonic() - started:.0f} s")
 
     def _waiting(self) -> str:
         """Names and addresses of the servers that have not answered yet."""
@@ -196,7 +196,7 @@ class Supervisor:
 
 @asynccontextmanager
 async def supervise(
-    servers: Sequence[Server], logs: Path, *, restarts: int = 3, say: Progress = lambda message: None
+    servers: Sequence[Server], logs: Path, *, restarts: int = 3, progress: Progress = lambda message: None
 ) -> AsyncIterator[Supervisor]:
     """Start servers; on leaving, end them and all that they started. Their output goes to `logs`/NAME.log."""
     async with contextlib.AsyncExitStack() as exits:
@@ -211,7 +211,7 @@ async def supervise(
         exits.push_async_callback(stop_all)
         for each in processes:
             await each.start()
-        yield Supervisor(processes, restarts, say)
+        yield Supervisor(processes, restarts, progress)
 
 
 @asynccontextmanager
