@@ -15,10 +15,10 @@ from gymgate.runtime import ensure_runtime
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("check mcqa -o /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is no directory"),
+        ("check mcqa -o /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is not a directory"),
         ("check mcqa --page /dev/null/x.md -o {tmp}/x.json", "cannot write /dev/null/x.md"),
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
-        ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is no directory"),
+        ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is not a directory"),
         ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),
         ("run mcqa -m m", "-m needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
@@ -52,7 +52,7 @@ def test_one_line_and_code_1(
         ("check mcqa --timeout -1", "-1.0 is not in the range x>0"),
         ("check mcqa --memory 0", "0.0 is not in the range x>0"),
         ("run mcqa -n 0", "0 is not in the range x>=1"),
-        ("cache clean --unused-for 30", "'30' is no duration"),
+        ("cache clean --unused-for 30", "'30' is not a duration"),
         ("nosuch", "No such command 'nosuch'"),
     ],
 )

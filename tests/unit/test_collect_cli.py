@@ -32,7 +32,7 @@ def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("http://a/v1,b:8000", "'b:8000' is not a URL"),
         ("http://a/v1,", "'' is not a URL"),
-        ("http://a/v1,http://a/v1/", "is there twice"),
+        ("http://a/v1,http://a/v1/", "is given twice"),
         ("slurm:8000", "not in a Slurm job"),
         ("slurm", "'slurm' is not a URL"),
     ],

@@ -207,8 +207,8 @@ def test_an_empty_cache(cache: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--unused-for", "30"], "'30' is no duration"),
-        (["--unused-for", "-1d"], "'-1d' is no duration"),
+        (["--unused-for", "30"], "'30' is not a duration"),
+        (["--unused-for", "-1d"], "'-1d' is not a duration"),
         (["--everything"], "No such option"),
     ],
 )

@@ -24,7 +24,7 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
     if found is None:
         raise click.BadParameter(
-            f"{value!r} is no duration: write a number and a unit, as in 90m, 12h, 30d, 2w."
+            f"{value!r} is not a duration; write a number and a unit, as in 90m, 12h, 30d, 2w."
         )
     return float(found[1]) * _UNITS[found[2]]
 

@@ -131,7 +131,7 @@ def _yaml_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--set @{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"--set @{path}: it holds no mapping of keys to values")
+        raise ConfigError(f"--set @{path}: the file must hold a mapping of keys to values")
     return value
 
 
@@ -155,7 +155,7 @@ def writable_path(path: Path) -> Path:
     """A path at which a file or a directory can be made. Raises `DataError` otherwise."""
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir():
-        raise DataError(f"cannot write {path}: {parent} is no directory", path=str(path))
+        raise DataError(f"cannot write {path}: {parent} is not a directory", path=str(path))
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DataError(f"cannot write {path}: {parent} is not writable", path=str(path))
     return path

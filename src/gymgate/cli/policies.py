@@ -118,7 +118,7 @@ def endpoint_list(text: str) -> list[str]:
                 f"-b {text!r}: {address!r} is not a URL; write http://host:8000/v1[,http://...]"
             )
         if addresses.count(address) > 1:
-            raise ConfigError(f"-b {text!r}: {address!r} is there twice")
+            raise ConfigError(f"-b {text!r}: {address!r} is given twice")
     return addresses
 
 
