@@ -75,7 +75,7 @@ def test_all_of_a_kind_of_a_release(
 def test_settings_endpoints_and_limits_reach_the_job(asked: list[CheckRequest], tmp_path: Path) -> None:
     (tmp_path / "more.yaml").write_text("a: {b: 2}")
     settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
-    limits = ("--start-timeout", "1", "--row-timeout", "2", "--timeout", "3", "--memory", "4")
+    limits = ("--start-timeout", "1", "--timeout", "2", "--environment-timeout", "3", "--memory", "4")
     check("calendar", *settings, "--judge", "judge=http://h/v1", "--judge", "sim=policy", *limits)
     (job,) = asked
     assert (job.environment, dict(job.overrides), job.env_vars) == (

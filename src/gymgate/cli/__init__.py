@@ -12,9 +12,8 @@ from gymgate.errors import GymgateError
 
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
-    "Rollouts": ("eval", "run", "collect", "slurm"),
+    "Rollouts and policies": ("eval", "run", "collect", "slurm", "serve", "serve-policy"),
     "Results": ("aggregate", "report", "export"),
-    "Policies": ("serve", "serve-policy"),
     "This machine": ("setup", "doctor", "cache"),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""

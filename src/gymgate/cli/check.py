@@ -67,11 +67,11 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @env_var_option
 @_limit("--start-timeout", default=150.0, help="Seconds until all servers listen.")
 @_limit(
-    "--row-timeout",
+    "--timeout",
     default=180.0,
     help="Seconds per rollout; agents that start a program for each may need more.",
 )
-@_limit("--timeout", default=900.0, help="Seconds per environment.")
+@_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, help="GB that an environment may use.")
 def command(
     environments: Sequence[str],
@@ -86,15 +86,15 @@ def command(
     settings: Sequence[str],
     env_vars: Sequence[str],
     start_timeout: float,
-    row_timeout: float,
     timeout: float,
+    environment_timeout: float,
     memory: float,
 ) -> None:
-    """Set environments up, start each, replay its recorded rollouts and compare the rewards.
+    """Replay recorded rollouts and compare the rewards.
 
-    Prints a verdict per environment: match, differs, blocked (and by what), incomplete, failed. Exits with 1 if
-    one failed. Judges give their recorded answers unless --judge names an endpoint. ENV may be a path to a config of
-    your own, which is checked anew each time.
+    Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
+    incomplete, failed. Exits with 1 if one failed. Judges give their recorded answers unless --judge names an endpoint. ENV
+    may be a path to a config of your own, which is checked anew each time.
     """
     from gymgate.check import CheckRequest, check_all, load_report, save_report, status_page
 
@@ -116,8 +116,8 @@ def command(
             overrides=overrides,
             env_vars=checked_env_vars(env_vars),
             start_timeout_s=start_timeout,
-            row_timeout_s=row_timeout,
-            timeout_s=timeout,
+            row_timeout_s=timeout,
+            timeout_s=environment_timeout,
             memory_gb=memory,
         )
         for name in _names(gym, kind, environments, everything=everything)

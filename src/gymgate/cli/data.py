@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import yaml
 
-from gymgate.cli.options import Seconds, agent_option, config_option, gym_option, json_option, set_option
+from gymgate.cli.options import (
+    Seconds,
+    agent_option,
+    config_option,
+    env_var_option,
+    gym_option,
+    json_option,
+    set_option,
+)
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group("data")
 def command() -> None:
-    """Prepare the data of environments and benchmarks; blend files of rows."""
+    """Prepare data of environments; blend files of rows."""
 
 
 @command.command("prepare")
@@ -69,13 +77,7 @@ def command() -> None:
     metavar="NAME",
     help="Environment variable with the hub's token.",
 )
-@click.option(
-    "--env-var",
-    "env_vars",
-    multiple=True,
-    metavar="NAME",
-    help="Further environment variable that a script may see. Repeatable.",
-)
+@env_var_option
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
 @click.option(

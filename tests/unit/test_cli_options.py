@@ -1,0 +1,103 @@
+"""All commands together: options of one name mean the same, and the list of commands fits a screen."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli import cli
+
+OWN_TEXT = {
+    *(
+        "--output",
+        "--rows",
+        "--all",
+        "--dry-run",
+    ),  # rows are run or written; what all are depends on the command
+    *("--seeds", "--model", "--data", "--env", "--agent", "--config", "--host", "--port", "--timeout"),
+}
+"""Options whose help and default say what they are in each command."""
+OWN_TYPE = {"--output", "--port"}
+"""A file or a directory, one or several; 0 is a port where a free one may be taken."""
+SHORT = {
+    "-o": "--output",
+    "-n": "--rows",
+    "-r": "--repeats",
+    "-c": "--concurrency",
+    "-b": "--base-url",
+    "-m": "--model",
+}
+FLAGS = {"--json", "--dry-run", "--all"}
+
+
+def commands(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{path}{name}", command
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+
+
+def options() -> dict[str, dict[str, click.Option]]:
+    """Long name -> command -> its option of that name."""
+    found: defaultdict[str, dict[str, click.Option]] = defaultdict(dict)
+    for path, command in commands():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                names = [name for name in parameter.opts if name.startswith("--")]
+                assert len(names) == 1, f"{path} {parameter.opts}"
+                found[names[0]][path] = parameter
+    return dict(found)
+
+
+def meaning(name: str, option: click.Option) -> dict[str, Any]:
+    """What must agree wherever the option is."""
+    found: dict[str, Any] = {"short": sorted(option.opts), "flag": option.is_flag}
+    if name not in OWN_TYPE:
+        found |= {"type": option.type.to_info_dict(), "multiple": option.multiple}
+    if name not in OWN_TEXT:
+        found |= {"help": option.help, "default": option.default, "metavar": option.metavar}
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(options()))
+def test_an_option_means_the_same_in_every_command(name: str) -> None:
+    meanings = {path: meaning(name, option) for path, option in options()[name].items()}
+    first, *others = meanings
+    assert {path: meanings[path] for path in others} == dict.fromkeys(others, meanings[first]), first
+
+
+@pytest.mark.parametrize(("short", "name"), SHORT.items())
+def test_a_letter_stands_for_one_option(short: str, name: str) -> None:
+    for path, command in commands():
+        for parameter in command.params:
+            assert (short in parameter.opts) == (name in parameter.opts), f"{path}: {parameter.opts}"
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_flags_are_flags_everywhere(name: str) -> None:
+    assert all(option.is_flag for option in options()[name].values())
+
+
+def test_every_option_says_what_it_is() -> None:
+    silent = [
+        (path, name)
+        for name, found in options().items()
+        for path, option in found.items()
+        if not (option.help or option.hidden)
+    ]
+    assert silent == []
+
+
+def test_the_list_of_commands_fits_a_screen() -> None:
+    lines = CliRunner().invoke(cli, ["--help"], terminal_width=80).output.splitlines()
+    assert len(lines) <= 32
+    assert [line for line in lines if line.endswith("...")] == []
+    assert max(map(len, lines)) <= 80
