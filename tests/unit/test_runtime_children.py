@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ from gymgate.runtime import npm as npm_programs
 from gymgate.runtime.command import CommandError
 from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.serving.servers import gpus_here
-from gymgate.stack import launch
+from gymgate.stack import connect, launch, leases
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.launch import DaemonAddress
 
@@ -65,7 +66,11 @@ def installed(program: Path) -> None:
 
 
 def daemon(program: Path) -> None:
-    launch._start(DaemonAddress(program.parent / "s.sock", program.parent / "made", NAMED)).wait(30)
+    connection, process = launch._start(
+        DaemonAddress(program.parent / "s.sock", program.parent / "made", NAMED)
+    )
+    with connection:
+        process.wait(30)
 
 
 def fork_server(program: Path) -> None:
@@ -146,14 +151,19 @@ def test_what_prepares_data_downloads_it_with_the_hubs_token_alone(program: Path
     assert found.keys().isdisjoint({*KEYS, *REGISTRIES} - {"HF_TOKEN"})
 
 
-def test_a_daemon_that_ends_at_once_is_a_failed_start(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_daemon_that_ends_before_it_answers_is_started_again_and_then_a_failed_start(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
     start = launch._start
 
-    def ended(address: DaemonAddress) -> subprocess.Popen[bytes]:
-        process = start(address)
+    def ended(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        connection, process = start(address)
         process.wait(30)
-        return process
+        started.append(process.pid)
+        return connection, process
 
     monkeypatch.setattr(launch, "_start", ended)
     with pytest.raises(StackStartError, match="daemon is gone"):
-        launch.connect_or_start(DaemonAddress(program.parent / "s.sock", program.parent))
+        await connect(StackConfig(environments=(EnvironmentConfig(name="example_single_tool_call"),)))
+    assert len(started) == leases.ATTEMPTS

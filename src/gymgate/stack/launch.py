@@ -12,7 +12,6 @@ from pathlib import Path
 
 import gymgate
 from gymgate.config import StackConfig
-from gymgate.errors import StackStartError
 from gymgate.files import tail
 from gymgate.runtime import daemon_env
 from gymgate.stack.paths import locked
@@ -57,15 +56,7 @@ def connect_or_start(address: DaemonAddress) -> tuple[socket.socket, subprocess.
     with locked(address.socket_path):
         if (connection := _connect(address.socket_path)) is not None:
             return connection, None
-        process = _start(address)
-        try:
-            if (connection := _connect(address.socket_path)) is None:
-                raise StackStartError(address.describe_loss(), log_tail=tail(address.log))
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        return connection, process
+        return _start(address)
 
 
 def _connect(path: Path) -> socket.socket | None:
@@ -80,10 +71,12 @@ def _connect(path: Path) -> socket.socket | None:
         raise
 
 
-def _start(address: DaemonAddress) -> subprocess.Popen[bytes]:
-    """Start a daemon on a socket that already listens, so that one can connect to it at once. Needs the lock.
+def _start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a daemon on a listening socket and connect to it. Needs the lock.
 
-    It keeps the working directory of this process, to which paths in a config are relative.
+    The connection is made before this process closes its own copy of the listener. A daemon that dies at once therefore
+    ends the connection like one that dies later, and the caller starts another. The daemon keeps the working directory
+    of this process, to which paths in a config are relative.
     """
     with contextlib.suppress(FileNotFoundError):
         address.socket_path.unlink()
@@ -91,16 +84,23 @@ def _start(address: DaemonAddress) -> subprocess.Popen[bytes]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, address.log.open("ab") as log:
         listener.bind(str(address.socket_path))
         listener.listen(BACKLOG)
-        number, paths = str(listener.fileno()), [str(address.socket_path), str(address.directory)]
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "gymgate.stack.daemon", number, *paths, str(os.getpid())],
-            env=_environment(address),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=[listener.fileno()],
-            start_new_session=True,
-        )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(address.socket_path))
+            number, paths = str(listener.fileno()), [str(address.socket_path), str(address.directory)]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gymgate.stack.daemon", number, *paths, str(os.getpid())],
+                env=_environment(address),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        except BaseException:
+            connection.close()
+            raise
+    return connection, process
 
 
 def _environment(address: DaemonAddress) -> dict[str, str]:

@@ -21,7 +21,8 @@ from pathlib import Path
 from weakref import WeakSet
 
 from gymgate.config import StackConfig
-from gymgate.errors import StackLostError
+from gymgate.errors import StackLostError, StackStartError
+from gymgate.files import tail
 from gymgate.runtime.command import Progress
 from gymgate.stack.client import Connection, Stack
 from gymgate.stack.identity import identity_of
@@ -105,9 +106,10 @@ class Lease:
                 return connection
             except BaseException as error:
                 await asyncio.shield(self._registry.close(connection))
-                if isinstance(error, StackLostError) and not connection.peer.heard and attempt < ATTEMPTS:
-                    continue
-                raise
+                if not isinstance(error, StackLostError) or connection.peer.heard:
+                    raise
+                if attempt == ATTEMPTS:
+                    raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
         raise AssertionError("unreachable")
 
 
