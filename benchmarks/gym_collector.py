@@ -51,11 +51,27 @@ class Stock:
     def collect(self, rollouts: int, concurrency: int, rows: int = 5) -> float:
         """Rollouts per second of `gym eval run --no-serve`, by its own progress bar (start-up left out)."""
         output = self.directory / f"rollouts-{time.monotonic_ns()}.jsonl"
+        log = self.run(
+            f"{ENVIRONMENT}_simple_agent",
+            f"resources_servers/{ENVIRONMENT}/data/example.jsonl",
+            output,
+            repeats=rollouts // rows,
+            concurrency=concurrency,
+        )
+        rates = re.findall(r"Collecting rollouts: 100%.*?, *([\d.]+)it/s", log)
+        assert rates, log[-2000:]
+        assert len(output.read_text().splitlines()) == rollouts
+        return float(rates[-1])
+
+    def run(
+        self, agent: str, rows: str | Path, output: Path, *, repeats: int = 1, concurrency: int = 1
+    ) -> str:
+        """What `gym eval run --no-serve` prints; it writes its results to `output`."""
         arguments = [
-            f"+agent_name={ENVIRONMENT}_simple_agent",
-            f"+input_jsonl_fpath=resources_servers/{ENVIRONMENT}/data/example.jsonl",
+            f"+agent_name={agent}",
+            f"+input_jsonl_fpath={rows}",
             f"+output_jsonl_fpath={output}",
-            f"+num_repeats={rollouts // rows}",
+            f"+num_repeats={repeats}",
             f"+num_samples_in_parallel={concurrency}",
             "+head_server.host=127.0.0.1",
             f"+head_server.port={self.head_port}",
@@ -64,15 +80,15 @@ class Stock:
             [self.runtime.python.parent / "gym", "eval", "run", "--no-serve", *arguments],
             cwd=self.directory,
             env=gym_environment(self.runtime),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
-            check=True,
+            timeout=600,
+            check=False,
         )
-        rates = re.findall(r"Collecting rollouts: 100%.*?, *([\d.]+)it/s", done.stdout + done.stderr)
-        assert rates, (done.stdout + done.stderr)[-2000:]
-        assert len(output.read_text().splitlines()) == rollouts
-        return float(rates[-1])
+        if done.returncode:
+            raise RuntimeError(f"gym eval run ended with {done.returncode}:\n{done.stdout[-3000:]}")
+        return done.stdout
 
 
 def gym_environment(runtime: Runtime) -> dict[str, str]:
@@ -107,10 +123,13 @@ def stock_stack(
     timeout_s: float = 540,
     environments: Sequence[str] = (ENVIRONMENT,),
     cold: bool = False,
+    servers: Sequence[str] = SHARED,
+    model_configs: Sequence[str | Path] = (MODEL_CONFIG,),
+    overrides: Mapping[str, str] | None = None,
 ) -> Iterator[Stock]:
     """Start the environments with NeMo Gym's own command; kills the whole session on the way out.
 
-    All of them must run in gymgate's plain runtime and have an agent of `SHARED`. Cold, no virtual environment is there.
+    All of them must run in gymgate's plain runtime and have an agent of `servers`. Cold, no virtual environment is there.
     """
     runtime = ensure_runtime(RuntimeConfig(version=version))
     with tempfile.TemporaryDirectory(prefix="gymgate-bench-") as name:
@@ -119,13 +138,15 @@ def stock_stack(
         if cold:
             environment, settings = installing_environment(stock), {"uv_cache_dir": str(uv_cache())}
         else:
-            link_environments(runtime, directory / "venvs", environments)
+            link_environments(runtime, directory / "venvs", environments, servers)
             environment, settings = gym_environment(runtime), {"skip_venv_if_present": "true"}
         log = directory / "start.log"
         started = time.perf_counter()
         with log.open("w") as sink:
             process = subprocess.Popen(
-                start_command(stock, policy_url, environments, settings),
+                start_command(
+                    stock, policy_url, environments, model_configs, settings | dict(overrides or {})
+                ),
                 cwd=directory,
                 env=environment,
                 stdout=sink,
@@ -146,7 +167,11 @@ def stock_stack(
 
 
 def start_command(
-    stock: Stock, policy_url: str, environments: Sequence[str], more: Mapping[str, str]
+    stock: Stock,
+    policy_url: str,
+    environments: Sequence[str],
+    model_configs: Sequence[str | Path],
+    more: Mapping[str, str],
 ) -> list[str]:
     settings = {
         "policy_base_url": policy_url,
@@ -161,13 +186,15 @@ def start_command(
     paths = [
         str(catalog.find(name).config(None).path.relative_to(stock.runtime.site)) for name in environments
     ]
-    configs = [argument for config in (*paths, MODEL_CONFIG) for argument in ("--config", config)]
+    configs = [argument for config in (*paths, *map(str, model_configs)) for argument in ("--config", config)]
     gym = str(stock.runtime.python.parent / "gym")
-    return [gym, "env", "start", *configs, *(f"+{key}={value}" for key, value in settings.items())]
+    return [gym, "env", "start", *configs, *(f"++{key}={value}" for key, value in settings.items())]
 
 
-def link_environments(runtime: Runtime, directory: Path, environments: Sequence[str]) -> None:
-    for server in (*(f"resources_servers/{Path(name).name}" for name in environments), *SHARED):
+def link_environments(
+    runtime: Runtime, directory: Path, environments: Sequence[str], servers: Sequence[str]
+) -> None:
+    for server in (*(f"resources_servers/{Path(name).name}" for name in environments), *servers):
         (directory / server).mkdir(parents=True)
         (directory / server / ".venv").symlink_to(runtime.python.parent.parent)
 

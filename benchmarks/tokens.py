@@ -1,9 +1,9 @@
 """The token path beside plain chat: what a model call gains in time, and 512 concurrent rollouts with a 50 ms policy.
 
-    .venv-train/bin/python -m benchmarks tokens [calls | rollouts] [--turns 12] [--concurrency 512] [--waves 4] [--rounds 3]
+    ./dev engine python -m benchmarks tokens [calls | rollouts] [--turns 12] [--concurrency 512] [--waves 4] [--rounds 3]
 
-*calls*: one growing conversation against one token server (`examples/token_server`, a random model), once through
-`/v1/chat/completions`, where the server renders the history, and once through `TokenPolicy` and `/inference/v1/generate`.
+*calls*: one growing conversation against one vLLM server (`benchmarks.engine`), once through `/v1/chat/completions`, where the
+server renders the history, and once through `TokenPolicy` and `/inference/v1/generate`.
 *rollouts*: a real stack of example_single_tool_call, two policy calls and one tool call per rollout; every policy sleeps 50 ms.
 The ideal is calls x 50 ms / concurrency. Bare `/run` over the same servers is what NeMo Gym takes on this machine. Five
 rounds of both parts take about six minutes on two cores; a part that takes longer than `--limit-s` ends the program.
@@ -16,8 +16,8 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -29,6 +29,8 @@ import aiohttp
 
 from benchmarks.contenders import ENVIRONMENT, bare_agent, bare_run
 from benchmarks.delayed_policy import delayed_policy, row_with
+from benchmarks.engine.model import real_model
+from benchmarks.engine.server import vllm_server
 from benchmarks.machine import cpu_s, describe, print_table, pss_mb
 from benchmarks.progress import Steps
 from benchmarks.realistic import in_turn
@@ -38,6 +40,7 @@ from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 from gymgate.tokens import Sample, TokenPolicy
+from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import CallableEngine, VLLMGenerateEngine
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +81,7 @@ class Calls:
 
 async def measure_calls(url: str, rounds: int, turns: int) -> tuple[Calls, Calls, dict[int, list[float]]]:
     """Both paths over one server, their calls alternating; and what the token path took outside its requests."""
-    from examples.trl.tiny_policy import make_renderer, make_tokenizer
+    from transformers import AutoTokenizer
 
     inner = VLLMGenerateEngine(url)
     steps = Steps(rounds)
@@ -93,7 +96,7 @@ async def measure_calls(url: str, rounds: int, turns: int) -> tuple[Calls, Calls
         waited = time.perf_counter() - started
         return sample
 
-    policy = TokenPolicy(CallableEngine(timed), make_renderer(make_tokenizer()))
+    policy = TokenPolicy(CallableEngine(timed), make_renderer(AutoTokenizer.from_pretrained(real_model())))
     chat, tokens, own = Calls("chat"), Calls("tokens"), defaultdict[int, list[float]](list)
     async with aiohttp.ClientSession(url) as session:
 
@@ -315,15 +318,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     print(describe("aiohttp", "renderers", "transformers"), flush=True)
     if args.part in ("calls", "all"):
-        command = [sys.executable, "-m", "examples.token_server", "--port", "0", "--until-eof"]
-        with subprocess.Popen(
-            [*command, "--max-model-len", "16384"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as server:
-            assert server.stdout is not None
-            url = server.stdout.readline().decode().split()[-1]
+        with tempfile.TemporaryDirectory() as folder, vllm_server(Path(folder) / "vllm.log") as url:
             print_calls(*run(measure_calls(url, args.rounds, args.turns), args.limit_s))
-            assert server.stdin is not None
-            server.stdin.close()
     if args.part in ("rollouts", "all"):
         with delayed_policy() as url:
             print_rollouts(run(measure_rollouts(args, url), args.limit_s), args)

@@ -36,23 +36,6 @@ worker.start()
 say("started")
 time.sleep(600)
 """
-FULL = """
-from trl.experimental.async_grpo import AsyncGRPOConfig
-from trl_support import arguments, tiny
-from gymgate.trl import NeMoGymSpec
-
-environment, data, folder, url = sys.argv[1:]
-limits = {"max_completion_length": 12, "queue_maxsize": 4, "num_generations": 4, "per_device_train_batch_size": 4}
-args = AsyncGRPOConfig(**arguments(folder, vllm_server_base_url=url, **limits))
-spec = NeMoGymSpec(environment, data=data, renderer="qwen3", score_truncated=True)
-worker = spec.rollout_worker(args, tiny()[1])
-worker.start()
-while worker.rollout_buffer.qsize() < 4:
-    worker.check_health(240)
-    time.sleep(0.02)
-say("full")
-time.sleep(600)
-"""
 LETTERS = HERE.parents[1] / "examples/own_environment/resources_servers/letter_share"
 ROWS = (LETTERS / "configs/letter_share.yaml", LETTERS / "data/one_letter.jsonl")
 GONE_S = 30.0
@@ -83,10 +66,3 @@ async def killed(runtime_directory: Path, line: str, code: str, *arguments: obje
 async def test_rollouts_that_are_stuck_at_their_start_end_with_their_trainer(runtime_directory: Path) -> None:
     """Nothing that imports or unpickles there looks whether the trainer lives."""
     await killed(runtime_directory, "started", STUCK)
-
-
-@pytest.mark.heavy
-async def test_rollouts_that_wait_for_room_end_with_their_trainer(
-    tmp_path: Path, runtime_directory: Path, token_server_url: str
-) -> None:
-    await killed(runtime_directory, "full", FULL, tmp_path, token_server_url)

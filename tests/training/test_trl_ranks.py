@@ -26,7 +26,7 @@ def ranks_of(folder: Path, *arguments: str) -> list[dict[str, Any]]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -44,13 +44,3 @@ def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
     assert {entry["nemo_gym/letter_share/failed"] for entry in log} == {0}
     for entry in log:
         assert entry["nemo_gym/letter_share/reward"] == pytest.approx(entry["reward"], abs=1e-5)
-
-
-def test_no_rank_samples_while_weights_are_sent(tmp_path: Path, token_server_url: str) -> None:
-    """Only the main process sends them, and only it knows when the server has them."""
-    ranks = ranks_of(tmp_path, token_server_url)
-    assert [rank["early"] for rank in ranks] == [[], []]
-    assert [rank["batches"] for rank in ranks] == [[3, 3], [3, 3]]
-    for entry in ranks[0]["log"]:
-        assert entry["sampling/sampling_logp_difference/max"] < 1e-3
-        assert entry["nemo_gym/failed"] == 0

@@ -1,4 +1,4 @@
-"""What GRPOTrainer makes of rollouts, and where it samples them: in process, and on a server with vLLM's routes."""
+"""What GRPOTrainer makes of rollouts that are sampled in its process; tests/engine has those that vLLM samples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch", reason="training tests need torch: see docs
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, over_files, tiny  # noqa: E402
+from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 from gymgate.errors import ConfigError, PolicyError  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
@@ -162,28 +162,6 @@ def test_a_killed_stack_costs_a_batch_and_is_started_again(spec: NeMoGymSpec, tm
     logged = [entry for entry in trainer.state.log_history if "nemo_gym/failed" in entry]
     assert [entry["nemo_gym/letter_share/failed_infrastructure"] for entry in logged] == [1, 0]
     assert logged[1]["nemo_gym/reward"] == 1
-
-
-def test_the_servers_ids_and_logprobs_are_those_of_the_model_in_training(
-    spec: NeMoGymSpec, tmp_path: Path, token_server_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """vLLM server mode: TRL recomputes each sampled id's logprob, and the server's agrees, before and after updates."""
-    transfer = over_files(monkeypatch, token_server_url)
-    spec.engine, spec.score_truncated = None, True
-    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": token_server_url}
-    trainer = trainer_of(spec, tmp_path, max_steps=3, learning_rate=0.01, temperature=0.8, **server)
-    try:
-        trainer.train()
-    finally:
-        transfer.send_weights(tiny()[0].named_parameters())
-        spec.score_truncated = False
-    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert transfer.updates == 4  # before each step, and above
-    assert len(logged) == 3
-    for entry in logged:
-        assert entry["sampling/sampling_logp_difference/max"] < 1e-3
-        assert entry["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-3)
-        assert entry["nemo_gym/failed"] == entry["nemo_gym/prefix_misses"] == 0
 
 
 def test_colocated_vllm_is_refused(spec: NeMoGymSpec, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """One rank of a training on two: writes the rewards' log, what it rolled out, and the stack it used to FOLDER/RANK.json.
 
-With the address of a server with vLLM's routes it samples there, and writes too which ranks sampled while weights were sent.
+With the address of a vLLM server and the directory of its model it trains that and samples there, and writes too which ranks
+sampled while weights were sent.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "engine")]
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, over_files, tiny  # noqa: E402
+from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 from gymgate.integrations.trl.policy import TrainersEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
@@ -31,8 +33,10 @@ SAMPLES_BY_S = 5.0
 def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
     """Hold each transfer of weights until another rank samples, or for `SAMPLES_BY_S`; `early` gets those that did."""
     patch = pytest.MonkeyPatch()
-    over_files(patch, url)
     from trl.generation.vllm_client import VLLMClient
+    from trl_server_mode import weights_over_files
+
+    weights_over_files(patch, url)
 
     send, sample = VLLMClient.update_named_params, TrainersEngine.generate
     sampling = folder / f"sampling-{os.environ['RANK']}"
@@ -54,9 +58,14 @@ def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
     patch.setattr(TrainersEngine, "generate", marked)
 
 
-def main(folder: Path, url: str | None) -> None:
+def main(folder: Path, url: str | None = None, model_directory: str | None = None) -> None:
     torch.set_num_threads(1)
     model, tokenizer, _ = tiny()
+    if model_directory is not None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        model = AutoModelForCausalLM.from_pretrained(model_directory, dtype="float32")
+        tokenizer = AutoTokenizer.from_pretrained(model_directory)
     batches: list[int] = []
     servers: Any = None
     early: list[str] = []
@@ -64,7 +73,9 @@ def main(folder: Path, url: str | None) -> None:
     if url is not None:
         watch_transfers(folder, url, early)
         server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
-    with NeMoGymSpec(ENVIRONMENT, data=ONE_LETTER, renderer="qwen3", score_truncated=True) as spec:
+    with NeMoGymSpec(
+        ENVIRONMENT, data=ONE_LETTER, renderer=None if url else "qwen3", score_truncated=True
+    ) as spec:
 
         def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
             nonlocal servers
@@ -106,4 +117,4 @@ def main(folder: Path, url: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)
+    main(Path(sys.argv[1]), *sys.argv[2:])

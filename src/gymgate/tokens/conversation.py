@@ -1,9 +1,10 @@
 """A policy that takes chat-completions requests and samples token ids.
 
 The history is rendered once. Where a request's messages continue an earlier call of the same rollout, its prompt is that call's
-exact ids plus the rendering of the new messages (`Renderer.bridge_to_next_turn` of the `renderers` package), so nothing the
-policy sampled is ever tokenised again. Where they do not (compaction, a fork, a sub-agent), or where the renderer cannot bridge
-(a template that drops earlier reasoning), the whole history is rendered anew and a new segment starts.
+exact ids plus the rendering of the new messages (`Renderer.bridge_to_next_turn` of the `renderers` package, or for a model that
+has no renderer there, `extend_by_template`), so nothing the policy sampled is ever tokenised again. Where they do not
+(compaction, a fork, a sub-agent), or where the renderer cannot bridge (a template that drops earlier reasoning), the whole
+history is rendered anew and a new segment starts.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gymgate.tokens.messages import (
 )
 from gymgate.tokens.sampling import Gate, SamplingGuard, requested_sampling, sample_resuming
 from gymgate.tokens.segments import SampledCall, TokenTurn, check_turn, longest_extended, segments_of
+from gymgate.tokens.templates import extend_by_template
 
 Result = TypeVar("Result")
 
@@ -156,14 +158,15 @@ class TokenPolicy:
         prompt_ids: list[int],
         completion_ids: list[int],
         messages: Sequence[Message],
+        count: int,
         tools: list[Any] | None,
     ) -> list[int] | None:
-        """Return an earlier call's exact ids and the rendering of the messages after it; `None` if the renderer cannot."""
-        seen = [*prompt_ids, *completion_ids]
-        bridge = self.renderer.bridge_to_next_turn(
-            prompt_ids, completion_ids, renderable(messages), tools=tool_specs(tools)
-        )
-        if bridge is None or list(bridge.token_ids[: len(seen)]) != seen:
+        """Return an earlier call's exact ids and the rendering of the messages after its `count`; `None` if it cannot be."""
+        seen, history, specs = [*prompt_ids, *completion_ids], renderable(messages), tool_specs(tools)
+        bridge = self.renderer.bridge_to_next_turn(prompt_ids, completion_ids, history[count:], tools=specs)
+        if bridge is None:
+            return extend_by_template(self.renderer, prompt_ids, completion_ids, history, count, specs)
+        if list(bridge.token_ids[: len(seen)]) != seen:
             return None
         return list(bridge.token_ids)
 
@@ -230,8 +233,8 @@ class TokenConversation:
         known = [count for count, history in enumerate(histories[:-1], 1) if history in self._by_history]
         if known:
             earlier = self._by_history[histories[known[-1] - 1]]
-            new = messages[known[-1] :]
-            extended = self.policy.extend(earlier.prompt_ids(), list(earlier.completion), new, tools)
+            ids = earlier.prompt_ids(), list(earlier.completion)
+            extended = self.policy.extend(*ids, messages, known[-1], tools)
             if extended is not None:
                 return _Prepared(extended, earlier, histories[-1])
         prompt_ids = self.policy.render(messages, tools)

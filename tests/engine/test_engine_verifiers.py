@@ -1,4 +1,4 @@
-"""The plugin under what prime-rl trains with: verifiers' training client, an env server's workers, a token server."""
+"""The plugin under what prime-rl trains with: verifiers' training client, an env server's workers, vLLM."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-pytest.importorskip("torch", reason="the token server needs torch: see docs/training.md")
+pytest.importorskip("torch", reason="needs torch: run ./dev engine")
 
 import torch
 import verifiers.v1 as vf
-from examples.token_server.__main__ import load
-from examples.trl.tiny_policy import make_tokenizer
-from renderers.configs import Qwen3RendererConfig
-from token_server_support import token_server
+from benchmarks.engine.server import MODEL
+from renderers.configs import DefaultRendererConfig
 from verifiers.v1.serve import EnvClient, env_config_data, serve_env
 
 from gymgate.stack import Stack, acquire
 from nemo_gym_env import load_environment
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(500)]  # the first test waits for the server
 
 LETTERS = str(
     Path(__file__).parents[2]
@@ -39,42 +37,28 @@ WORKERS, ROLLOUTS = 3, 12
 SAMPLING = vf.SamplingConfig(temperature=1.0, max_tokens=12)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The token server's own, saved where the renderer finds it."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    make_tokenizer().save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def token_server_url() -> Iterator[str]:
-    """A server of this module's own, whose weights no other test changes."""
-    with token_server() as url:
-        yield url
-
-
 @pytest.fixture
-def client(token_server_url: str, tokenizer: Path) -> vf.TrainClientConfig:
+def client(vllm_url: str, model_directory: Path) -> vf.TrainClientConfig:
     return vf.TrainClientConfig(
-        base_url=f"{token_server_url}/v1",
+        base_url=f"{vllm_url}/v1",
         api_key_var="GYMGATE_TEST_NO_KEY",
-        renderer=Qwen3RendererConfig(),
-        renderer_model_name=str(tokenizer),
+        renderer=DefaultRendererConfig(),
+        renderer_model_name=str(model_directory),
     )
 
 
 async def group(env: vf.Env[Any], client: vf.ClientConfig, n: int) -> list[vf.Trace[Any]]:
     task = next(iter(env.taskset))
-    context = vf.ModelContext(client=client, model="tiny", sampling=SAMPLING)
+    context = vf.ModelContext(client=client, model=MODEL, sampling=SAMPLING)
     episodes = await asyncio.gather(*(env.run_slot(slot, context) for slot in env.slots(task, n)))
     return [trace for episode in episodes for trace in episode.traces]
 
 
 @pytest.mark.parametrize("name", [LETTERS, TURNS], ids=["one turn", "several turns"])
-async def test_branches_are_samples_of_the_models_own_tokens(name: str, client: vf.TrainClientConfig) -> None:
+async def test_branches_are_samples_of_the_models_own_tokens(
+    name: str, client: vf.TrainClientConfig, model: Any
+) -> None:
     """Each branch's logprobs are those that the model gives the same ids afterwards; rewards stand on the trace."""
-    model, _, _ = load("tiny", seed=0)
     env = load_environment(env=name)
     async with env.serving():
         traces = await group(env, client, 4)
@@ -137,9 +121,9 @@ async def pause(url: str, what: str) -> None:
         assert response.status == 200
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.heavy
 async def test_workers_share_a_stack_and_one_that_dies_takes_only_its_own_rollouts(
-    client: vf.TrainClientConfig, token_server_url: str
+    client: vf.TrainClientConfig, vllm_url: str
 ) -> None:
     """verifiers' broker never answers for a worker that is gone: its caller's deadline is what fails those rollouts."""
     env = load_environment(env=LETTERS, share="machine")
@@ -149,15 +133,15 @@ async def test_workers_share_a_stack_and_one_that_dies_takes_only_its_own_rollou
             await until(stack, leases=1 + WORKERS)
             assert len((await stack.status())["fork_servers"]) == 1
             caller = EnvClient(address)
-            await pause(token_server_url, "pause?mode=keep")
+            await pause(vllm_url, "pause?mode=keep")
             runs = [
-                asyncio.ensure_future(caller.run(client, "tiny", SAMPLING, data.model_dump(mode="json")))
+                asyncio.ensure_future(caller.run(client, MODEL, SAMPLING, data.model_dump(mode="json")))
                 for data in tasks
             ]
             await until(stack, rollouts=ROLLOUTS)
             os.kill(workers(broker)[0], signal.SIGKILL)
             await until(stack, rollouts=ROLLOUTS - ROLLOUTS // WORKERS, leases=WORKERS)
-            await pause(token_server_url, "resume")
+            await pause(vllm_url, "resume")
             done: set[asyncio.Future[Any]] = set()
             pending = set(runs)
             async with asyncio.timeout(100):
