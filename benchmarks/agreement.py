@@ -89,7 +89,7 @@ REQUIRED = {"tool_choice": "required"}
 CASES = (
     Case("string_match", "one turn"),
     Case("gpqa_diamond", "one turn"),
-    Case("spartqa", "one turn"),
+    Case("ragtruth", "one turn"),
     Case("example_multi_turn_gymnasium", "several turns", agent="agent"),
     Case("example_single_tool_call", "tool", REQUIRED, one_step("example_single_tool_call", 2)),
     Case("example_tool_call_multireward", "tool", REQUIRED, one_step("example_tool_call_multireward")),
