@@ -28,7 +28,8 @@ from gymgate import open_rows
 Json = dict[str, Any]
 SERVERS = (*SHARED, "responses_api_agents/gymnasium_agent", "responses_api_models/vllm_model")
 VLLM_MODEL = "responses_api_models/vllm_model/configs/vllm_model.yaml"
-TOKENS = 48
+TOKENS = 128
+"""Of an answer. A forced call of a small model takes up to 100."""
 JUDGE = f"""
 genrm_model:
   responses_api_models:

@@ -13,7 +13,12 @@ from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.heavy,
+    pytest.mark.timeout(500),
+    pytest.mark.filterwarnings("default"),
+]
 
 LETTERS = str(
     Path(__file__).parents[2]

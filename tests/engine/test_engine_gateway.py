@@ -32,7 +32,7 @@ async def by_chat(client: openai.AsyncOpenAI, stream: bool, tool: bool) -> tuple
         "model": "policy",
         "messages": [{"role": "user", "content": QUESTION}],
         "temperature": 0,
-        "max_tokens": 64 if tool else 16,
+        "max_tokens": 128 if tool else 16,
         **(more if tool else {}),
     }
     if not stream:
@@ -60,7 +60,7 @@ async def by_responses(client: openai.AsyncOpenAI, stream: bool, tool: bool) -> 
         "model": "policy",
         "input": QUESTION,
         "temperature": 0,
-        "max_output_tokens": 64 if tool else 16,
+        "max_output_tokens": 128 if tool else 16,
         **({"tools": [function], "tool_choice": "required"} if tool else {}),
     }
     if stream:
@@ -81,7 +81,9 @@ async def by_responses(client: openai.AsyncOpenAI, stream: bool, tool: bool) -> 
 ASK = {"chat": by_chat, "responses": by_responses}
 
 
-@pytest.mark.parametrize("tool", [False, True], ids=["text", "tool"])
+@pytest.mark.parametrize(
+    "tool", [pytest.param(False, id="text"), pytest.param(True, id="tool", marks=pytest.mark.heavy)]
+)
 async def test_every_way_gives_the_same_answer(tool: bool, vllm_url: str) -> None:
     """The agent's API, the endpoint's API, plain or streamed: eight ways."""
     found = {}

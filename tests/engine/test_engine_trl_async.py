@@ -30,7 +30,12 @@ from trl_support import ENVIRONMENT, ONE_LETTER, arguments  # noqa: E402
 from gymgate.errors import StackLostError  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.heavy,
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("default"),
+]
 
 
 def attention_by_torch(

@@ -26,7 +26,11 @@ from verifiers.v1.serve import EnvClient, env_config_data, serve_env
 from gymgate.stack import Stack, acquire
 from nemo_gym_env import load_environment
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(500)]  # the first test waits for the server
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.heavy,
+    pytest.mark.timeout(500),
+]  # the first test waits for the server
 
 LETTERS = str(
     Path(__file__).parents[2]
