@@ -181,6 +181,14 @@ def flush_all() -> None:
             stream.flush()
 
 
+def has_ended(control: socket.socket) -> bool:
+    """Whether the other end of the control socket is closed and has sent nothing."""
+    try:
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+
+
 def main() -> None:
     """Serve on the inherited control socket until it ends."""
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -188,6 +196,8 @@ def main() -> None:
     sys.argv = sys.argv[:1]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
+    if has_ended(control):
+        return  # the daemon died before the kernel knew whom to tell
     preload()
     prctl(PR_SET_PDEATHSIG, 0)
     server = ForkServer(control)
