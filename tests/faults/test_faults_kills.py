@@ -110,11 +110,11 @@ AT_ONCE = """
 import threading
 from gymgate.stack import launch
 start = launch._start
-def start_and_be_killed(place):
-    process = start(place)
+def start_and_be_killed(address):
+    connection, process = start(address)
     say(process.pid)
     {}
-    return process
+    return connection, process
 launch._start = start_and_be_killed
 async def main():
     async with acquire(stack_config()):
@@ -155,6 +155,12 @@ async def test_an_sdk_process_that_dies_while_its_stack_starts(moment: str) -> N
                 line = await sdk.line()
         sdk.signal(signal.SIGKILL)
         await sdk.ended(5)
+
+
+async def test_an_sdk_process_that_ends_while_its_stack_starts() -> None:
+    """It removes its sockets' directory, in which the daemon would look for its lock."""
+    async with program(AT_ONCE.format("raise SystemExit")) as sdk:
+        assert await all_gone(await sdk.numbers())
 
 
 STOPS = """

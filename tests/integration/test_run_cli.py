@@ -75,7 +75,7 @@ def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
     assert not any("starting" in each for each in before), done.stderr
     assert not (tmp_path / "out" / "rollouts.jsonl").exists()
     if "-b" not in words and "--set" not in words:
-        assert "`gymgate check resources_servers/simpleqa` replays judges, too" in line
+        assert "`gymgate check resources_servers/simpleqa` replays the judges' answers, too" in line
         assert not any("reading its config" in each for each in before)
 
 

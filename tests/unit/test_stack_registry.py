@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.stack import leases as module
+from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.leases import ATTEMPTS, Lease, Registry, connect
 
 CONFIG = StackConfig(environments=("none",))
@@ -44,8 +46,8 @@ class FakeRegistry(Registry):
         self.opened: list[FakeConnection] = []
         self.closed: list[FakeConnection] = []
 
-    def address(self, *_: Any) -> Any:
-        return None
+    def address(self, *_: Any) -> DaemonAddress:
+        return DaemonAddress(Path("none.sock"), Path("none"))
 
     async def open(self, address: Any) -> Any:
         error, heard = self.errors.pop(0) if self.errors else (None, True)
@@ -130,7 +132,7 @@ async def test_a_daemon_that_was_about_to_exit_is_tried_again(registry: FakeRegi
     await (await connect(CONFIG)).close()
     assert len(registry.opened) == ATTEMPTS
     registry.errors = [*gone, *gone]
-    with pytest.raises(StackLostError, match="gone"):
+    with pytest.raises(StackStartError, match="gone"):
         await connect(CONFIG)
     assert len(registry.opened) == 2 * ATTEMPTS
     assert (registry.closed, held(registry)) == (registry.opened, [])

@@ -208,23 +208,29 @@ class Daemon:
         stops = False
         while self._asked and not stops:
             self._asked = False
-            stops = await asyncio.to_thread(self._retire)
+            try:
+                stops = await asyncio.to_thread(self._retire)
+            except OSError:  # such as too many open files; asked again after a while
+                logger.exception("cannot remove the stack's socket")
         if stops:
             self._stopping.set()
         else:
             self._deciding = None
-            if not self.leases:
+            if self._doomed or not self.leases:
                 self._stop_in(HELLO_TIMEOUT_S)
         return stops
 
     def _retire(self) -> bool:
         """Remove the socket, so that nobody can connect any more; false if somebody just has."""
-        with locked(self.path):
-            connecting = bool(select.select([self.listener], [], [], 0)[0])
-            if not self._doomed and (connecting or self.leases):
-                return False
-            self.path.unlink(missing_ok=True)
-            return True
+        try:
+            with locked(self.path):
+                connecting = bool(select.select([self.listener], [], [], 0)[0])
+                if not self._doomed and (connecting or self.leases):
+                    return False
+                self.path.unlink(missing_ok=True)
+                return True
+        except FileNotFoundError:  # its directory was removed, so nobody can connect
+            return self._doomed or not self.leases
 
     async def _stop(self) -> None:
         """Stop rollouts first, then servers, then everything that is left. Bounded."""
