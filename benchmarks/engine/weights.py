@@ -21,9 +21,8 @@ def register() -> None:
     """Make `--weight-transfer-config '{"backend": "file"}'` known to vLLM."""
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    if (
-        BACKEND not in WeightTransferEngineFactory._registry
-    ):  # vLLM loads plugins in each process, in some twice
+    # vLLM loads plugins in each of its processes, in some of them twice.
+    if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "benchmarks.engine.worker", "FileWeightTransferEngine"
         )

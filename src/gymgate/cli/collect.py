@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from gymgate.cli.collecting import Log, make_collection
+from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import print_summary
 from gymgate.cli.options import (
@@ -25,8 +25,8 @@ from gymgate.cli.options import (
     replay_file_option,
     rows_option,
 )
-from gymgate.cli.output import print_json
-from gymgate.cli.progress import BESIDE_THE_MEAN, Show, showing_progress, state
+from gymgate.cli.output import Log, print_json
+from gymgate.cli.progress import OTHER_OUTCOMES, Show, showing_progress, state
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import summary_rows
 from gymgate.collection.pace import Pace, parse_budgets
@@ -196,7 +196,7 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
                 "invalid_rows": len(run.plan.invalid),
                 "mean_reward": progress.mean_reward,
                 "counted": progress.scored,
-                **{str(name): progress.outcomes[name] for name in BESIDE_THE_MEAN},
+                **{str(name): progress.outcomes[name] for name in OTHER_OUTCOMES},
                 "failed_attempts": dict(progress.failures),
                 "replayed": run.replayed,
                 "environments": metrics,

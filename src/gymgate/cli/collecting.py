@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from gymgate.api import load_catalog
 from gymgate.catalog import Catalog, Environment
 from gymgate.cli.environments import require_judges, stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
+from gymgate.cli.output import Log
 from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
@@ -18,7 +19,6 @@ from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig
 from gymgate.dataset import RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 
-Log = Callable[[str], None]
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
 _AGENT_ROWS = 10_000
 """Rows of a file that are read for the agents they name."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import click
 
+Log = Callable[[str], None]
+"""Takes a message for the user: `log` here, or one that prints beside a progress bar."""
 _WIDE = 100_000
 """Columns assumed of a pipe, so that nothing is cut or wrapped there."""
 

@@ -9,7 +9,7 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +17,7 @@ import yaml
 
 from gymgate.catalog import Environment
 from gymgate.cli.options import EndpointOptions, checked_url
+from gymgate.cli.output import Log
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, Rows, RowSource
 from gymgate.errors import ConfigError, DataError
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 MODELS_TIMEOUT_S = 10.0
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
-Log = Callable[[str], None]
 
 
 def policy_endpoint(given: EndpointOptions, log: Log) -> HTTPEndpoint:

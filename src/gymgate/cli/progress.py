@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gymgate.cli.output import log
+from gymgate.cli.output import Log, log
 from gymgate.collection.progress import RunProgress
 from gymgate.rollout.outcome import Reason
 
@@ -15,10 +15,9 @@ FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0
 MOST_REPLICAS = 4
 """Replicas that a line names."""
-BESIDE_THE_MEAN: tuple[Reason, ...] = ("truncated", "unscored", "masked")
-"""Outcomes with a count of their own; of these only truncated rollouts are in the mean."""
+OTHER_OUTCOMES: tuple[Reason, ...] = ("truncated", "unscored", "masked")
+"""Outcomes that are counted beside failures; of these only truncated rollouts are in the mean."""
 Show = Callable[[RunProgress], None]
-Log = Callable[[str], None]
 
 
 @contextmanager
@@ -59,7 +58,7 @@ def state(progress: RunProgress) -> str:
     if (mean := progress.mean_reward) is not None:
         parts.append(f"mean reward {mean:.3f}")
     outcomes = progress.outcomes
-    parts += [f"{count} {name}" for name in BESIDE_THE_MEAN if (count := outcomes[name])]
+    parts += [f"{count} {name}" for name in OTHER_OUTCOMES if (count := outcomes[name])]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     if (rate := progress.rate) is not None:

@@ -35,7 +35,17 @@ from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
 from gymgate.errors import ConfigError, DataError
 
-_PLACE = ("row_key", "source", "line", "repeat", "occurrence", "seed", "task", "attempt", "finished")
+_COLLECTION_FIELDS = (
+    "row_key",
+    "source",
+    "line",
+    "repeat",
+    "occurrence",
+    "seed",
+    "task",
+    "attempt",
+    "finished",
+)
 """Fields of a collected rollout that are not the rollout's own."""
 
 
@@ -118,7 +128,7 @@ def _append(file: IO[bytes], rollout: CollectedRollout) -> None:
         "line": rollout.line,
         "repeat": rollout.repeat,
     }
-    value = {"row": row, **rollout.model_dump(mode="json", exclude=set(_PLACE))}
+    value = {"row": row, **rollout.model_dump(mode="json", exclude=set(_COLLECTION_FIELDS))}
     try:
         file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
         file.flush()

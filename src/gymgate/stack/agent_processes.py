@@ -151,9 +151,8 @@ class AgentProcessPool:
             if not process.left_behind and not self._waiting and not any(other.alive for other in self._idle):
                 await self._run(process)
         except (GymgateError, OSError) as error:
-            logger.warning(
-                "%s: %s", self._environment, error
-            )  # the next rollout tries again, and gets the error
+            # The next rollout tries again, and gets the error.
+            logger.warning("%s: %s", self._environment, error)
         finally:
             self._idle.insert(len(self._idle) if process.alive else 0, process)
             self._free.release()
