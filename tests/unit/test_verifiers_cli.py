@@ -20,7 +20,8 @@ from gymgate.cli.eval_args import (
 from gymgate.cli.eval_report import RunWatcher, print_report, read_metrics
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
-from gymgate.integrations.verifiers.knobs import Knobs, knobs_of
+from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.verifiers.knobs import knobs_of
 
 
 def arguments(args: list[str], **given: Any) -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from gymgate.cli.eval_args import read_settings
 from gymgate.config import StackConfig
 from gymgate.errors import ConfigError, StackStartError
-from gymgate.integrations.verifiers import stacks
+from gymgate.integrations import stacks
 from gymgate.integrations.verifiers.knobs import knobs_of
 from gymgate.integrations.verifiers.taskset import NeMoGymConfig
 
@@ -99,7 +99,7 @@ CONFIG = NeMoGymConfig(env="mcqa").stack_config()
 async def test_it_is_held_until_the_eval_has_its_own_lease(fake: FakeStacks) -> None:
     with stacks.starting_early(CONFIG, print):
         assert fake.taken.wait(WAIT_S)
-        await stacks._connect(CONFIG)
+        await stacks._connect(CONFIG, print)
         assert fake.held_at_connect == [CONFIG]
         assert fake.given_back.wait(WAIT_S)
     assert fake.held == []
@@ -108,7 +108,7 @@ async def test_it_is_held_until_the_eval_has_its_own_lease(fake: FakeStacks) -> 
 async def test_another_stack_than_the_eval_asks_for_ends_at_once(fake: FakeStacks) -> None:
     with stacks.starting_early(CONFIG, print):
         assert fake.taken.wait(WAIT_S)
-        await stacks._connect(NeMoGymConfig(env="calendar").stack_config())
+        await stacks._connect(NeMoGymConfig(env="calendar").stack_config(), print)
         assert fake.held_at_connect == []
 
 
@@ -116,14 +116,14 @@ async def test_it_ends_with_an_eval_that_never_asks(fake: FakeStacks) -> None:
     with stacks.starting_early(CONFIG, print):
         assert fake.taken.wait(WAIT_S)
     assert fake.held == []
-    await stacks._connect(CONFIG)
+    await stacks._connect(CONFIG, print)
 
 
 async def test_a_start_that_fails_is_left_to_the_eval_to_tell(fake: FakeStacks) -> None:
     fake.fails = True
     with stacks.starting_early(CONFIG, print):
         assert fake.given_back.wait(WAIT_S)
-        await stacks._connect(CONFIG)
+        await stacks._connect(CONFIG, print)
 
 
 def test_a_wrong_setting_is_one_line_that_names_it() -> None:

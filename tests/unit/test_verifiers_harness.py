@@ -11,7 +11,7 @@ import verifiers.v1 as vf
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
-from gymgate.integrations.verifiers import stacks
+from gymgate.integrations import stacks
 from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig, RolloutFailed
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymData
 from gymgate.rollout import ModelCall, Rollout, RolloutError
@@ -40,7 +40,7 @@ class Launch:
             raise self.answer
         return self.answer
 
-    async def stack_for(self, config: StackConfig) -> Launch:
+    async def stack_for(self, config: StackConfig, progress: Any) -> Launch:
         return self
 
     async def forget(self, config: StackConfig, stack: Any) -> None:

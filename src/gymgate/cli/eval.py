@@ -33,13 +33,8 @@ from gymgate.cli.output import log
 from gymgate.cli.policies import DEFAULT_KEY_VARIABLE, only_model
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
-from gymgate.integrations.verifiers.knobs import (
-    DEFAULT_ENVIRONMENT,
-    PLUGIN_ID,
-    Knobs,
-    knobs_of,
-    require_verifiers,
-)
+from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID, knobs_of, require_verifiers
 
 EPILOG = """All other options go to verifiers unchanged: `vf-eval nemo-gym-env --help` lists them, and `@ FILE` reads
 them from TOML or JSON. --data, --judge, --timeout and the like are short for `--env.taskset.*`."""
@@ -94,7 +89,7 @@ def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> Non
     with ExitStack() as exits:
         policy_args = exits.enter_context(_policy(knobs, settings))
         if not (settings.get("dry_run") or {"-h", "--help"} & {*argv}):
-            from gymgate.integrations.verifiers.stacks import starting_early
+            from gymgate.integrations.stacks import starting_early
 
             exits.enter_context(starting_early(knobs.stack_config(), log))
         code = _evaluate(argv, policy_args, replayed=replayed)

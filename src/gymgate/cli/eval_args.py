@@ -13,7 +13,8 @@ import yaml
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.policies import endpoint_list, sampling_fields
 from gymgate.errors import ConfigError
-from gymgate.integrations.verifiers.knobs import DEFAULT_ENVIRONMENT, PLUGIN_ID
+from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID
 
 REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
 """API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""

@@ -3,5 +3,5 @@
     vf-eval nemo-gym-env --env.taskset.env mcqa ...
     env = nemo_gym_env.load_environment(env="mcqa")                  # a verifiers.v1.Env, for a trainer
 
-`knobs` and `stacks` work without verifiers, whose import takes seconds.
+`knobs` works without verifiers, whose import takes seconds.
 """

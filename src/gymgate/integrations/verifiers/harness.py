@@ -12,9 +12,10 @@ from verifiers.v1.runtimes import Runtime
 
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import StackLostError
-from gymgate.integrations.verifiers import stacks
-from gymgate.integrations.verifiers.knobs import DEFAULT_ENVIRONMENT, PLUGIN_ID
-from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, record
+from gymgate.integrations import stacks
+from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID
+from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
 from gymgate.rollout import Rollout, outcome_of
 
 
@@ -54,7 +55,7 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
             raise TypeError(f"the nemo-gym-env harness runs nemo-gym-env tasks, not {type(data).__name__}")
         run = data.gym
         row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
-        stack = await stacks.stack_for(run.stack)
+        stack = await stacks.stack_for(run.stack, log)
         try:
             rollout = await stack.run(
                 row,
@@ -94,7 +95,7 @@ class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
         if not isinstance(config, NeMoGymConfig):
             raise TypeError(f"nemo-gym-env runs its own taskset, not {type(self.taskset).__name__}")
         self._held = config.stack_config()
-        await stacks.hold(self._held)
+        await stacks.hold(self._held, log)
 
     async def stop(self) -> None:
         """Give the lease back, also after a start that failed or was cancelled."""
@@ -116,7 +117,7 @@ def load_environment(
     similar names, for an unknown environment.
     """
     taskset = NeMoGymConfig(env=env, **config)
-    taskset.find_environments(stacks.log)
+    taskset.find_environments(log)
     return vf.load_environment(
         vf.resolve_env_config({**(env_config or {}), "taskset": {**taskset.model_dump(), "id": PLUGIN_ID}})
     )

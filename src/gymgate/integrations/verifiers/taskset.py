@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal, NoReturn, Self
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, Self
 
-import orjson
 import verifiers.v1 as vf
 from pydantic import BaseModel, ConfigDict
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
-from gymgate.catalog import Environment
 from gymgate.config import POLICY, RolloutLimits, StackConfig
-from gymgate.dataset import Row, open_rows
-from gymgate.errors import DataError, GymgateError
+from gymgate.dataset import Row
+from gymgate.errors import GymgateError
 from gymgate.gateway.dialects import translate_request
-from gymgate.integrations.verifiers.knobs import PLUGIN_ID, Knobs
-from gymgate.integrations.verifiers.stacks import log
+from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.rows import eval_rows, json_safe
+from gymgate.integrations.verifiers.knobs import PLUGIN_ID
 from gymgate.rollout import ModelCall, Rollout, outcome_of
 
 INFO_KEY = "nemo_gym"
 REWARD = "reward"
 UNSCORED = "nemo_gym/unscored"
+
+logger = logging.getLogger("verifiers.v1.gymgate")
+"""Below verifiers' own logger: only its records reach the console and eval.log."""
+
+
+def log(message: str) -> None:
+    """Log a progress message; also print it on a terminal where verifiers' dashboard keeps the log off it."""
+    logger.info("%s", message)
+    if logging.lastResort is None and sys.stderr.isatty():
+        print(message, file=sys.stderr, flush=True)
 
 
 class NeMoGymConfig(Knobs, vf.TasksetConfig):
@@ -87,16 +94,15 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
         """Yield the tasks; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
         config = self.config
         stack, limits = config.stack_config(), config.limits()
-        seen: Counter[str] = Counter()
-        for environment, row in itertools.islice(_rows(config), config.tasks):
-            seen[identity := f"{environment}/{row.key}"] += 1
+        for found in eval_rows(config, log):
+            row = found.row
             data = NeMoGymData(
-                id=identity if seen[identity] == 1 else f"{identity}#{seen[identity]}",
-                name=f"{environment}:{row.line}",
+                id=found.id,
+                name=found.name,
                 prompt=_prompt(row, config.dialect),
-                row=_json_safe(row),
+                row=json_safe(row),
                 gym=GymRun(
-                    environment=environment,
+                    environment=found.environment,
                     agent=row.agent or config.agent,
                     stack=stack,
                     limits=limits,
@@ -139,44 +145,6 @@ def usage_of(call: ModelCall) -> vf.Usage | None:
     )
 
 
-def _rows(config: Knobs) -> Iterator[tuple[str, Row]]:
-    """Yield each row with the environment that runs it. Packaged data is read for each environment in turn."""
-    environments = config.find_environments(log)
-    agents = {
-        agent.name: name
-        for name, found in environments.items()
-        for agent in found.config(config.config).agents
-    }
-    blended = config.data.startswith("hf:") or os.sep in config.data or Path(config.data).exists()
-    if len(environments) > 1 and blended:
-        for row in open_rows(config.data, environment=None):
-            yield agents.get(row.agent or "") or _refuse(row, environments, agents), row
-        return
-    for name, environment in environments.items():
-        for row in open_rows(config.data, environment=environment):
-            own = name if row.agent is None else agents.get(row.agent)
-            yield own or _refuse(row, environments, agents), row
-
-
-def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:
-    """Raise `DataError` for a row whose agent the stack does not have; names a config that has it, if there is one."""
-    if row.agent is None:
-        raise _error(row, "has no agent_ref, so it could go to any of several environments")
-    others = (
-        config.name
-        for environment in environments.values()
-        for config in environment.configs
-        if any(agent.name == row.agent for agent in config.agents)
-    )
-    other = next(others, None)
-    hint = f"it is in config {other!r}" if other else f"the stack has {', '.join(sorted(agents))}"
-    raise _error(row, f"agent {row.agent!r} is not in the stack; {hint}")
-
-
-def _error(row: Row, reason: str) -> DataError:
-    return DataError(f"{row.source}:{row.line}: {reason}", path=row.source, line=row.line)
-
-
 def _prompt(row: Row, dialect: str) -> vf.Messages:
     """Return the messages that the agent opens with, as verifiers will parse them from the first call in that dialect."""
     params = row.data["responses_create_params"]
@@ -187,12 +155,3 @@ def _prompt(row: Row, dialect: str) -> vf.Messages:
         except GymgateError:  # the rollout will report it; other rows can be read
             pass
     return ResponsesDialect().parse_request(params).messages
-
-
-def _json_safe(row: Row) -> dict[str, Any]:
-    """Return the row as JSON would carry it: tasks cross processes and are saved with the run."""
-    try:
-        safe: dict[str, Any] = orjson.loads(orjson.dumps(row.data, option=orjson.OPT_SERIALIZE_NUMPY))
-    except orjson.JSONEncodeError as error:
-        raise _error(row, f"cannot be written as JSON: {error}") from None
-    return safe

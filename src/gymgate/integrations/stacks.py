@@ -1,6 +1,6 @@
-"""The stacks of a process that runs verifiers: one per event loop and config, and one that starts early.
+"""The stacks of a process that runs an eval: one per event loop and config, and one that starts early.
 
-The env holds its stack from start to stop. A harness that runs without our env (`--env.id best-of-n`) takes one on
+Verifiers' env holds its stack from start to stop. Whoever runs without that env (`--env.id best-of-n`, Inspect) takes one on
 its first rollout and keeps it until its loop ends. Nothing here is shared between loops, so there is no lock.
 
 `gymgate eval run` starts the stack while verifiers is imported, so that the eval finds it up, or nearly.
@@ -10,25 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import sys
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from gymgate.config import StackConfig
+from gymgate.runtime.command import Progress
 from gymgate.stack import Stack, acquire, connect
 from gymgate.stack.sync import LoopThread
-
-logger = logging.getLogger("verifiers.v1.gymgate")
-"""Below verifiers' own logger: only its records reach the console and eval.log."""
-
-
-def log(message: str) -> None:
-    """Log a progress message; also print it on a terminal where verifiers' dashboard keeps the log off it."""
-    logger.info("%s", message)
-    if logging.lastResort is None and sys.stderr.isatty():
-        print(message, file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -36,6 +25,7 @@ class _SharedStack:
     """A stack, starting or up."""
 
     starting: asyncio.Task[Stack]
+    progress: Progress
     users: int = 0
     """Envs that hold it; one that no env holds is kept until its loop ends."""
     until_loop_ends: AsyncGenerator[None, None] | None = None
@@ -49,13 +39,13 @@ class _SharedStack:
 _stacks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[StackConfig, _SharedStack]] = WeakKeyDictionary()
 
 
-async def stack_for(config: StackConfig) -> Stack:
-    """Return this loop's stack for `config`, started if it is not up.
+async def stack_for(config: StackConfig, progress: Progress) -> Stack:
+    """Return this loop's stack for `config`, started if it is not up; `progress` gets a line per step of the start.
 
     All who wait for a start that fails get its error; the next call tries again. Cancelling a waiter does not cancel
     the start.
     """
-    entry = _entry(config)
+    entry = _entry(config, progress)
     stack = await _ready(entry, config)
     if not entry.users and entry.until_loop_ends is None:
         entry.until_loop_ends = _close_when_loop_ends(stack)
@@ -63,9 +53,9 @@ async def stack_for(config: StackConfig) -> Stack:
     return stack
 
 
-async def hold(config: StackConfig) -> None:
+async def hold(config: StackConfig, progress: Progress) -> None:
     """Start this loop's stack for `config` and keep it until as many `release` calls."""
-    entry = _entry(config)
+    entry = _entry(config, progress)
     entry.users += 1
     await _ready(entry, config)
 
@@ -85,7 +75,7 @@ async def forget(config: StackConfig, stack: Stack) -> None:
     """Replace a stack that was lost, so that the next rollout gets a new one."""
     entry = _of_this_loop().get(config)
     if entry is not None and entry.starting.done() and entry.starting.result() is stack:
-        entry.starting = asyncio.ensure_future(_connect(config))
+        entry.starting = asyncio.ensure_future(_connect(config, entry.progress))
         with contextlib.suppress(Exception):
             await stack.close()
 
@@ -94,17 +84,17 @@ def _of_this_loop() -> dict[StackConfig, _SharedStack]:
     return _stacks.setdefault(asyncio.get_running_loop(), {})
 
 
-def _entry(config: StackConfig) -> _SharedStack:
+def _entry(config: StackConfig, progress: Progress) -> _SharedStack:
     stacks = _of_this_loop()
     if config not in stacks:
-        stacks[config] = _SharedStack(asyncio.ensure_future(_connect(config)))
+        stacks[config] = _SharedStack(asyncio.ensure_future(_connect(config, progress)), progress)
     return stacks[config]
 
 
-async def _connect(config: StackConfig) -> Stack:
+async def _connect(config: StackConfig, progress: Progress) -> Stack:
     if _early is not None and _early.config != config:  # two stacks would share the machine
         _early.release()
-    stack = await connect(config, progress=log)
+    stack = await connect(config, progress=progress)
     if _early is not None:  # the eval holds a lease of its own now
         _early.release()
     return stack
@@ -134,7 +124,7 @@ class EarlyStack:
     stack, tries again and reports it.
     """
 
-    def __init__(self, config: StackConfig, progress: Callable[[str], None]) -> None:
+    def __init__(self, config: StackConfig, progress: Progress) -> None:
         self.config = config
         self._progress = progress
         self._loop = LoopThread()
@@ -159,7 +149,7 @@ _early: EarlyStack | None = None
 
 
 @contextlib.contextmanager
-def starting_early(config: StackConfig, progress: Callable[[str], None]) -> Iterator[None]:
+def starting_early(config: StackConfig, progress: Progress) -> Iterator[None]:
     """Start a stack in the background and hold it until the eval inside holds its own, at most until the block ends."""
     global _early
     _early = EarlyStack(config, progress)

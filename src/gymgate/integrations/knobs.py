@@ -1,0 +1,187 @@
+"""The knobs of an eval, and the stack and environments that they name. Each SDK's eval takes the same ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+
+from gymgate.config import (
+    DEFAULT_MAX_CALLS,
+    DEFAULT_NEMO_GYM,
+    EnvironmentConfig,
+    RolloutLimits,
+    RuntimeConfig,
+    StackConfig,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymgate.catalog import Environment
+
+DEFAULT_ENVIRONMENT = "example_session_state_mgmt"
+DEFAULT_DATA = "example"
+
+
+def _parsed(value: Any) -> Any:
+    """The value of a list or mapping, which a command line gives as JSON, or as names with commas between them."""
+    if not isinstance(value, str):
+        return value
+    return literal(value) if value.startswith(("{", "[")) else [name.strip() for name in value.split(",")]
+
+
+Names = Annotated[list[str], BeforeValidator(_parsed)]
+Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
+
+
+class Knobs(BaseModel):
+    """Which NeMo Gym environment to run, on which rows, and how."""
+
+    env: str | list[str] = DEFAULT_ENVIRONMENT
+    """NeMo Gym environment: a packaged name (`mcqa`) or the path of your own config. Several, as a list or with commas
+    between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
+    data: str = DEFAULT_DATA
+    """Rows: a packaged file by name (`example`), a JSONL path, or `hf:owner/name[:split]`."""
+    tasks: int | None = Field(None, ge=1)
+    """Load at most this many rows. `None` loads all; but without `-n` the default environment's example rows give one
+    task, so that `-r 100` is 100 rollouts of one task."""
+    config: str | None = None
+    """Which of the environment's configs (file stem); `None`: its default one."""
+    agent: str | None = None
+    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
+    overrides: Settings = Field(default_factory=dict)
+    """Settings for NeMo Gym's config parser, by dotted key."""
+    models: Settings = Field(default_factory=dict)
+    """Endpoint of each judge or user simulator, by instance name, `"*"` for all others: a base URL, `policy` (the rollout's
+    own policy), `none` (start without an endpoint; a rollout that calls it fails), or the fields of `gymgate.HTTPEndpoint`."""
+    gym: str = DEFAULT_NEMO_GYM
+    """nemo-gym release."""
+    python: str | None = None
+    """Interpreter to build NeMo Gym's virtual environment with; `None`: one is found on this machine."""
+    interpreter: str | None = None
+    """An interpreter that already has nemo-gym, used as it is."""
+    env_vars: Names = Field(default_factory=list)
+    """Names of environment variables that NeMo Gym's servers may see, such as keys of search services."""
+    component_roots: Names = Field(default_factory=list)
+    """Directories searched for servers of your own, beside the installed nemo-gym."""
+    dialect: Literal["chat", "responses"] = "chat"
+    """API in which policy calls reach the SDK. Verifiers' training client takes `chat` only."""
+    timeout_s: float = Field(3600.0, gt=0, allow_inf_nan=False)
+    """Seconds one rollout may take, verification included."""
+    max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
+    """Policy calls a rollout may make; further calls are refused and the rollout counts as truncated."""
+    agent_processes: int = Field(4, ge=1)
+    """Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process."""
+    start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
+    """Seconds until NeMo Gym's servers must be up (installing nemo-gym is not counted)."""
+    hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
+    """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never."""
+    linger_s: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Seconds that the servers stay up after their last user has gone."""
+    share: Literal["process", "machine"] = "process"
+    """Who shares the servers: this process, or all processes of this user on this machine (env-server workers)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        names = self.environment_names()
+        single = {"config": self.config, "agent": self.agent, "overrides": self.overrides or None}
+        if len(names) != 1 and (given := [key for key, value in single.items() if value is not None]):
+            raise ValueError(f"{', '.join(given)} needs one env, not {len(names)} ({', '.join(names)})")
+        holds_key = (
+            name
+            for name, value in self.models.items()
+            if isinstance(value, Mapping) and value.get("api_key") is not None
+        )
+        if secret := next(holds_key, None):
+            raise ValueError(
+                f"models.{secret}.api_key would be saved with the run; name its environment variable: api_key_env"
+            )
+        try:
+            self.stack_config()
+        except ValidationError as error:
+            raise ValueError(one_line(error)) from None
+        return self
+
+    @property
+    def name(self) -> str:
+        """The environments' names, as run names and the dashboard show them."""
+        return "+".join(Path(name).stem for name in self.environment_names())
+
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether this is the default environment on its example rows, with no number of tasks given."""
+        return self.env == DEFAULT_ENVIRONMENT and self.data == DEFAULT_DATA and self.tasks is None
+
+    def environment_names(self) -> tuple[str, ...]:
+        """Return `env` as a tuple of names."""
+        names = self.env.split(",") if isinstance(self.env, str) else self.env
+        return tuple(stripped for name in names if (stripped := name.strip()))
+
+    def stack_config(self) -> StackConfig:
+        """Return the stack that these knobs describe; equal knobs give equal stacks."""
+        overrides = tuple(sorted(_dotted(self.overrides)))
+        return StackConfig(
+            environments=tuple(
+                EnvironmentConfig(name=name, config=self.config, agent=self.agent, overrides=overrides)
+                for name in self.environment_names()
+            ),
+            runtime=RuntimeConfig(version=self.gym, python=self.python, interpreter=self.interpreter),
+            models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
+            env_vars=tuple(self.env_vars),
+            component_roots=tuple(self.component_roots),
+            agent_processes=self.agent_processes,
+            start_timeout_s=self.start_timeout_s,
+            hang_timeout_s=self.hang_timeout_s,
+            linger_s=self.linger_s,
+            share=self.share,
+        )
+
+    def limits(self) -> RolloutLimits:
+        """Return the bounds on each rollout."""
+        return RolloutLimits(timeout_s=self.timeout_s, max_calls=self.max_calls)
+
+    def find_environments(self, progress: Callable[[str], None]) -> dict[str, Environment]:
+        """Return the catalog's entry for each environment, by name; installs nemo-gym if it is not there.
+
+        Raises `ConfigError`, with similar names, for an unknown environment.
+        """
+        from gymgate.api import load_catalog
+
+        catalog = load_catalog(self.stack_config().runtime, roots=self.component_roots, progress=progress)
+        return {name: catalog.find(name) for name in self.environment_names()}
+
+
+def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield leaves by dotted key; flags arrive as strings, so a string that is a JSON literal becomes its value."""
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _dotted(item, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", literal(item)
+
+
+def literal(value: Any) -> Any:
+    """Return the value of a string that is JSON; any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _endpoint(value: Any) -> Any:
+    if value is None:  # a command line's "none" may have been read as null
+        return "none"
+    if isinstance(value, str) and value not in ("policy", "none"):
+        return {"type": "http", "base_url": value}
+    return {"type": "http", **value} if isinstance(value, Mapping) else value
+
+
+def one_line(error: ValidationError) -> str:
+    """Return what is wrong with which knob, on one line."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
+    )

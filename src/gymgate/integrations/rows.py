@@ -1,0 +1,87 @@
+"""The rows that an eval runs: of packaged data or a file, each with the environment that runs it and an id."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import orjson
+
+from gymgate.catalog import Environment
+from gymgate.dataset import Row, open_rows
+from gymgate.errors import DataError
+from gymgate.integrations.knobs import Knobs
+from gymgate.runtime.command import Progress
+
+
+class EvalRow(NamedTuple):
+    """A row and where it runs."""
+
+    id: str
+    """`ENVIRONMENT/KEY`, with `#2` and so on for further equal rows."""
+    environment: str
+    row: Row
+
+    @property
+    def name(self) -> str:
+        """`ENVIRONMENT:LINE`, for people."""
+        return f"{self.environment}:{self.row.line}"
+
+
+def eval_rows(knobs: Knobs, progress: Progress) -> Iterator[EvalRow]:
+    """Yield the rows that the knobs name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
+    seen: Counter[str] = Counter()
+    for environment, row in itertools.islice(_rows(knobs, progress), knobs.tasks):
+        seen[identity := f"{environment}/{row.key}"] += 1
+        yield EvalRow(identity if seen[identity] == 1 else f"{identity}#{seen[identity]}", environment, row)
+
+
+def json_safe(row: Row) -> dict[str, Any]:
+    """Return the row as JSON would carry it: it crosses processes and is saved with the run. Raises `DataError`."""
+    try:
+        safe: dict[str, Any] = orjson.loads(orjson.dumps(row.data, option=orjson.OPT_SERIALIZE_NUMPY))
+    except orjson.JSONEncodeError as error:
+        raise _error(row, f"cannot be written as JSON: {error}") from None
+    return safe
+
+
+def _rows(knobs: Knobs, progress: Progress) -> Iterator[tuple[str, Row]]:
+    """Yield each row with the environment that runs it. Packaged data is read for each environment in turn."""
+    environments = knobs.find_environments(progress)
+    agents = {
+        agent.name: name
+        for name, found in environments.items()
+        for agent in found.config(knobs.config).agents
+    }
+    blended = knobs.data.startswith("hf:") or os.sep in knobs.data or Path(knobs.data).exists()
+    if len(environments) > 1 and blended:
+        for row in open_rows(knobs.data, environment=None):
+            yield agents.get(row.agent or "") or _refuse(row, environments, agents), row
+        return
+    for name, environment in environments.items():
+        for row in open_rows(knobs.data, environment=environment):
+            own = name if row.agent is None else agents.get(row.agent)
+            yield own or _refuse(row, environments, agents), row
+
+
+def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:
+    """Raise `DataError` for a row whose agent the stack does not have; names a config that has it, if there is one."""
+    if row.agent is None:
+        raise _error(row, "has no agent_ref, so it could go to any of several environments")
+    others = (
+        config.name
+        for environment in environments.values()
+        for config in environment.configs
+        if any(agent.name == row.agent for agent in config.agents)
+    )
+    other = next(others, None)
+    hint = f"it is in config {other!r}" if other else f"the stack has {', '.join(sorted(agents))}"
+    raise _error(row, f"agent {row.agent!r} is not in the stack; {hint}")
+
+
+def _error(row: Row, reason: str) -> DataError:
+    return DataError(f"{row.source}:{row.line}: {reason}", path=row.source, line=row.line)
