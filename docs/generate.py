@@ -1,6 +1,7 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`; NAME is a config class, `errors` or `commands`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is a config class, `errors`, `commands`, or a title of
+commands with `-` for each space, such as `This-machine`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -15,9 +17,9 @@ from pydantic_core import PydanticUndefined
 
 import gymgate.config
 import gymgate.errors
-from gymgate.cli import cli
+from gymgate.cli import COMMANDS, cli
 
-PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def config_table(cls: type[gymgate.config.Config]) -> str:
@@ -31,25 +33,84 @@ def config_table(cls: type[gymgate.config.Config]) -> str:
 
 
 def errors_tree() -> str:
-    tree = inspect.cleandoc(gymgate.errors.__doc__ or "").partition("\n\n")[2].partition("\n\nA failed")[0]
-    return f"```text\n{inspect.cleandoc(tree)}\n```\n"
+    doc = inspect.cleandoc(gymgate.errors.__doc__ or "")
+    tree = doc.partition("\n\n")[2].partition("\n\nA failed")[0]
+    return f"```text\n{textwrap.dedent(tree)}\n```\n"
 
 
-def commands() -> str:
-    context = click.Context(cli)
+def commands_table() -> str:
+    """A table of all commands, by task."""
     lines = []
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        lines.append(f"| `gymgate {name}` | {command.get_short_help_str(200)} |")
-    return "\n".join(["| command | what it does |", "| --- | --- |", *lines, ""])
+    for task, names in COMMANDS.items():
+        for name in names:
+            command = command_at(name)
+            link = f"[`gymgate {name}`](#gymgate-{name})"
+            lines.append(f"| {link} | {command.get_short_help_str(200)} | {task.lower()} |")
+    return "\n".join(["| command | what it does | for |", "| --- | --- | --- |", *lines, ""])
+
+
+def command_at(*names: str) -> click.Command:
+    command: click.Command = cli
+    for name in names:
+        assert isinstance(command, click.Group)
+        found = command.get_command(click.Context(command), name)
+        assert found is not None, name
+        command = found
+    return command
+
+
+def commands_of(task: str) -> str:
+    """Usage, text and options of each of the task's commands, and of their subcommands."""
+    paths: list[tuple[str, ...]] = []
+    for name in COMMANDS[task]:
+        command = command_at(name)
+        paths.append((name,))
+        if isinstance(command, click.Group):
+            paths += [(name, each) for each in command.list_commands(click.Context(command))]
+    return "\n".join(described(path) for path in paths)
+
+
+def described(path: tuple[str, ...]) -> str:
+    command = command_at(*path)
+    name = " ".join(("gymgate", *path))
+    context = click.Context(command, info_name=name)
+    usage = " ".join([name, *command.collect_usage_pieces(context)])
+    help_text = inspect.cleandoc(command.help or "")
+    blocks = [paragraph(block) for block in re.split(r"\n\s*\n", help_text)]
+    lines = [f"{'#' * (len(path) + 2)} {name}", "", f"```text\n{usage}\n```", "", "\n\n".join(blocks), ""]
+    options = [
+        record
+        for parameter in command.get_params(context)
+        if isinstance(parameter, click.Option) and parameter.name != "help"
+        if (record := parameter.get_help_record(context)) is not None
+    ]
+    if options:
+        lines += ["| option | meaning |", "| --- | --- |"]
+        lines += [f"| `{cell(flags)}` | {cell(text)} |" for flags, text in options]
+        lines.append("")
+    if command.epilog:
+        lines += [paragraph(inspect.cleandoc(command.epilog)), ""]
+    return "\n".join(lines)
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of a command's help: its lines joined, or as code where it begins with click's mark for that."""
+    if text.startswith("\b"):
+        return f"```bash\n{textwrap.dedent(text.partition(chr(10))[2])}\n```"
+    return " ".join(text.split()).replace("*", r"\*")
+
+
+def cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
 
 
 def render(name: str) -> str:
     if name == "errors":
         return errors_tree()
     if name == "commands":
-        return commands()
+        return commands_table()
+    if (task := name.replace("-", " ")) in COMMANDS:
+        return commands_of(task)
     return config_table(getattr(gymgate.config, name))
 
 

@@ -12,7 +12,7 @@ import pytest
 from gymgate.rollout import result as results
 from gymgate.rollout.breakdowns import AGENTS, breakdown
 
-DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 SAID = {"output": [{"type": "message"}]}
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [

@@ -1,4 +1,4 @@
-"""What each kind of rollout counts for: the table in docs/reliability.md is the specification, and is read here."""
+"""What each kind of rollout counts for: the table in docs/outcomes.md is the specification, and is read here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymgate.errors import ErrorKind
 from gymgate.rollout import ModelCall, Rollout, RolloutError, outcome_of
 from gymgate.rollout.outcome import asked_policy
 
-DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
 HEAD = "| rollout | scored | in means | trained on | retried | reason |"
 WORDS = {"yes": True, "no": False}
 
@@ -42,7 +42,7 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
 
 def table() -> dict[str, list[str]]:
     lines = iter(DOCS.read_text().splitlines())
-    assert HEAD in lines, "docs/reliability.md has no table of outcomes"
+    assert HEAD in lines, "docs/outcomes.md has no table of outcomes"
     next(lines)
     found = {}
     for line in lines:

@@ -1,6 +1,6 @@
 """What a rollout counts for: one truth table for every SDK, table, log and export. Pure functions.
 
-The table is in docs/reliability.md, where a test reads it.
+The table is in docs/outcomes.md, where a test reads it.
 """
 
 from __future__ import annotations

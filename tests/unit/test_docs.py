@@ -1,0 +1,195 @@
+"""The documentation: its links, commands and programs are real, and its site builds without a warning."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import click
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from gymgate.cli import cli
+
+ROOT = Path(__file__).parents[2]
+GENERATOR = ROOT / ".venv-docs" / "bin" / "zensical"
+PAGES = sorted(
+    path for pattern in ("*.md", "docs/*.md", "examples/**/README.md") for path in ROOT.glob(pattern)
+)
+NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
+LOADED = {
+    ("script", "src"),
+    ("link", "href"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("object", "data"),
+}
+"""Tags whose attribute a browser fetches by itself."""
+
+
+@cache
+def tokens(path: Path) -> list[Token]:
+    return MarkdownIt("commonmark").enable("table").parse(path.read_text())
+
+
+@cache
+def anchors(path: Path) -> set[str]:
+    """Ids of a page's headings, as GitHub and the site's generator make them."""
+    found = set()
+    parsed = tokens(path)
+    for opening, content in pairwise(parsed):
+        if opening.type == "heading_open":
+            text = re.sub(r"[^\w\s-]", "", content.content.replace("`", "")).strip().lower()
+            found.add(re.sub(r"[\s]", "-", text))
+    return found
+
+
+def links(path: Path) -> Iterator[str]:
+    for token in tokens(path):
+        for child in token.children or []:
+            target = child.attrs.get("href") or child.attrs.get("src")
+            if target:
+                yield str(target)
+
+
+def blocks(path: Path, language: str) -> Iterator[str]:
+    for token in tokens(path):
+        if token.type == "fence" and token.info.strip() == language:
+            yield token.content
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Each `gymgate` command line in a `bash` block, with the page that has it."""
+    for name, path in zip(NAMES, PAGES, strict=True):
+        for block in blocks(path, "bash"):
+            for line in block.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["./dev"] and words[1:2] in (["eval"], ["run"], ["setup"], ["doctor"]):
+                    words[0] = "gymgate"
+                if words[:1] == ["gymgate"]:
+                    yield name, words[1:]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    wrong = []
+    for link in links(page):
+        parts = urlsplit(link)
+        if parts.scheme:
+            continue
+        target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        if not target.exists():
+            wrong.append(f"{link}: no such file")
+        elif parts.fragment and target.suffix == ".md" and parts.fragment not in anchors(target):
+            wrong.append(f"{link}: no such heading")
+    assert wrong == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = re.findall(r"[\w-]+\.md", str(nav))
+    assert sorted(listed) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_commands_are_real() -> None:
+    """Names of commands and options, and the form of their values, are those of the command line."""
+    wrong, seen = [], 0
+    for name, words in commands():
+        context = click.Context(cli, info_name="gymgate")
+        group: click.Command = cli
+        arguments = words
+        while isinstance(group, click.Group) and arguments and not arguments[0].startswith("-"):
+            command = group.get_command(context, arguments[0])
+            if command is None:
+                break
+            group, arguments = command, arguments[1:]
+        seen += 1
+        try:
+            group.make_context(words[0] if words else "gymgate", [*arguments], parent=context)
+        except click.exceptions.Exit:
+            pass  # --help, --version
+        except click.ClickException as error:
+            wrong.append(f"{name}: gymgate {shlex.join(words)}: {error.format_message()}")
+    assert wrong == []
+    assert seen > 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_are_python(name: str) -> None:
+    for block in blocks(ROOT / name, "python"):
+        whole = block.replace(", ...)", ")")  # what a program leaves out
+        compile(whole, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+class Page(HTMLParser):
+    """Ids, links and fetched addresses of one built page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for key, value in attrs:
+            if key in ("id", "name") and value:
+                self.ids.add(value)
+            if tag == "a" and key == "href" and value:
+                self.links.append(value)
+            if (tag, key) in LOADED and value:
+                self.fetched.append(value)
+
+
+@pytest.mark.skipif(not GENERATOR.exists(), reason="needs the site's generator: `./dev docs` installs it")
+def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for name in ("mkdocs.yml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(
+        [GENERATOR, "build", "--clean", "--strict"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    site = tmp_path / "site"
+    pages = {path.resolve(): Page(path) for path in site.rglob("*.html")}
+    wrong = []
+    for path, page in pages.items():
+        for link in page.links + page.fetched:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https", "mailto") or link.startswith("//"):
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if target.is_dir():
+                target /= "index.html"
+            if not target.is_relative_to(site.resolve()) and path.name == "404.html":
+                continue
+            if not target.exists():
+                wrong.append(f"{path.name}: {link}: no such file")
+            elif parts.fragment and target in pages and parts.fragment not in pages[target].ids:
+                wrong.append(f"{path.name}: {link}: no such heading")
+        wrong += [f"{path.name} loads {link}" for link in page.fetched if urlsplit(link).netloc]
+    for style in [*site.rglob("*.css"), *site.rglob("*.svg")]:
+        wrong += [
+            f"{style.name} loads {found}"
+            for found in re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]+", style.read_text())
+        ]
+    assert wrong == []
+    assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= {path.name for path in pages}
