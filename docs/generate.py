@@ -1,20 +1,27 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is a config class, `errors`, `commands`, or a title of
-commands with `-` for each space, such as `This-machine`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `errors`, `commands`, a title of commands with
+`-` for each space, such as `This-machine`, or a public name of gymgate: a config class, another class or a function.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import textwrap
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
+from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import gymgate
 import gymgate.config
 import gymgate.errors
 from gymgate.cli import COMMANDS, cli
@@ -104,6 +111,70 @@ def cell(text: str) -> str:
     return " ".join(text.split()).replace("|", r"\|")
 
 
+def record_table(cls: type) -> str:
+    """Fields of a record, with the text that stands under each in the source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    lines = ["| field | type | meaning |", "| --- | --- | --- |"]
+    for statement, following in pairwise([*body.body, ast.Pass()]):
+        name, kind = "", ""
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name, kind = statement.target.id, ast.unparse(statement.annotation)
+        elif isinstance(statement, ast.FunctionDef) and any(
+            isinstance(each, ast.Name) and each.id == "property" for each in statement.decorator_list
+        ):
+            name, kind = statement.name, ast.unparse(statement.returns) if statement.returns else ""
+        if not name or name.startswith("_"):
+            continue
+        text = ast.get_docstring(statement) if isinstance(statement, ast.FunctionDef) else None
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            text = str(following.value.value)
+        lines.append(f"| `{name}` | `{cell(kind)}` | {cell(text or '')} |".replace("|  |", "| |"))
+    return "\n".join([" ".join((inspect.getdoc(cls) or "").split()), "", *lines, ""])
+
+
+def signature(name: str, function: Callable[..., Any]) -> str:
+    """A call with its parameters, one a line where they do not fit on one."""
+    found = inspect.signature(function)
+    parameters = []
+    keyword_only = False
+    for each in found.parameters.values():
+        if each.name == "self":
+            continue
+        if each.kind is each.KEYWORD_ONLY and not keyword_only:
+            keyword_only = True
+            parameters.append("*")
+        default = "" if each.default is each.empty else f" = {shown(each.default)}"
+        parameters.append(f"{each.name}: {each.annotation}{default}")
+    line = f"{name}({', '.join(parameters)}) -> {found.return_annotation}"
+    if len(line) <= 100:
+        return line
+    inner = "".join(f"    {each},\n" for each in parameters)
+    return f"{name}(\n{inner}) -> {found.return_annotation}"
+
+
+def shown(default: object) -> str:
+    return "..." if callable(default) else repr(default)
+
+
+def function_text(name: str, function: Callable[..., Any]) -> str:
+    paragraphs = (inspect.getdoc(function) or "").split("\n\n")
+    text = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+    return f"```text\n{signature(name, function)}\n```\n\n{text}\n"
+
+
+def class_text(cls: type) -> str:
+    """A class by its public methods and properties."""
+    parts = [" ".join((inspect.getdoc(cls) or "").split()), ""]
+    for name, member in vars(cls).items():
+        if isinstance(member, property) and not name.startswith("_"):
+            text = " ".join((inspect.getdoc(member) or "").split())
+            parts += [f"```text\n{cls.__name__}.{name}\n```", "", text, ""]
+        elif inspect.isfunction(member) and not name.startswith("_"):
+            parts.append(function_text(f"{cls.__name__}.{name}", member))
+    return "\n".join(parts)
+
+
 def render(name: str) -> str:
     if name == "errors":
         return errors_tree()
@@ -111,7 +182,12 @@ def render(name: str) -> str:
         return commands_table()
     if (task := name.replace("-", " ")) in COMMANDS:
         return commands_of(task)
-    return config_table(getattr(gymgate.config, name))
+    found = getattr(gymgate, name)
+    if not inspect.isclass(found):
+        return function_text(f"gymgate.{name}", found)
+    if issubclass(found, gymgate.config.Config):
+        return config_table(found)
+    return record_table(found) if is_dataclass(found) or issubclass(found, BaseModel) else class_text(found)
 
 
 def main(check: bool) -> int:

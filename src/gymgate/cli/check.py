@@ -47,19 +47,20 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
     type=click.IntRange(1),
     default=1,
     show_default=True,
+    metavar="N",
     help="Environments checked at the same time.",
 )
 @click.option(
     "-o",
     "--output",
     type=_file,
-    help="Results file (JSON). A result that it has with the same settings is kept and not checked again.",
+    help="Results file (JSON). An environment with a result of the same settings is not checked again.",
 )
 @click.option(
     "--redo",
     multiple=True,
     type=click.Choice([*_VERDICTS, "all"]),
-    help="Check again what the results file has with this verdict. Repeatable.",
+    help="Check environments again that have this verdict in the results file. Repeatable.",
 )
 @click.option("--page", type=_file, help="Write a Markdown page of everything in the results file.")
 @judge_option
@@ -69,10 +70,10 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @_limit(
     "--timeout",
     default=180.0,
-    help="Seconds per rollout; agents that start a program for each may need more.",
+    help="Seconds per rollout. Agents that start a program for each rollout may need more.",
 )
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
-@_limit("--memory", default=8.0, help="GB that an environment may use.")
+@_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
 def command(
     environments: Sequence[str],
     everything: bool,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @click.group("data")
 def command() -> None:
-    """Prepare data of environments; blend files of rows."""
+    """Prepare the data of environments; blend files of rows."""
 
 
 @command.command("prepare")
@@ -86,7 +86,7 @@ def command() -> None:
     type=Seconds(0, min_open=True),
     default=14400.0,
     show_default=True,
-    help="Seconds.",
+    help="Seconds for the whole preparation.",
 )
 @gym_option
 @json_option

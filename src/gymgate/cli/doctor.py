@@ -24,11 +24,17 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 @click.option("--trl", "trainer", flag_value="trl", help="Check what a training with TRL needs.")
 @click.option("--verl", "trainer", flag_value="verl", help="Check what a training with verl needs.")
 @click.option(
-    "--vllm", "urls", multiple=True, metavar="URL", help="Server that samples; once for each replica."
+    "--vllm",
+    "urls",
+    multiple=True,
+    metavar="URL",
+    help="Address of a server that samples; give it once for each replica.",
 )
 @click.option("-m", "--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
 @click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
-@click.option("--data", default="example", show_default=True, help="Rows; the first one is rolled out.")
+@click.option(
+    "--data", default="example", show_default=True, metavar="ROWS", help="Rows, of which the first is run."
+)
 @gym_option
 @click.option(
     "--timeout",

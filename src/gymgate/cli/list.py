@@ -29,13 +29,13 @@ NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary"
     "--needs",
     type=click.Choice(["none", *NEEDS]),
     multiple=True,
-    help="Only environments that need one of these; `none`: they need only the wheel and a policy.",
+    help="Only environments with this need; `none`: they need only the release and a policy. Repeatable: with any of them.",
 )
 @click.option(
     "--without",
     type=click.Choice(NEEDS),
     multiple=True,
-    help="Leave out environments that need one of these.",
+    help="Leave out environments with this need. Repeatable.",
 )
 @gym_option
 @json_option

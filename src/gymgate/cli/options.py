@@ -30,6 +30,8 @@ KINDS = {
 class Seconds(click.FloatRange):
     """Seconds on the command line: a finite number within a range."""
 
+    name = "seconds"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
@@ -135,8 +137,8 @@ set_option = click.option(
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Override in the environment's config by dotted key, or @FILE with overrides in YAML; ENV:KEY=VALUE where "
-    "there are several environments. Repeatable.",
+    help="Override a setting of the environment's config by its dotted key; @FILE reads overrides from YAML; "
+    "ENV:KEY=VALUE with several environments. Repeatable.",
 )
 env_var_option = click.option(
     "--env-var",

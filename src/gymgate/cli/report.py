@@ -23,7 +23,7 @@ from gymgate.collection.report import write_report
     default=50,
     show_default=True,
     metavar="N",
-    help="Tasks whose conversations are in it.",
+    help="Tasks whose conversations the report shows.",
 )
 @click.option(
     "--per-task",
@@ -31,7 +31,7 @@ from gymgate.collection.report import write_report
     default=4,
     show_default=True,
     metavar="N",
-    help="Conversations of each task, side by side.",
+    help="Conversations of each task, shown side by side.",
 )
 def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int) -> None:
     """Write runs as one HTML file.

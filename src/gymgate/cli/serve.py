@@ -31,12 +31,17 @@ STOP_TIMEOUT_S = 5.0
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
 @replay_option
 @replay_file_option
-@click.option("--index", type=click.IntRange(0), help="Answer from this recording only (0-based).")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--index", type=click.IntRange(0), metavar="N", help="Answer only from recording N, counted from 0."
+)
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."
+)
 @click.option(
     "--port",
     default=0,
     type=click.IntRange(0, 65535),
+    metavar="PORT",
     help="Port to listen on; 0: a free one.",
     show_default=True,
 )

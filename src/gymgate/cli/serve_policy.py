@@ -35,24 +35,35 @@ GRACE_S = 60.0
 @click.argument("model", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM_ARGUMENT...]")
 @click.option(
-    "--data-parallel", type=click.IntRange(1), help="Copies behind one address, by vLLM's own option."
+    "--data-parallel",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Copies behind one address, by vLLM's own option.",
 )
 @click.option(
-    "--replicas", type=click.IntRange(1), help="Servers per node, each with GPUs and an address of its own."
+    "--replicas",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Servers per node, each with GPUs and an address of its own.",
 )
-@click.option("--tensor-parallel", type=click.IntRange(1), help="GPUs per copy.")
+@click.option("--tensor-parallel", type=click.IntRange(1), metavar="N", help="GPUs per copy.")
 @click.option(
     "--command",
-    metavar="TEXT",
-    help="Start another server than vLLM: 'python -m sglang.launch_server --model-path M --port {port}'.",
+    metavar="COMMAND",
+    help="Command of another server than vLLM, such as 'python -m sglang.launch_server --model-path M --port {port}'.",
 )
 @click.option("--slurm-nodes", is_flag=True, help="Start them on every node of this Slurm job, with srun.")
 @click.option(
     "--srun", multiple=True, metavar="NAME[=VALUE]", help="Extra srun option, such as container-image=X."
 )
-@click.option("--host", help="Address to listen on. [127.0.0.1; every address with --slurm-nodes]")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="The first port. [free ones; 8000 with --slurm-nodes]"
+    "--host", metavar="ADDRESS", help="Address to listen on. [127.0.0.1; every address with --slurm-nodes]"
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="First port. [free ones; 8000 with --slurm-nodes]",
 )
 @click.option("--sandbox", metavar="COMMAND", help="Another program to start and keep up beside them.")
 @click.option(
@@ -65,10 +76,15 @@ GRACE_S = 60.0
     type=Seconds(0, min_open=True),
     default=1800.0,
     show_default=True,
-    help="Fail if not every server answers after this many seconds.",
+    help="Seconds until every server must answer.",
 )
 @click.option(
-    "--restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts for each server."
+    "--restarts",
+    type=click.IntRange(0),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Restarts of each server.",
 )
 @click.option(
     "--logs", type=click.Path(path_type=Path, file_okay=False), help="Directory for the servers' output."

@@ -29,15 +29,17 @@ SUBMIT_TIMEOUT_S = 120.0
     help="Directory of the run, on a file system that the nodes share.",
 )
 @click.option(
-    "--shards", type=click.IntRange(1), help="Number of array tasks; each runs a part of the rollouts."
+    "--shards", type=click.IntRange(1), metavar="N", help="Array tasks; each runs a part of the rollouts."
 )
 @click.option(
     "--seeds",
     metavar="N|LIST",
-    help="One array task per seed instead: 4 means 0-3; or a list such as 3,5,7-9.",
+    help="One array task per seed, in place of --shards: 4 is 0-3; or a list, 3,5,7-9.",
 )
-@click.option("--at-once", type=click.IntRange(1), help="Array tasks that run at the same time. [all]")
-@click.option("--name", default="gymgate", show_default=True, help="Job name.")
+@click.option(
+    "--at-once", type=click.IntRange(1), metavar="N", help="Array tasks that run at the same time. [all]"
+)
+@click.option("--name", default="gymgate", show_default=True, metavar="NAME", help="Job name.")
 @click.option("--time", metavar="TIME", help="Walltime; no rollout starts in its last --drain seconds.")
 @click.option(
     "--drain",
@@ -45,14 +47,16 @@ SUBMIT_TIMEOUT_S = 120.0
     type=click.IntRange(1),
     default=600,
     show_default=True,
-    help="Seconds for running rollouts to finish.",
+    metavar="SECONDS",
+    help="Time before the end of the walltime in which running rollouts finish.",
 )
 @click.option(
     "--requeues",
     type=click.IntRange(0),
     default=3,
     show_default=True,
-    help="Times that a task that ran out of walltime is queued again.",
+    metavar="N",
+    help="How often a task that ran out of walltime is queued again.",
 )
 @click.option(
     "--sbatch",

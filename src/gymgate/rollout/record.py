@@ -158,7 +158,7 @@ class Timing(Record):
 
 
 class Rollout(Record):
-    """One attempt at one row."""
+    """One run of one row."""
 
     id: str
     """Public id; safe to log and store."""

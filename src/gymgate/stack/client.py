@@ -237,8 +237,8 @@ class Stack:
         simulator is the policy itself, so that a policy endpoint that records turns sees only the agent's.
         Cancelling it cancels the rollout.
 
-        A failed rollout comes back as data, `status="failed"`. One whose time is over comes back within about
-        `GRACE_S` of its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for mistakes of
+        A failed rollout comes back as data, `status="failed"`. One whose time is over comes back about a
+        second after its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for mistakes of
         the caller, and `StackLostError` if the stack is gone.
         """
         body = row_json(row)
