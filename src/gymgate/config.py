@@ -176,10 +176,14 @@ class EnvironmentConfig(Config):
 
     name: str
     """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of your own config."""
-    config: str | None = None
-    """Which of its configs (file stem); `None`: its default one."""
+    config: str | tuple[str, ...] | None = None
+    """Which of its configs (file stem); `None`: its default one. Several in order, of which later ones override earlier ones,
+    may also be YAML files: paths of your own, or as the release names them (`responses_api_agents/x/configs/x.yaml`)."""
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
+    sandbox: str | None = None
+    """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It takes
+    the place of the provider that the config names, if it names one. `None`: the config's own."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
     scores_without_policy: bool = False

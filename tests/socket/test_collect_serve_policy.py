@@ -196,7 +196,7 @@ def test_another_server_and_a_sandbox(vllm: Path, tmp_path: Path) -> None:
     sandbox = f"{sys.executable} -m http.server {port} --bind 127.0.0.1 --directory {tmp_path}"
     script = "echo $GYMGATE_POLICY_URLS $NEMO_SKILLS_SANDBOX_HOST $NEMO_SKILLS_SANDBOX_PORT"
     beside = (
-        "--sandbox",
+        "--sandbox-command",
         sandbox,
         "--sandbox-url",
         f"http://127.0.0.1:{port}/",

@@ -128,10 +128,10 @@ def test_a_sandbox_needs_a_url() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("m", "--sandbox", "x"), "--sandbox and --sandbox-url together"),
-        (("--sandbox", "x", "--sandbox-url", "http://h/"), "alone serves no policy"),
+        (("m", "--sandbox-command", "x"), "--sandbox-command and --sandbox-url together"),
+        (("--sandbox-command", "x", "--sandbox-url", "http://h/"), "alone serves no policy"),
         (
-            ("--sandbox", "x", "--sandbox-url", "http://h/", "--run", "y", "--replicas", "2", "--port", "1"),
+            ("--sandbox-command", "x", "--sandbox-url", "http://h/", "--run", "y", "--replicas", "2", "--port", "1"),
             "--replicas and --port: there is no policy server to use it",
         ),
         (

@@ -98,7 +98,7 @@ def test_an_array_over_seeds(tmp_path: Path) -> None:
 
 
 def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
-    sandbox = ("--sandbox", "run it", "--sandbox-url", "http://127.0.0.1:6000/")
+    sandbox = ("--sandbox-command", "run it", "--sandbox-url", "http://127.0.0.1:6000/")
     script = array_script(job(tmp_path, serve=sandbox, serves_policy=False))
     assert "{urls}" not in script
     assert "-b http://h/v1" in script

@@ -43,7 +43,7 @@ def context(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> An
 
 async def made(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> plan.EnvironmentPlan:
     return await plan.make_plan(
-        EnvironmentConfig(name="e"), root / "e.yaml", context(root, agent, forwarding), root
+        EnvironmentConfig(name="e"), [root / "e.yaml"], context(root, agent, forwarding), root
     )
 
 

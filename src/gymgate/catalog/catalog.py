@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gymgate.catalog import store
-from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS, Environment, EnvironmentKind, near
+from gymgate.catalog.model import (
+    AGENT_KIND,
+    PACKAGED_KINDS,
+    Environment,
+    EnvironmentKind,
+    joined_name,
+    near,
+)
 from gymgate.catalog.scan import Scanner, roots_around
 from gymgate.errors import ConfigError
 
@@ -52,7 +60,37 @@ class Catalog:
         found = (self._at(path, AGENT_KIND) for path in paths)
         return [agent for agent in found if agent is not None and agent.data]
 
-    def find(self, name: str) -> Environment:
+    def find(self, name: str, configs: str | Sequence[str] | None = None) -> Environment:
+        """Return the environment of that name, with one more config if `configs` are several or name files.
+
+        `Environment.config(configs)` returns that config. Raises `ConfigError` for what there is not.
+        """
+        environment = self._environment(name)
+        names = (configs,) if isinstance(configs, str) else tuple(configs or ())
+        paths = [self._config_file(environment, each) for each in names]
+        if not names or (len(names) == 1 and any(config.path == paths[0] for config in environment.configs)):
+            return environment
+        around = dict.fromkeys(root for path in paths for root in roots_around(path, _KINDS))
+        config = self._user_scanner(*around).combined(joined_name(names), paths)
+        return replace(environment, configs=(*environment.configs, config))
+
+    def _config_file(self, environment: Environment, name: str) -> Path:
+        """Return the file of one of an environment's configs, else the file at that path."""
+        for config in environment.configs:
+            if name.removesuffix(".yaml") in (config.name, config.path.stem):
+                return config.path
+        bases = (Path.cwd(), *self.roots)
+        found = (base / Path(name).expanduser() for base in bases)
+        path = next((path for path in found if path.is_file()), None)
+        if path is None:
+            choices = ", ".join(config.name for config in environment.configs)
+            raise ConfigError(
+                f"environment {environment.name!r} has no config {name!r}, and there is no such file in {Path.cwd()} or in "
+                f"nemo-gym {self.version}; its configs: {choices or 'none'}"
+            )
+        return path.resolve()
+
+    def _environment(self, name: str) -> Environment:
         """Return the environment called `mcqa` or `environments/mcqa`, or the one in a user's config file or directory.
 
         A bare name is looked up among resources servers, then environments, then benchmarks. An agent that ships data is
@@ -93,14 +131,18 @@ class Catalog:
             raise ConfigError(self._unknown(name))
         found = found.resolve()
         # Its config may name files below the working directory or in the tree around it.
-        around = (*roots_around(found, _KINDS), Path.cwd())
-        scanner = Scanner((*self.roots[:-1], *around, self.site), self.site, self.version)
+        around = roots_around(found, _KINDS)
+        scanner = self._user_scanner(*around)
         if not found.is_dir():
             return scanner.file(found)
         environment = scanner.directory(found, "config")
         if environment is None:
             raise ConfigError(f"no NeMo Gym config in directory {name!r}")
         return environment
+
+    def _user_scanner(self, *around: Path) -> Scanner:
+        """Return a scanner that also finds files in the trees around a user's config and below the working directory."""
+        return Scanner((*self.roots[:-1], *around, Path.cwd(), self.site), self.site, self.version)
 
     def _unknown(self, name: str) -> str:
         known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})

@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 import orjson
 
 from gymgate.catalog.needs import Need, judge_references
-from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, RESOURCES, ServerInstance
+from gymgate.catalog.resolve import (
+    AGENTS,
+    MISSING,
+    MODELS,
+    RESOURCES,
+    SandboxReference,
+    ServerInstance,
+)
 from gymgate.config import POLICY
 from gymgate.errors import ConfigError
 
@@ -48,9 +55,18 @@ class EnvConfig:
     requirements: tuple[str, ...] = ()
     """PyPI requirements of its resources servers and agents that the installed nemo-gym does not meet, sorted. nemo-gym
     itself and editable lines are left out."""
+    sandboxes: tuple[SandboxReference, ...] = ()
+    """The settings with which its servers choose a sandbox provider."""
+    files: tuple[Path, ...] = ()
+    """The config files in order, if it was put together of several; `path` is the first."""
     missing: tuple[str, ...] = ()
     """Dotted paths whose value is `???` or interpolates a key that no file defines. NeMo Gym's parser refuses the config
     until they are given."""
+
+    @property
+    def all_files(self) -> tuple[Path, ...]:
+        """The config files that make it, in order; those that they include are left out."""
+        return self.files or (self.path,)
 
     @property
     def servers(self) -> tuple[ServerInstance, ...]:
@@ -137,16 +153,20 @@ class Environment:
     configs: tuple[EnvConfig, ...] = ()
     data: tuple[DataFile, ...] = ()
 
-    def config(self, name: str | None = None) -> EnvConfig:
-        """Return the config of that name. `None` means the one named like the environment, else one with a simple agent,
-        else any with an agent. Raises `ConfigError` with the choices."""
+    def config(self, name: str | Sequence[str] | None = None) -> EnvConfig:
+        """Return the config of that name; of several names, the one that `Catalog.find` put together of them. `None` means
+        the one named like the environment, else one with a simple agent, else any with an agent.
+
+        Raises `ConfigError` with the choices.
+        """
         if not self.configs:
             raise ConfigError(f"environment {self.name!r} has no config in {self.path}")
         if name is None:
             return min(self.configs, key=self._rank)
+        name = joined_name(name)
         wanted = name.removesuffix(".yaml")
         for config in self.configs:
-            if wanted in (config.name, config.path.stem):
+            if name == config.name or (not config.files and wanted in (config.name, config.path.stem)):
                 return config
         raise ConfigError(
             f"environment {self.name!r} has no config {name!r}; {_choices(c.name for c in self.configs)}"
@@ -209,6 +229,11 @@ class Environment:
         if declared and name not in declared:
             what += f" (it declares {', '.join(declared)}: `gymgate data prepare {self.known_as}` gets them)"
         return f"{what}; the wheel has no rows for it: give a path to a JSONL file"
+
+
+def joined_name(names: str | Sequence[str]) -> str:
+    """Return the name of a config that is put together of several: `a+b.yaml`."""
+    return names if isinstance(names, str) else "+".join(names)
 
 
 def _choices(names: Iterable[str]) -> str:

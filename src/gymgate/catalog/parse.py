@@ -39,10 +39,13 @@ class ConfigReader:
         self._old = version.startswith(("0.3.", "0.4.", "0.5."))
         """Up to 0.5 an included file overrides the file that includes it, and agents are not composed."""
 
-    def read(self, path: Path) -> Node:
-        """Return the whole config: `path` with everything it includes and inherits. Raises `ConfigProblem`."""
+    def read(self, *paths: Path) -> Node:
+        """Return the whole config: these files in order with everything that they include and inherit.
+
+        Raises `ConfigProblem`.
+        """
         config: Node = {}
-        for part in self._included(path):
+        for part in self._included(paths):
             merge(config, self.load(part))
         config.pop("config_paths", None)
         config.setdefault(POLICY, copied(_POLICY_MODEL))
@@ -65,9 +68,9 @@ class ConfigReader:
         """Return the file or directory with that relative path in the first root that has it."""
         return next((root / name for root in self._roots if (root / name).exists()), None)
 
-    def _included(self, path: Path) -> list[Path]:
-        """Return `path` and all files that it includes, each once; later ones override earlier ones."""
-        pending, children = [path], dict[Path, list[Path]]()
+    def _included(self, paths: Sequence[Path]) -> list[Path]:
+        """Return `paths` and all files that they include, each once; later ones override earlier ones."""
+        pending, children = [*paths], dict[Path, list[Path]]()
         for current in pending:
             children[current] = []
             for name in self.load(current).get("config_paths") or ():
@@ -81,7 +84,7 @@ class ConfigReader:
         def flat(file: Path) -> list[Path]:
             return [each for child in children[file] for each in flat(child)] + [file]
 
-        return pending if self._old else flat(path)
+        return pending if self._old else [file for path in paths for file in flat(path)]
 
 
 def copied(value: Any) -> Any:

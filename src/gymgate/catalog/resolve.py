@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
 RESOURCES, RELAYS = "resources_servers", "environment_servers"
 SERVER_KINDS = (RESOURCES, AGENTS, RELAYS, MODELS)
+SANDBOX, DEFAULT_METADATA = "sandbox_provider", "default_metadata"
+"""The setting that chooses a server's sandbox provider, and the entry beside the provider in the block that it names."""
 MISSING = "???"
 """Stands for a value that another config or the user must give."""
 NOWHERE = "http://127.0.0.1:1/v1"
@@ -75,6 +77,48 @@ def _items(node: Any) -> Iterable[tuple[str, Any]]:
     return node.items() if isinstance(node, dict) else ()
 
 
+class SandboxReference(NamedTuple):
+    """A server's setting that chooses its sandbox provider."""
+
+    setting: str
+    """Its dotted key in the config."""
+    name: str | None
+    """The top-level block that it names; `None`: it holds the provider's settings itself."""
+    provider: str | None
+    """The provider that the config sets; `None` if it leaves the block to another config."""
+
+
+def sandbox_references(config: Mapping[str, Any]) -> list[SandboxReference]:
+    """Return the settings with which the servers of a config choose a sandbox provider, in its order."""
+    found = []
+    for server in servers_of(config, RESOURCES, AGENTS):
+        for path, value in walk(server.block):
+            if path.rpartition(".")[2] != SANDBOX or "[" in path or not value:
+                continue
+            setting = f"{server.key}.{path}"
+            if isinstance(value, str):
+                whole = _TOP_LEVEL_KEY.fullmatch(value)
+                name = whole[1] if whole else value
+                found.append(SandboxReference(setting, name, provider_in(config.get(name))))
+            elif isinstance(value, dict):
+                found.append(SandboxReference(setting, None, provider_in(value)))
+    return found
+
+
+def provider_in(block: Any) -> str | None:
+    """Return the provider that a sandbox's block sets: its only key beside those with a meaning of their own."""
+    keys = [key for key, value in _items(block) if key != DEFAULT_METADATA and value is not None]
+    return str(keys[0]) if len(keys) == 1 else None
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value at a dotted key, or `None`."""
+    value: Any = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield a node and every value below it with their dotted paths, containers first."""
     yield path, node
@@ -104,8 +148,9 @@ def interpolated(node: Any) -> set[str]:
 def resolve(order: dict[str, Any]) -> dict[str, Any]:
     """Resolve a config: `{"config": {...}}`, `{"missing": [keys that the user must give]}` or `{"error": message}`.
 
-    The order has `config_paths`, `overrides` (pairs of a dotted key and a value), the `initial` config and the name of
-    the `policy`'s model server. This changes NeMo Gym's globals, so call it in a process of its own.
+    The order has `config_paths`, `overrides` (pairs of a dotted key and a value), the `initial` config, the name of
+    the `policy`'s model server, and the `sandbox` provider to make room for, or `None`. This changes NeMo Gym's globals, so
+    call it in a process of its own.
     """
     gym: Any = importlib.import_module("nemo_gym.global_config")
     OmegaConf: Any = importlib.import_module("omegaconf").OmegaConf
@@ -119,6 +164,8 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             paths.append(DEFAULT_MODEL)
         for name in undefined_models(merged) - {order["policy"]}:
             initial[name] = {MODELS: {"openai_model": dict(STAND_IN_MODEL)}}
+        _leave_room_for_sandbox(OmegaConf, initial, merged, order["sandbox"])
+        merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
         values, missing = unset(merged)
         if missing:
             return {"missing": missing}
@@ -138,6 +185,21 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _leave_room_for_sandbox(OmegaConf: Any, initial: Any, merged: Node, chosen: str | None) -> None:
+    """Let the parser accept blocks of sandboxes that the caller defines afterwards, and nothing of those that it replaces.
+
+    A block that the parser reads may interpolate variables that are set only for those who use its provider.
+    """
+    for reference in sandbox_references(merged):
+        key = reference.name or reference.setting
+        block = value_at(merged, key)
+        if block is None:
+            OmegaConf.update(initial, key, {DEFAULT_METADATA: {}}, force_add=True)
+        for provider, _ in _items(block if chosen is not None else None):
+            if provider not in (chosen, DEFAULT_METADATA):
+                OmegaConf.update(initial, f"{key}.{provider}", None, force_add=True)
 
 
 def _gyms_parse(gym: Any, initial: Any) -> Any:

@@ -11,8 +11,17 @@ from gymgate.catalog.model import DataFile, EnvConfig, Environment, EnvironmentK
 from gymgate.catalog.needs import Need, config_needs, missing_values, required_needs
 from gymgate.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.catalog.requirements import Installed, local_requirements, read_requirements
-from gymgate.catalog.resolve import AGENTS, MODELS, RESOURCES, Node, ServerInstance, servers_of
+from gymgate.catalog.resolve import (
+    AGENTS,
+    MODELS,
+    RESOURCES,
+    Node,
+    ServerInstance,
+    sandbox_references,
+    servers_of,
+)
 from gymgate.catalog.servercode import CodeReader
+from gymgate.errors import ConfigError
 
 _NO_CONFIGS = {"prompts", "prompt_templates", "tests", "data"}
 
@@ -57,12 +66,26 @@ class Scanner:
             description=" ".join(description.split()) if description else manifest.get("description"),
         )
 
-    def _config(self, name: str, path: Path) -> EnvConfig:
+    def combined(self, name: str, paths: Sequence[Path]) -> EnvConfig:
+        """Return the config that several files make in this order. Raises `ConfigError` if one cannot be read."""
+        config = self._config(name, *paths)
+        if not config.instances:
+            reasons = "; ".join(need.detail for need in config.needs)
+            raise ConfigError(f"config {name!r} cannot be used: {reasons or 'it names no server'}")
+        return replace(config, files=tuple(paths))
+
+    def _config(self, name: str, path: Path, *more: Path) -> EnvConfig:
         try:
-            node = self._reader.read(path)
+            node = self._reader.read(path, *more)
         except ConfigProblem as problem:
             return EnvConfig(name, path, needs=(Need("config", f"does not load: {problem}"),))
-        config = EnvConfig(name, path, instances=tuple(servers_of(node)), missing=missing_values(node))
+        config = EnvConfig(
+            name,
+            path,
+            instances=tuple(servers_of(node)),
+            missing=missing_values(node),
+            sandboxes=tuple(sandbox_references(node)),
+        )
         found = (self._directory(server) for server in config.servers)
         directories = [directory for directory in found if directory is not None]
         requirements = sorted({line for path in directories for line in self._lacking(path)})

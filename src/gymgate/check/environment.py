@@ -212,7 +212,10 @@ class _ConfigCheck:
         request = self.request
         overrides = {**dict(self._replayed_with()), **dict(self.made_up), **dict(request.overrides)}
         environment = EnvironmentConfig(
-            name=request.environment, config=self.config.name, overrides=tuple(overrides.items())
+            name=request.environment,
+            config=self.config.name,
+            sandbox=request.sandbox,
+            overrides=tuple(overrides.items()),
         )
         return StackConfig(
             environments=(environment,),

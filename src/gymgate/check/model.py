@@ -40,6 +40,8 @@ class CheckRequest(Config):
     """Endpoints of judges and simulators, by instance name. The others give the answers that were recorded."""
     overrides: Settings = ()
     """Dotted keys and values for the environment's config."""
+    sandbox: str | None = None
+    """Sandbox provider, as in `EnvironmentConfig`."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that its servers may see."""
     start_timeout_s: float = 150.0
@@ -58,7 +60,7 @@ class CheckRequest(Config):
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        unset = {name for name in ("env_vars", "interpreter") if not getattr(self, name)}
+        unset = {name for name in ("env_vars", "interpreter", "sandbox") if not getattr(self, name)}
         return self.model_dump_json(exclude={"environment", *unset})
 
     def result(self, began: float, **fields: Any) -> CheckResult:

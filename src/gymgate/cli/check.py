@@ -20,6 +20,7 @@ from gymgate.cli.options import (
     gym_option,
     judge_option,
     kind_option,
+    sandbox_option,
     set_option,
 )
 from gymgate.cli.output import log
@@ -65,6 +66,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @click.option("--page", type=_file, help="Write a Markdown page of everything in the results file.")
 @judge_option
 @set_option
+@sandbox_option
 @env_var_option
 @_limit("--start-timeout", default=150.0, help="Seconds until all servers listen.")
 @_limit(
@@ -85,6 +87,7 @@ def command(
     page: Path | None,
     judges: Sequence[str],
     settings: Sequence[str],
+    sandbox: str | None,
     env_vars: Sequence[str],
     start_timeout: float,
     timeout: float,
@@ -107,7 +110,7 @@ def command(
         raise ConfigError("name environments, or give --all")
     if settings and len(environments) != 1:
         raise ConfigError("--set is for one environment; name exactly one")
-    overrides = environment_configs(environments, None, None, settings)[0].overrides if settings else ()
+    overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     requests = [
         CheckRequest(
             environment=name,
@@ -115,6 +118,7 @@ def command(
             interpreter=gym.interpreter,
             models=tuple(sorted(parse_judges(judges).items())),
             overrides=overrides,
+            sandbox=sandbox,
             env_vars=checked_env_vars(env_vars),
             start_timeout_s=start_timeout,
             row_timeout_s=timeout,

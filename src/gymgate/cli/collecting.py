@@ -9,7 +9,7 @@ from typing import Any
 
 from gymgate.api import load_catalog
 from gymgate.catalog import Catalog, Environment
-from gymgate.cli.environments import require_judges, stack_config
+from gymgate.cli.environments import require_needs, stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
 from gymgate.cli.output import Log
 from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
@@ -55,8 +55,8 @@ def make_collection(
     environments, source = _split_arguments(arguments, named, data)
     catalog = load_catalog(gym, progress=log)
     stack = stack_config(environments or _environments_of_rows(source, catalog), served, gym)
-    found = [catalog.find(environment.name) for environment in stack.environments]
-    require_judges(stack, found, replayed=policy is None)
+    found = [catalog.find(each.name, each.config) for each in stack.environments]
+    require_needs(stack, found, replayed=policy is None)
     sources = _sources(source, found, rows)
     if policy is None:
         policy = replay_endpoint(found, files)

@@ -94,7 +94,7 @@ def prepare(
     environment: str,
     output: Path | None,
     as_json: bool,
-    config: str | None,
+    config: tuple[str, ...],
     agent: str | None,
     settings: tuple[str, ...],
     gym: RuntimeConfig,

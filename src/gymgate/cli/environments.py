@@ -11,6 +11,7 @@ import yaml
 
 from gymgate.catalog import Environment
 from gymgate.catalog.needs import refuse_unanswered
+from gymgate.catalog.sandboxes import packaged_providers, refuse_undefined
 from gymgate.cli.options import EnvironmentOptions
 from gymgate.config import (
     EnvironmentConfig,
@@ -20,6 +21,8 @@ from gymgate.config import (
     StackConfig,
 )
 from gymgate.errors import ConfigError, DataError
+from gymgate.runtime import find_runtime
+from gymgate.runtime.sandboxes import PROVIDERS, usable_choices
 
 REPLAYED_JUDGES = (
     "; recorded rollouts answer for the policy alone: `gymgate check {}` replays the judges' answers, too"
@@ -32,7 +35,9 @@ def stack_config(
 ) -> StackConfig:
     """The stack that serves the environments with the given options. Raises `ConfigError`."""
     return StackConfig(
-        environments=environment_configs(environments, given.config, given.agent, given.settings),
+        environments=environment_configs(
+            environments, given.config, given.agent, given.settings, sandbox=given.sandbox
+        ),
         runtime=runtime,
         models=tuple(sorted(parse_judges(given.judges).items())),
         env_vars=checked_env_vars(given.env_vars),
@@ -42,7 +47,12 @@ def stack_config(
 
 
 def environment_configs(
-    names: Sequence[str], config: str | None, agent: str | None, settings: Sequence[str]
+    names: Sequence[str],
+    config: Sequence[str],
+    agent: str | None,
+    settings: Sequence[str],
+    *,
+    sandbox: str | None = None,
 ) -> tuple[EnvironmentConfig, ...]:
     """One config per environment. Raises `ConfigError` for `--config` or `--agent` with several environments."""
     if len(names) > 1 and (wrong := [o for o, v in (("--config", config), ("--agent", agent)) if v]):
@@ -51,9 +61,20 @@ def environment_configs(
         )
     overrides = _overrides(names, settings)
     return tuple(
-        EnvironmentConfig(name=name, config=config, agent=agent, overrides=tuple(overrides[name].items()))
+        EnvironmentConfig(
+            name=name,
+            config=config_names(config),
+            agent=agent,
+            sandbox=sandbox,
+            overrides=tuple(overrides[name].items()),
+        )
         for name in names
     )
+
+
+def config_names(given: Sequence[str]) -> str | tuple[str, ...] | None:
+    """The values of `--config` as `EnvironmentConfig` takes them."""
+    return given[0] if len(given) == 1 else tuple(given) or None
 
 
 def checked_env_vars(names: Sequence[str]) -> tuple[str, ...]:
@@ -80,8 +101,17 @@ def parse_judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
     return found
 
 
-def require_judges(stack: StackConfig, found: Sequence[Environment], *, replayed: bool) -> None:
-    """Raise `NeedMissingError` for a judge without an endpoint, as far as the environments' files show it.
+def _require_sandbox(spec: EnvironmentConfig, environment: Environment, runtime: RuntimeConfig) -> None:
+    """Raise `NeedMissingError` for a sandbox that neither the options nor the environment's files define."""
+    references = environment.config(spec.config).sandboxes
+    if spec.sandbox is None and any(each.provider is None for each in references):
+        found = find_runtime(runtime)
+        choices = usable_choices(packaged_providers(found.site) if found else PROVIDERS)
+        refuse_undefined(environment.name, references, choices)
+
+
+def require_needs(stack: StackConfig, found: Sequence[Environment], *, replayed: bool) -> None:
+    """Raise `NeedMissingError` for a judge without an endpoint or a sandbox without a provider, as far as files show it.
 
     The stack checks again: only NeMo Gym itself knows what `--set` and `--agent` change. `replayed`: recorded
     rollouts answer for the policy, which they cannot do for a judge.
@@ -89,6 +119,7 @@ def require_judges(stack: StackConfig, found: Sequence[Environment], *, replayed
     named = {name for name, _ in stack.models}
     for spec, environment in zip(stack.environments, found, strict=True):
         if spec.agent is None and not spec.overrides:
+            _require_sandbox(spec, environment, stack.runtime)
             judges = dict(environment.config(spec.config).judges)
             hint = REPLAYED_JUDGES.format(environment.known_as) if replayed else ""
             refuse_unanswered(environment.name, judges, named, hint=hint)

@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 import click
 
-from gymgate.cli.environments import require_judges
+from gymgate.cli.environments import require_needs
 from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
@@ -112,7 +112,7 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], 
         log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
     args = [] if replayed else _endpoint_args(checked_url(str(url)), settings, model)
     found = knobs.find_environments(log)
-    require_judges(knobs.stack_config(), [*found.values()], replayed=replayed)
+    require_needs(knobs.stack_config(), [*found.values()], replayed=replayed)
     if not replayed:
         yield lambda: args
         return

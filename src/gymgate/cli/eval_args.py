@@ -20,7 +20,7 @@ REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
 """API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""
 FLAGS = {
     "data": "--env.taskset.data",
-    "config": "--env.taskset.config",
+    "sandbox": "--env.taskset.sandbox",
     "agent": "--env.taskset.agent",
     "timeout": "--env.taskset.timeout-s",
     "agent_processes": "--env.taskset.agent-processes",
@@ -73,6 +73,8 @@ def _converted(options: Mapping[str, Any], given: Collection[str]) -> dict[str, 
     flags: dict[str, Any] = {}
     if names := options["environments"]:
         flags["--env.taskset.env"] = ",".join(names)
+    if options["config"]:
+        flags["--env.taskset.config"] = ",".join(options["config"])
     if "gym" in given:
         runtime = options["gym"]
         flags["--env.taskset.gym"] = runtime.version
@@ -85,7 +87,7 @@ def _converted(options: Mapping[str, Any], given: Collection[str]) -> dict[str, 
         }
         flags["--env.taskset.models"] = json.dumps(endpoints)
     if options["settings"]:
-        first, *others = environment_configs(names or (DEFAULT_ENVIRONMENT,), None, None, options["settings"])
+        first, *others = environment_configs(names or (DEFAULT_ENVIRONMENT,), (), None, options["settings"])
         if others:
             raise ConfigError("--set takes one environment here; name one --env, or use `gymgate run`")
         flags["--env.taskset.overrides"] = json.dumps(dict(first.overrides))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gymgate.api import load_catalog
+from gymgate.catalog.resolve import MISSING, SandboxReference, walk
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
@@ -14,25 +16,35 @@ from gymgate.config import RuntimeConfig
 if TYPE_CHECKING:
     from gymgate.catalog import EnvConfig, Environment
 
+_IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
+"""Settings that name an image."""
+
 
 @click.command()
 @click.argument("environment", metavar="ENV")
-@click.option("--config", "config_name", metavar="NAME", help="Describe this config, not the default one.")
+@click.option(
+    "--config",
+    "config_names",
+    multiple=True,
+    metavar="NAME",
+    help="Describe this config, not the default one; repeated, several in order.",
+)
 @gym_option
 @json_option
-def command(environment: str, config_name: str | None, gym: RuntimeConfig, as_json: bool) -> None:
+def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig, as_json: bool) -> None:
     """Show one environment in full: configs, agents, data, needs.
 
     The needs are estimated from its files; nothing is run.
     """
-    found = load_catalog(gym, progress=log).find(environment)
-    config = found.config(config_name)
+    found = load_catalog(gym, progress=log).find(environment, config_names)
+    config = found.config(config_names or None)
     if as_json:
         print_json(description(found))
         return
     _head(found)
     _configs(found, config)
     _data(found, config)
+    _sandboxes(config)
     _needs(config)
 
 
@@ -65,6 +77,7 @@ def _config_description(config: EnvConfig) -> dict[str, Any]:
         "model_servers": list(config.model_servers),
         "datasets": [dataset._asdict() for dataset in config.datasets],
         "needs": [{"kind": need.kind, "detail": need.detail} for need in config.needs],
+        "sandboxes": [_sandbox_description(config, each) for each in config.sandboxes],
         "requirements": list(config.requirements),
         "missing": list(config.missing),
     }
@@ -110,6 +123,41 @@ def _data(environment: Environment, config: EnvConfig) -> None:
     if elsewhere:
         click.echo(f"declared but not in the wheel: {', '.join(elsewhere)}")
         click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
+
+
+def _sandboxes(config: EnvConfig) -> None:
+    """The providers and images that a config asks for, once each."""
+    if not config.sandboxes:
+        return
+    click.echo()
+    described = [_sandbox_description(config, each) for each in config.sandboxes]
+    print_table(
+        ("sandbox of", "provider", "image"),
+        (
+            (
+                each["server"],
+                each["provider"] or f"to be chosen: --sandbox (block {each['name']!r})",
+                ", ".join(each["images"]) or "named by the rows or the server's code",
+            )
+            for each in described
+        ),
+    )
+
+
+def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> dict[str, Any]:
+    server = next(each for each in config.servers if reference.setting.startswith(f"{each.key}."))
+    images = [
+        value
+        for path, value in walk(server.block)
+        if _IMAGE.search(path) and isinstance(value, str) and value not in ("", MISSING)
+    ]
+    return {
+        "server": server.name,
+        "setting": reference.setting,
+        "name": reference.name,
+        "provider": reference.provider,
+        "images": list(dict.fromkeys(images)),
+    }
 
 
 def _needs(config: EnvConfig) -> None:

@@ -148,7 +148,16 @@ env_var_option = click.option(
     help="Environment variable that the environment may see. Repeatable.",
 )
 config_option = click.option(
-    "--config", metavar="NAME", help="Which of the environment's configs. [its default one]"
+    "--config",
+    multiple=True,
+    metavar="NAME",
+    help="Which of the environment's configs; repeated, several in order, which may be YAML files. [its default one]",
+)
+sandbox_option = click.option(
+    "--sandbox",
+    metavar="NAME|YAML",
+    help="Sandbox provider of environments that run commands in one: docker, local, ... or a YAML file with its "
+    "settings; `gymgate doctor` says which can be used here. [the config's own]",
 )
 agent_option = click.option(
     "--agent",
@@ -163,6 +172,7 @@ ENVIRONMENT_OPTIONS = (
     env_var_option,
     config_option,
     agent_option,
+    sandbox_option,
     click.option(
         "--timeout",
         type=Seconds(0, min_open=True),
@@ -227,8 +237,9 @@ class EnvironmentOptions:
     judges: tuple[str, ...]
     settings: tuple[str, ...]
     env_vars: tuple[str, ...]
-    config: str | None
+    config: tuple[str, ...]
     agent: str | None
+    sandbox: str | None
     timeout: float
     agent_processes: int
     hang_timeout: float

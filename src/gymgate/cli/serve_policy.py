@@ -65,7 +65,12 @@ GRACE_S = 60.0
     metavar="PORT",
     help="First port. [free ones; 8000 with --slurm-nodes]",
 )
-@click.option("--sandbox", metavar="COMMAND", help="Another program to start and keep up beside them.")
+@click.option(
+    "--sandbox-command",
+    "sandbox",
+    metavar="COMMAND",
+    help="Another program to start and keep up beside them.",
+)
 @click.option(
     "--sandbox-url",
     metavar="URL",
@@ -116,7 +121,7 @@ def command(
     """
     if bool(sandbox) != bool(sandbox_url):
         raise ConfigError(
-            "give --sandbox and --sandbox-url together: a command, and the address it answers at"
+            "give --sandbox-command and --sandbox-url together: a command, and the address it answers at"
         )
     with contextlib.ExitStack() as exits:
         servers: list[Server] = []
@@ -124,7 +129,7 @@ def command(
             wanted = PolicyServers(nodes=job_nodes() if slurm_nodes else (), **policy)
             servers = _with_ports(wanted, exits)
         elif program is None:
-            raise ConfigError("--sandbox alone serves no policy; add --run, or name a MODEL")
+            raise ConfigError("--sandbox-command alone serves no policy; add --run, or name a MODEL")
         else:
             _refuse_unused({**policy, "slurm_nodes": slurm_nodes})
         if sandbox and sandbox_url:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import resource
 import shutil
@@ -10,7 +9,6 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 
 from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.doctor.findings import Finding
@@ -20,6 +18,7 @@ from gymgate.runtime.ensure import runtimes_dir
 from gymgate.runtime.environment import installer_env, offline
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
+from gymgate.runtime.sandboxes import PROVIDERS, check_provider
 from gymgate.runtime.venv import read_installed
 
 _UV_TIMEOUT_S = 20.0
@@ -49,7 +48,7 @@ def check_machine() -> Iterator[Finding]:
             yield Finding(package, True, metadata.version(package))
         except metadata.PackageNotFoundError:
             yield Finding(package, None, f"not installed; pip install 'gymgate[{extra}]'")
-    yield _docker()
+    yield from _sandbox_providers()
     if offline():
         yield Finding("network", None, "switched off by GYMGATE_OFFLINE or UV_OFFLINE")
 
@@ -113,13 +112,8 @@ def _loopback() -> Finding:
         return Finding("loopback", False, f"127.0.0.1 does not answer: {error}")
 
 
-def _docker() -> Finding:
-    path = shutil.which("docker")
-    purpose = "only environments with a sandbox need it"
-    if path is None:
-        return Finding("docker", None, f"not found; {purpose}")
-    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    server = Path(host.removeprefix("unix://"))
-    if host.startswith("unix://") and not os.access(server, os.R_OK | os.W_OK):
-        return Finding("docker", None, f"{path}, but {server} is not accessible; {purpose}")
-    return Finding("docker", True, path)
+def _sandbox_providers() -> Iterator[Finding]:
+    """Yield whether each sandbox provider can be used. None is required: only environments with a sandbox need one."""
+    for name in PROVIDERS:
+        check = check_provider(name)
+        yield Finding(f"sandbox {name}", check.usable or None, check.detail)

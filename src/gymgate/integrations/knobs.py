@@ -34,6 +34,11 @@ def _parsed(value: Any) -> Any:
     return literal(value) if value.startswith(("{", "[")) else [name.strip() for name in value.split(",")]
 
 
+def _one_or_several(value: Any) -> Any:
+    """The value of a setting that is one name, or several as JSON or with commas between them."""
+    return _parsed(value) if isinstance(value, str) and ("," in value or value.startswith("[")) else value
+
+
 Names = Annotated[list[str], BeforeValidator(_parsed)]
 Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
@@ -49,8 +54,11 @@ class Knobs(BaseModel):
     tasks: int | None = Field(None, ge=1)
     """Load at most this many rows. `None` loads all; but without `-n` the default environment's example rows give one
     task, so that `-r 100` is 100 rollouts of one task."""
-    config: str | None = None
-    """Which of the environment's configs (file stem); `None`: its default one."""
+    config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
+    """Which of the environment's configs (file stem); `None`: its default one. Several in order, as a list or with commas
+    between them, may also be YAML files."""
+    sandbox: str | None = None
+    """Sandbox provider: a name (`docker`, `local`, ...) or a YAML file with its settings; `None`: the config's own."""
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     overrides: Settings = Field(default_factory=dict)
@@ -126,7 +134,13 @@ class Knobs(BaseModel):
         overrides = tuple(sorted(_dotted(self.overrides)))
         return StackConfig(
             environments=tuple(
-                EnvironmentConfig(name=name, config=self.config, agent=self.agent, overrides=overrides)
+                EnvironmentConfig(
+                    name=name,
+                    config=tuple(self.config) if isinstance(self.config, list) else self.config,
+                    agent=self.agent,
+                    sandbox=self.sandbox,
+                    overrides=overrides,
+                )
                 for name in self.environment_names()
             ),
             runtime=RuntimeConfig(version=self.gym, python=self.python, interpreter=self.interpreter),
@@ -152,7 +166,7 @@ class Knobs(BaseModel):
         from gymgate.api import load_catalog
 
         catalog = load_catalog(self.stack_config().runtime, roots=self.component_roots, progress=progress)
-        return {name: catalog.find(name) for name in self.environment_names()}
+        return {name: catalog.find(name, self.config) for name in self.environment_names()}
 
 
 def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

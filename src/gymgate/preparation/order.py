@@ -25,7 +25,7 @@ def order_for(
 ) -> dict[str, Any]:
     """The order, as JSON: which config, which data of it, and where to work."""
     user = environment.kind == "config"
-    roots = gym_config.component_roots(chosen.path, (), runtime.site)[:-1] if user else []
+    roots = gym_config.component_roots(chosen.all_files, (), runtime.site)[:-1] if user else []
     is_own_prompt = config.prompt is not None and Path(config.prompt).is_file()
     return {
         "workspace": str(workspace),
@@ -34,7 +34,7 @@ def order_for(
         "roots": [str(root) for root in roots],
         "directory": str(_directory(environment, chosen, roots, runtime)),
         "parse": gym_config.parse_order(
-            _in_runtime(runtime, chosen.path),
+            [_in_runtime(runtime, path) for path in chosen.all_files],
             config.environment.overrides,
             workspace / "results",
             workspace / "cache",

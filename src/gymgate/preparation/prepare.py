@@ -81,7 +81,7 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
 def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress) -> Environment:
     """The environment of that name; of several that share it, the first that declares data."""
     name = config.environment.name
-    found = catalog.find(name)
+    found = catalog.find(name, config.environment.config)
     own = config.input or config.script or config.script_arguments
     if own or any(_declares_data(each) for each in found.configs):
         return found
@@ -100,7 +100,7 @@ def _namesakes(catalog: Catalog, found: Environment, name: str) -> Iterator[Envi
                 yield other
 
 
-def _config_of(environment: Environment, name: str | None) -> EnvConfig:
+def _config_of(environment: Environment, name: str | Sequence[str] | None) -> EnvConfig:
     """The config that was named; else the default one, or the first with data if the default declares none."""
     default = environment.config(name)
     if name is not None or _declares_data(default):

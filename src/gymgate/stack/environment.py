@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -61,7 +61,9 @@ class Generation:
 class Environment:
     """Started once, then up until it is stopped, or down for good after too many restarts within a time."""
 
-    def __init__(self, spec: EnvironmentConfig, config_path: Path, context: EnvironmentContext) -> None:
+    def __init__(
+        self, spec: EnvironmentConfig, config_files: Sequence[Path], context: EnvironmentContext
+    ) -> None:
         self.spec = spec
         self.name = spec.name
         self.state: State = "starting"
@@ -70,7 +72,7 @@ class Environment:
         """Of the agents whose strategy is `process`."""
         self.judges: frozenset[str] = frozenset()
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
-        self._config_path = config_path
+        self._config_files = config_files
         self._context = context
         self._plan: EnvironmentPlan | None = None
         self._ports: dict[str, HeldPort] = {}
@@ -92,7 +94,7 @@ class Environment:
         try:
             async with asyncio.timeout(self._timeout_s):
                 self._context.progress(f"{self.name}: reading its config")
-                self._plan = await make_plan(self.spec, self._config_path, self._context, self._logs)
+                self._plan = await make_plan(self.spec, self._config_files, self._context, self._logs)
             require_judges(self._plan, self.name, dict(self._context.config.models))
             self.judges = frozenset(model_servers(self._plan)) - {POLICY}
             for warning in judge_warnings(self._plan):

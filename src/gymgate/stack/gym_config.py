@@ -51,9 +51,16 @@ _OWN_MODEL = ("model_server", "policy_model_server")
 
 
 def parse_order(
-    config_path: Path, overrides: Iterable[tuple[str, Any]], results_dir: Path, cache_dir: Path
+    config_files: Iterable[Path],
+    overrides: Iterable[tuple[str, Any]],
+    results_dir: Path,
+    cache_dir: Path,
+    sandbox: str | None = None,
 ) -> dict[str, Any]:
-    """Return the order for `catalog.resolve.resolve`: a config, its overrides and a policy that is never called."""
+    """Return the order for `catalog.resolve.resolve`: config files, overrides and a policy that is never called.
+
+    `sandbox` is the provider that `catalog.sandboxes.choose_provider` is going to put in.
+    """
     initial = {
         "policy_base_url": NOWHERE,
         "policy_api_key": "gymgate",
@@ -70,7 +77,8 @@ def parse_order(
     return {
         "parser": str(Path(resolve.__file__)),
         "policy": POLICY,
-        "config_paths": [str(config_path)],
+        "config_paths": [str(path) for path in config_files],
+        "sandbox": sandbox,
         "overrides": [list(pair) for pair in overrides],
         "initial": initial,
     }
@@ -269,11 +277,12 @@ def directory_of(server: ServerInstance, roots: list[Path]) -> Path:
     )
 
 
-def component_roots(config_path: Path, named: tuple[str, ...], site: Path) -> list[Path]:
-    """Return where servers are looked for: the user's roots, the tree around the config, the installed nemo-gym."""
+def component_roots(config_files: Iterable[Path], named: tuple[str, ...], site: Path) -> list[Path]:
+    """Return where servers are looked for: the user's roots, the trees around the config files, the installed nemo-gym."""
+    around = (root for path in config_files for root in roots_around(path, (AGENTS, RESOURCES)))
     return [
         *(Path(root).expanduser().absolute() for root in named),
-        *roots_around(config_path, (AGENTS, RESOURCES)),
+        *dict.fromkeys(around),
         site,
     ]
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gymgate.catalog.agentcode import read_agent
 from gymgate.catalog.needs import judge_references, refuse_unanswered
-from gymgate.catalog.resolve import AGENTS, ServerInstance, interpolated, walk
+from gymgate.catalog.resolve import (
+    AGENTS,
+    Node,
+    ServerInstance,
+    interpolated,
+    provider_in,
+    sandbox_references,
+    walk,
+)
+from gymgate.catalog.sandboxes import (
+    LOCAL,
+    choose_provider,
+    packaged_providers,
+    refuse_undefined,
+    sandbox_block,
+)
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.gateway import Gateway
@@ -19,6 +34,7 @@ from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress
+from gymgate.runtime.sandboxes import usable_choices
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
@@ -65,24 +81,34 @@ class EnvironmentContext:
 
 
 async def make_plan(
-    spec: EnvironmentConfig, config_path: Path, context: EnvironmentContext, logs: Path
+    spec: EnvironmentConfig, config_files: Sequence[Path], context: EnvironmentContext, logs: Path
 ) -> EnvironmentPlan:
     """Read an environment's config. Raises `ConfigError` and `NeedMissingError` for what it lacks."""
     fork_server = await context.fork_server()
+    chosen = _chosen_sandbox(spec, context)
     answer = await fork_server.parse(
         spec.name,
         logs / "config.log",
         directory=str(_working_directory(context.directory)),
         forwarding=gym_config.forwarding_order(),
-        **gym_config.parse_order(config_path, spec.overrides, context.directory / "results", gym_cache()),
+        **gym_config.parse_order(
+            config_files,
+            spec.overrides,
+            context.directory / "results",
+            gym_cache(),
+            provider_in(chosen),
+        ),
     )
     config = gym_config.checked_config(answer, spec.name)
+    if chosen is not None:
+        choose_provider(config, chosen)
     servers = gym_config.servers_to_start(config, spec.agent)
+    await asyncio.to_thread(_require_sandbox, spec, config, servers, context)
     agents = {item.name: item.type for item in servers if item.kind == AGENTS}
     if not agents:
-        raise ConfigError(f"environment {spec.name!r} has no agent in {config_path}")
+        raise ConfigError(f"environment {spec.name!r} has no agent in {config_files[0]}")
     urls = gym_config.model_urls(config)
-    roots = gym_config.component_roots(config_path, context.config.component_roots, context.runtime.site)
+    roots = gym_config.component_roots(config_files, context.config.component_roots, context.runtime.site)
     forwarding = KeyForwarding(
         **{**answer["forwarding"], "switches": tuple(answer["forwarding"]["switches"])}
     )
@@ -106,6 +132,31 @@ async def make_plan(
     return EnvironmentPlan(
         config, servers, directories, frozenset(ray), urls, agents, strategies, default, forwarding
     )
+
+
+def _chosen_sandbox(spec: EnvironmentConfig, context: EnvironmentContext) -> Node | None:
+    """Return the settings of the sandbox provider that was chosen for an environment, if one was."""
+    if spec.sandbox is None:
+        return None
+    block = sandbox_block(spec.sandbox, context.runtime.site)
+    if spec.sandbox == LOCAL:  # NeMo Gym's settings name a directory below the server's working directory
+        block[LOCAL]["workspace_root"] = str(context.directory / "sandboxes")
+    return block
+
+
+def _require_sandbox(
+    spec: EnvironmentConfig, config: Node, servers: Sequence[ServerInstance], context: EnvironmentContext
+) -> None:
+    """Raise `NeedMissingError` if a server names a sandbox that nobody defines. Blocks while it looks for providers."""
+    keys = {server.key for server in servers}
+    used = tuple(
+        each for each in sandbox_references(config) if any(each.setting.startswith(f"{key}.") for key in keys)
+    )
+    if any(each.provider is None for each in used):
+        choices = usable_choices(packaged_providers(context.runtime.site))
+        refuse_undefined(spec.name, used, choices)
+    if spec.sandbox is not None and not used:
+        context.progress(f"{spec.name}: warning: its servers use no sandbox; {spec.sandbox!r} has no effect")
 
 
 def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:

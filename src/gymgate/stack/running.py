@@ -8,18 +8,21 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gymgate.catalog import Catalog
+from gymgate.catalog.resolve import provider_in
+from gymgate.catalog.sandboxes import sandbox_block
 from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
-from gymgate.errors import ConfigError, StackStartError
+from gymgate.errors import ConfigError, NeedMissingError, StackStartError
 from gymgate.gateway import Gateway
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.command import Progress
+from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables
 from gymgate.stack import forkserver
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver_pool import ForkServerPool
@@ -63,11 +66,11 @@ class RunningStack:
         resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
         await self._exits.enter_async_context(self.client)
-        for spec, config_path, runtime in resolved:
+        for spec, files, runtime in resolved:
             context = EnvironmentContext(
                 self.config, runtime, self._fork_servers, self.gateway, self.directory, self._progress
             )
-            self.environments[spec.name] = Environment(spec, config_path, context)
+            self.environments[spec.name] = Environment(spec, files, context)
         if (timeout_s := self.config.hang_timeout_s) is not None:
             self._watch_for_hangs(timeout_s)
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
@@ -143,8 +146,8 @@ class RunningStack:
         where = f"environment {environment!r}" if environment else "this stack"
         raise ConfigError(f"agent {agent!r} is not in {where}; there is {known}")
 
-    def _resolve(self) -> list[tuple[EnvironmentConfig, Path, Runtime]]:
-        """Find each environment's config and make its runtime. Blocks, for minutes on first use."""
+    def _resolve(self) -> list[tuple[EnvironmentConfig, tuple[Path, ...], Runtime]]:
+        """Find each environment's config files and make its runtime. Blocks, for minutes on first use."""
         config = self.config
         base = ensure_runtime(config.runtime, progress=self._progress)
         if base.version not in SUPPORTED_NEMO_GYM:
@@ -157,13 +160,14 @@ class RunningStack:
         )
         found = []
         for spec in config.environments:
-            environment = catalog.find(spec.name)
+            environment = catalog.find(spec.name, spec.config)
             self._asked_as.setdefault(environment.name, spec.name)
             chosen = environment.config(spec.config)
             runtime = base
-            if requirements := chosen.requirements:
+            own = _sandbox_requirements(spec, base, config.env_vars)
+            if requirements := (*chosen.requirements, *own):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
-            found.append((spec, chosen.path, runtime))
+            found.append((spec, chosen.all_files, runtime))
         return found
 
     def _watch_for_hangs(self, timeout_s: float) -> None:
@@ -172,6 +176,24 @@ class RunningStack:
             timeout_s,
         )
         self._exits.callback(asyncio.create_task(watch.run()).cancel)
+
+
+def _sandbox_requirements(
+    spec: EnvironmentConfig, runtime: Runtime, env_vars: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what the chosen sandbox provider needs installed. Raises `ConfigError` and `NeedMissingError`."""
+    if spec.sandbox is None:
+        return ()
+    provider = str(provider_in(sandbox_block(spec.sandbox, runtime.site)))
+    if unseen := undeclared_variables(provider, env_vars):
+        names = " ".join(f"--env-var {name}" for name in unseen)
+        raise NeedMissingError(
+            f"sandbox provider {provider!r} reads {' and '.join(unseen)}: set it and give {names}, in Python "
+            f"StackConfig(env_vars={tuple(unseen)!r})",
+            environment=spec.name,
+            need=", ".join(unseen),
+        )
+    return provider_requirements(provider)
 
 
 def max_rollouts() -> int:

@@ -50,7 +50,8 @@ class NeMoGymSpec:
     trainer's own model in this process. `renderer` is by default what the `renderers` package has for the model, or a name
     there. Truncated rollouts teach nothing unless `score_truncated`.
 
-    `stack` holds further fields of `StackConfig`: `models` for judges, `environments` with overrides or another agent, ...
+    `sandbox` is the provider of environments that run commands in one. `stack` holds further fields of `StackConfig`: `models`
+    for judges, `environments` with overrides or another agent, ...
     The stack starts with the first batch and lives until `close`; the ranks of one machine share it. A spec can be pickled.
     """
 
@@ -67,6 +68,7 @@ class NeMoGymSpec:
         limits: RolloutLimits | Mapping[str, Any] | None = None,
         runtime: RuntimeConfig | Mapping[str, Any] | None = None,
         stack: Mapping[str, Any] | None = None,
+        sandbox: str | None = None,
         segment_choice: SegmentChoice = "longest",
         score_truncated: bool = False,
     ) -> None:
@@ -81,7 +83,7 @@ class NeMoGymSpec:
         self.segment_choice: SegmentChoice = segment_choice
         self.score_truncated = score_truncated
         described = {
-            "environments": tuple(EnvironmentConfig(name=name) for name in self.weights),
+            "environments": tuple(EnvironmentConfig(name=name, sandbox=sandbox) for name in self.weights),
             "runtime": runtime or RuntimeConfig(),
             "share": _share(),
         }
