@@ -131,7 +131,18 @@ def test_a_sandbox_needs_a_url() -> None:
         (("m", "--sandbox-command", "x"), "--sandbox-command and --sandbox-url together"),
         (("--sandbox-command", "x", "--sandbox-url", "http://h/"), "alone serves no policy"),
         (
-            ("--sandbox-command", "x", "--sandbox-url", "http://h/", "--run", "y", "--replicas", "2", "--port", "1"),
+            (
+                "--sandbox-command",
+                "x",
+                "--sandbox-url",
+                "http://h/",
+                "--run",
+                "y",
+                "--replicas",
+                "2",
+                "--port",
+                "1",
+            ),
             "--replicas and --port: there is no policy server to use it",
         ),
         (

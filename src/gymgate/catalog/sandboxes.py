@@ -25,6 +25,7 @@ from gymgate.errors import ConfigError, NeedMissingError
 _OWN = Path(__file__).with_name("providers")
 """Settings of providers for which NeMo Gym ships none."""
 _SHIPPED = "nemo_gym/sandbox/providers/{0}/configs/{0}.yaml"
+DOCKER = "docker"
 LOCAL = "local"
 """The provider that runs commands on this machine, without a boundary."""
 
@@ -99,6 +100,20 @@ def providers_of(config: Mapping[str, Any]) -> list[tuple[str, Node]]:
             settings = block[reference.provider]
             found[key] = reference.provider, settings if isinstance(settings, dict) else {}
     return [*found.values()]
+
+
+def with_labels(config: Node, labels: Mapping[str, str]) -> Node:
+    """Return a resolved config whose Docker containers get labels, beside the arguments that it gives `docker run`."""
+    config = copied(config)
+    for name, settings in providers_of(config):
+        if name == DOCKER:
+            create = settings.setdefault("create", None) or {}
+            arguments = [word for each in labels.items() for word in ("--label", "=".join(each))]
+            settings["create"] = {
+                **create,
+                "extra_run_args": [*(create.get("extra_run_args") or ()), *arguments],
+            }
+    return config
 
 
 def refuse_undefined(environment: str, references: tuple[SandboxReference, ...], choices: str) -> None:

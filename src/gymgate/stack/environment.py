@@ -28,6 +28,7 @@ from gymgate.stack.children import Child
 from gymgate.stack.plan import (
     EnvironmentContext,
     EnvironmentPlan,
+    container_labels,
     judge_warnings,
     link_programs,
     make_plan,
@@ -52,6 +53,8 @@ class Generation:
     """Servers that were started together. `error` is set, and `users` cancelled, when one of them dies."""
 
     number: int
+    labels: dict[str, str] = field(default_factory=dict)
+    """Of the Docker containers that these servers start."""
     servers: list[Child] = field(default_factory=list)
     users: set[asyncio.Task[Any]] = field(default_factory=set)
     """Rollouts in flight on these servers."""
@@ -230,8 +233,11 @@ class Environment:
         self._logs.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it
         self._awaited.clear()
         fork_server = await context.fork_server()
-        config = await server_config(plan, context, fork_server, self._all_ports(), context.gateway.port_for)
-        generation = self._generation = Generation(self._generation.number + 1)
+        labels = await container_labels(plan, context)
+        config = await server_config(
+            plan, context, fork_server, self._all_ports(), context.gateway.port_for, labels
+        )
+        generation = self._generation = Generation(self._generation.number + 1, labels)
         try:
             for instance in plan.servers:
                 if (name := instance.name) not in self.agent_processes:
@@ -243,6 +249,7 @@ class Environment:
                     group.create_task(self._listens(child, self.port(child.name)))
         except BaseException as error:
             await asyncio.shield(children.end(generation.servers))
+            context.containers.remove(labels)
             if (first := _first(error)) is None:
                 raise
             raise first from None
@@ -267,9 +274,11 @@ class Environment:
         try:
             async with asyncio.timeout(self._timeout_s):
                 ports = self._all_ports() | {instance.name: process.port}
-                config = await server_config(plan, context, fork_server, ports, port_for)
+                labels = await container_labels(plan, context)
+                config = await server_config(plan, context, fork_server, ports, port_for, labels)
                 name = f"{instance.name} process {process.number}"
                 child = await start_server(plan, fork_server, self._logs, instance, name, config)
+                child.exited.add_done_callback(lambda _: context.containers.remove(labels))
                 await self._listens(child, process.port)
                 return child
         except BaseException as error:
@@ -297,6 +306,7 @@ class Environment:
             dead = next(child for child in generation.servers if not child.alive)
             self._fail_users(generation, dead)
             await children.end(generation.servers)
+            self._context.containers.remove(generation.labels)
             await self._restart(plan)
 
     def _fail_users(self, generation: Generation, dead: Child) -> None:

@@ -21,11 +21,14 @@ from gymgate.catalog.resolve import (
     walk,
 )
 from gymgate.catalog.sandboxes import (
+    DOCKER,
     LOCAL,
     choose_provider,
     packaged_providers,
+    providers_of,
     refuse_undefined,
     sandbox_block,
+    with_labels,
 )
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 from gymgate.errors import ConfigError
@@ -37,6 +40,7 @@ from gymgate.runtime.command import Progress
 from gymgate.runtime.sandboxes import usable_choices
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
+from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.routing import KeyForwarding, Strategy, refuse_unroutable
@@ -74,6 +78,7 @@ class EnvironmentContext:
     directory: Path
     """For logs."""
     progress: Progress
+    containers: Containers
 
     async def fork_server(self) -> ForkServerClient:
         """Return the fork server of this runtime; a new one if the last has died."""
@@ -223,13 +228,23 @@ async def server_config(
     fork_server: ForkServerClient,
     ports: Mapping[str, int],
     port_for: Callable[[str], Awaitable[int]],
+    labels: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives."""
+    """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives,
+    their Docker containers get `labels`."""
     models = {name: await port_for(name) for name in model_servers(plan)}
     ray = await fork_server.ray_address(context.progress) if plan.ray else None
-    return gym_config.with_ports(
+    config = gym_config.with_ports(
         plan.config, ports, models, ray, capture="capture" in plan.forwarding.switches
     )
+    return with_labels(config, labels) if labels else config
+
+
+async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -> dict[str, str]:
+    """Return labels for the Docker containers of servers that are about to start; empty if they start none."""
+    if not any(name == DOCKER for name, _ in providers_of(plan.config)):
+        return {}
+    return await asyncio.to_thread(context.containers.new_labels)
 
 
 async def start_server(

@@ -24,6 +24,7 @@ from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.command import Progress
 from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables
 from gymgate.stack import forkserver
+from gymgate.stack.containers import Containers
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
@@ -54,6 +55,7 @@ class RunningStack:
         self._progress = progress
         self._exits = AsyncExitStack()
         self._fork_servers = ForkServerPool(config, directory, progress)
+        self._containers = Containers()
         self._asked_as: dict[str, str] = {}
         """An environment's name in the catalog, `letter_share`, to the name or path in the config."""
 
@@ -68,7 +70,13 @@ class RunningStack:
         await self._exits.enter_async_context(self.client)
         for spec, files, runtime in resolved:
             context = EnvironmentContext(
-                self.config, runtime, self._fork_servers, self.gateway, self.directory, self._progress
+                self.config,
+                runtime,
+                self._fork_servers,
+                self.gateway,
+                self.directory,
+                self._progress,
+                self._containers,
             )
             self.environments[spec.name] = Environment(spec, files, context)
         if (timeout_s := self.config.hang_timeout_s) is not None:
@@ -91,6 +99,7 @@ class RunningStack:
                 await self._exits.aclose()
         for pid in forkserver.descendants(os.getpid()):
             forkserver.send_signal(pid, signal.SIGKILL)
+        self._containers.close()
         remove_ray_directories()
 
     def describe(self) -> dict[str, Any]:

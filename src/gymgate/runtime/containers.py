@@ -1,0 +1,117 @@
+"""Docker containers that NeMo Gym's servers started for a stack: how they are labelled, found and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from gymgate.runtime.command import CommandError, run_command
+from gymgate.runtime.environment import clean_env
+
+STACK, SERVERS, MACHINE, PROCESS, USER = (
+    f"gymgate.{name}" for name in ("stack", "servers", "machine", "process", "user")
+)
+"""Labels: the stack; the servers in it that started the container; the machine, daemon process and user of the stack."""
+_TIMEOUT_S = 30.0
+_PAUSE_S = 0.5
+_QUIET_ROUNDS = 3
+"""Looks that find no container before it is believed: `docker run` may be under way when the servers end."""
+_GIVE_UP_S = 120.0
+
+
+class Leftover(NamedTuple):
+    """A container whose stack is gone."""
+
+    id: str
+    name: str
+    image: str
+    state: str
+
+
+def labels_of(stack: str, servers: str) -> dict[str, str]:
+    """Return the labels of containers that servers of a stack of this process start."""
+    return {
+        STACK: stack,
+        SERVERS: servers,
+        MACHINE: _machine(),
+        PROCESS: _process(os.getpid()) or "",
+        USER: str(os.getuid()),
+    }
+
+
+def remove_labelled(label: str, value: str) -> None:
+    """Remove all containers with a label, also those that appear meanwhile. Blocks until none has been seen for a second.
+
+    Gives up after two minutes in which docker does not answer.
+    """
+    quiet, deadline = 0, time.monotonic() + _GIVE_UP_S
+    while quiet < _QUIET_ROUNDS and time.monotonic() < deadline:
+        try:
+            ids = _docker("ps", "-aq", "--filter", f"label={label}={value}").split()
+            if ids:
+                _docker("rm", "-f", *ids)
+        except CommandError:
+            ids = ["unknown"]
+        quiet = 0 if ids else quiet + 1
+        time.sleep(_PAUSE_S)
+
+
+def leftovers() -> list[Leftover]:
+    """Return the containers of this user's stacks on this machine whose daemon process is gone. Blocks; needs docker.
+
+    Empty where docker is not there or does not answer.
+    """
+    if shutil.which("docker") is None:
+        return []
+    mine = (f"label={USER}={os.getuid()}", f"label={MACHINE}={_machine()}")
+    filters = [word for each in mine for word in ("--filter", each)]
+    try:
+        lines = _docker("ps", "-a", *filters, "--format", "{{json .}}").splitlines()
+    except CommandError:
+        return []
+    return [
+        Leftover(each["ID"], each["Names"], each["Image"], each["State"])
+        for each in map(json.loads, lines)
+        if not _runs(_labels(each["Labels"]).get(PROCESS, ""))
+    ]
+
+
+def remove(containers: list[Leftover]) -> None:
+    """Remove containers. Raises `CommandError`."""
+    if containers:
+        _docker("rm", "-f", *(each.id for each in containers))
+
+
+def _docker(*words: str) -> str:
+    return run_command(["docker", *words], env=clean_env(), timeout_s=_TIMEOUT_S)
+
+
+def _labels(text: str) -> dict[str, str]:
+    return dict(pair.partition("=")[::2] for pair in text.split(","))
+
+
+def _machine() -> str:
+    """Return what tells this machine from others that may use the same docker daemon."""
+    try:
+        return Path("/etc/machine-id").read_text().strip() or os.uname().nodename
+    except OSError:
+        return os.uname().nodename
+
+
+def _process(pid: int) -> str | None:
+    """Return boot, number and start time of a process, which no other has; `None` if it is gone, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{boot}.{pid}.{fields[19]}"
+
+
+def _runs(process: str) -> bool:
+    pid = [*process.split("."), "", ""][1]
+    return pid.isdigit() and _process(int(pid)) == process
