@@ -25,7 +25,9 @@ from gymgate.cli import cli
 ROOT = Path(__file__).parents[2]
 GENERATOR = ROOT / ".venv-docs" / "bin" / "zensical"
 PAGES = sorted(
-    path for pattern in ("*.md", "docs/*.md", "examples/**/README.md") for path in ROOT.glob(pattern)
+    path
+    for pattern in ("*.md", "docs/*.md", "examples/**/README.md", "environments/**/README.md")
+    for path in ROOT.glob(pattern)
 )
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 LOADED = {

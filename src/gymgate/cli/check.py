@@ -103,7 +103,7 @@ def command(
     from gymgate.check import CheckRequest, check_all, load_report, save_report, status_page
 
     if page is not None and output is None:
-        raise ConfigError("--page shows what is in a results file: give -o FILE, too")
+        raise ConfigError("--page writes the page from a results file; name one with -o FILE")
     for path in filter(None, (output, page)):
         writable_path(path).parent.mkdir(parents=True, exist_ok=True)
     if not environments and not everything and page is None:
@@ -130,7 +130,7 @@ def command(
     kept = {_key(result): result for result in (load_report(output) if output is not None else [])}
     todo = [request for request in requests if not _is_done(request, kept, redo)]
     if skipped := len(requests) - len(todo):
-        log(f"{skipped} of {len(requests)} are in {output} already")
+        log(f"not checked again: {skipped} of {len(requests)} environments, whose results are in {output}")
 
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
         if isinstance(outcome, GymgateError):

@@ -215,4 +215,4 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
             f"next: gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"
         )
     if progress.left:
-        log("the same command again runs what is left")
+        log("run the same command again to run the rest")

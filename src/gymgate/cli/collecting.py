@@ -97,7 +97,7 @@ def _split_arguments(
     if len(files) > 1:
         raise ConfigError(f"one file of rows at a time, not {len(files)}; put their lines into one file")
     if files and data is not None:
-        raise ConfigError(f"rows are named twice: {files[0]} and --data {data}")
+        raise ConfigError(f"{files[0]} and --data {data} both name rows; give one of them")
     return environments, files[0] if files else (data or "example")
 
 

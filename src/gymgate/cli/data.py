@@ -147,7 +147,7 @@ def _prepare_config(
             f"one environment at a time, not {script_arguments[0]!r} as well; arguments of a script come after --"
         )
     if file and (fields["script"] or script_arguments):
-        raise ConfigError("--input names rows, and a script is to make some: one or the other")
+        raise ConfigError("--input and a script both give rows; name only one of them")
     if file and not Path(file).expanduser().is_file():
         raise ConfigError(f"--input {file!r}: there is no such file")
     if splits:

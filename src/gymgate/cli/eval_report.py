@@ -82,7 +82,7 @@ def _report_progress(watcher: RunWatcher, done: threading.Event) -> None:
         if watcher.run is not None and (traces := watcher.run / TRACES).exists():
             with traces.open("rb") as file:
                 lines = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
-            log(f"{lines} rollouts finished" + (f", {watcher.wanted} asked for" if watcher.wanted else ""))
+            log(f"{lines}{f' of {watcher.wanted}' if watcher.wanted else ''} rollouts finished")
 
 
 def read_metrics(run: Path, since: float = 0.0) -> dict[str, TimedMetrics]:

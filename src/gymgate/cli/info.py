@@ -121,7 +121,7 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         if not any(file.path.as_posix().endswith(dataset.path) for file in environment.data)
     ]
     if elsewhere:
-        click.echo(f"declared but not in the wheel: {', '.join(elsewhere)}")
+        click.echo(f"declared but not in the release: {', '.join(elsewhere)}")
         click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
 
 
@@ -163,7 +163,7 @@ def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> dict
 def _needs(config: EnvConfig) -> None:
     click.echo()
     if not config.needs:
-        click.echo(f"config {config.name} needs only the wheel and a policy")
+        click.echo(f"config {config.name} needs only the release and a policy")
         return
     click.echo(f"config {config.name} needs (estimated from its files):")
     for need in config.needs:
