@@ -3,7 +3,7 @@
 try:
     from gymgate.integrations.verl.dataset import NeMoGymDataset
     from gymgate.integrations.verl.loop import NeMoGymAgentLoop
-    from gymgate.integrations.verl.sampler import NeMoGymReplayBuffer, NeMoGymReplayBufferAsync
+    from gymgate.integrations.verl.replay_buffer import NeMoGymReplayBuffer, NeMoGymReplayBufferAsync
 except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise

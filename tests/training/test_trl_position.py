@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the callback is one of transformers'")
 
-from gymgate.integrations.trl.async_resume import FILE, Position, PositionCallback
+from gymgate.integrations.trl.async_position import FILE, Position, PositionCallback
 
 
 def test_groups_that_wait_in_the_queue_are_not_behind_the_position() -> None:

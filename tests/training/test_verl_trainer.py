@@ -26,7 +26,7 @@ from verl_trainer import CPUTrainer
 from gymgate.config import RuntimeConfig
 from gymgate.errors import PolicyError
 from gymgate.integrations.verl.dataset import plain
-from gymgate.integrations.verl.reports import PARTITION
+from gymgate.integrations.verl.metrics import PARTITION
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
@@ -153,8 +153,8 @@ def test_an_endless_refill_ends_with_the_reason(queue: None) -> None:
         for uid in (f"u{next(numbers)}" for _ in range(wanted)):
             failed = {"is_prompt": True, "status": "failure", "global_steps": 1}
             tq.kv_put(key=uid, partition_id="train", tag=failed)
-            unscored = {"error": "PolicyError", "message": "policy: no server"}
-            tag = {"environment": "mcqa", "figures": {}, "unscored": unscored}
+            untrained = {"error": "PolicyError", "message": "policy: no server"}
+            tag = {"environment": "mcqa", "metrics": {}, "untrained": untrained}
             tq.kv_put(key=f"{uid}_0", partition_id=PARTITION, tag=tag)
 
     buffer = NeMoGymReplayBufferAsync(

@@ -37,7 +37,7 @@ from verl_support import (
 
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
-from gymgate.integrations.training.figures import Attempt
+from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.verl.worker import Groups, LoopConfig, workers_here
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.runtime import ensure_runtime
@@ -69,7 +69,7 @@ def rows() -> dict[str, list[dict[str, Any]]]:
 async def stacks_go() -> AsyncIterator[None]:
     """In a trainer they go with the worker's process."""
     yield
-    await asyncio.gather(*(worker.close() for worker in workers_here()))
+    await asyncio.gather(*(worker.runner.close() for worker in workers_here()))
 
 
 def batch_of(config: DictConfig, *names: str) -> DataProto:
@@ -186,10 +186,12 @@ class Loop(NeMoGymAgentLoop):  # type: ignore[misc]
         self.config, self.rollout_config, self.groups = config, config.actor_rollout_ref.rollout, groups
         self.settings = LoopConfig.model_validate({"environments": "mcqa", "score_truncated": option})
         rollout = Rollout(id="r", environment="mcqa", agent="a", **fields)
-        self.attempt = Attempt(rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], 0, 0, [1])
+        self.sampled = SampledRollout(
+            rollout, [Segment(prompt_ids=[1], completion_ids=[2], mask=[1])], 0, 0, [1]
+        )
 
     def _worker(self) -> Any:
-        return SimpleNamespace(attempt=AsyncMock(return_value=self.attempt), groups=self.groups)
+        return SimpleNamespace(run=AsyncMock(return_value=self.sampled), groups=self.groups)
 
 
 async def group_of(config: DictConfig, *rollouts: dict[str, Any], option: bool = False) -> list[Any]:

@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
-from gymgate.integrations.trl.policy import TrainersEngine  # noqa: E402
+from gymgate.integrations.trl.policy import TRLServerEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
 
 SAMPLES_BY_S = 5.0
@@ -38,7 +38,7 @@ def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
 
     weights_over_files(patch, url)
 
-    send, sample = VLLMClient.update_named_params, TrainersEngine.generate
+    send, sample = VLLMClient.update_named_params, TRLServerEngine.generate
     sampling = folder / f"sampling-{os.environ['RANK']}"
 
     def held(client: Any, metadata: Any, named_params: Iterator[tuple[str, Any]]) -> None:
@@ -50,12 +50,12 @@ def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
             time.sleep(0.01)
         send(client, metadata, named_params)
 
-    async def marked(engine: TrainersEngine, *args: Any, **kwargs: Any) -> Any:
+    async def marked(engine: TRLServerEngine, *args: Any, **kwargs: Any) -> Any:
         sampling.touch()
         return await sample(engine, *args, **kwargs)
 
     patch.setattr(VLLMClient, "update_named_params", held)
-    patch.setattr(TrainersEngine, "generate", marked)
+    patch.setattr(TRLServerEngine, "generate", marked)
 
 
 def main(folder: Path, url: str | None = None, model_directory: str | None = None) -> None:
@@ -82,8 +82,8 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
             batches.append(len(prompts))
             made = spec.rollout_func(prompts, trainer)
             assert spec._loop is not None
-            assert spec._attempts is not None
-            (environment,) = spec._loop.call(spec._attempts._stack.status())["environments"].values()
+            assert spec._runner is not None
+            (environment,) = spec._loop.call(spec._runner._stack.status())["environments"].values()
             servers = {name: server["pid"] for name, server in environment["servers"].items()}
             return made
 

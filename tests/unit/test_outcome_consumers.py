@@ -19,13 +19,11 @@ from gymgate.collection.progress import RunProgress
 from gymgate.collection.report import write_report
 from gymgate.collection.report_data import gather
 from gymgate.errors import TokenDataError
-from gymgate.integrations.training.figures import Attempt, means, metrics
-from gymgate.integrations.trl import async_samples
-from gymgate.integrations.trl.async_samples import group_figures, to_samples
-from gymgate.integrations.trl.batch import to_batch
-from gymgate.integrations.trl.reward import nemo_gym_reward
+from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
+from gymgate.integrations.trl import batch as batch_module
+from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
+from gymgate.integrations.verl.metrics import log_entries, why_untrained
 from gymgate.integrations.verl.outputs import reward_extra_info
-from gymgate.integrations.verl.reports import logged, reason
 from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
@@ -45,9 +43,9 @@ def made(name: str) -> Rollout:
     return Rollout(id=name, environment="e", agent="a", **FIELDS[name])
 
 
-def attempt(name: str, *turns: TokenTurn) -> Attempt:
+def sampled(name: str, *turns: TokenTurn) -> SampledRollout:
     turns = turns or (TokenTurn([1], [2], [-0.5]),)
-    return Attempt(made(name), assemble(turns), len(turns), prefix_misses(turns), [1])
+    return SampledRollout(made(name), assemble(turns), len(turns), prefix_misses(turns), [1])
 
 
 @pytest.fixture
@@ -163,22 +161,22 @@ def test_what_gym_noted_as_a_failure_is_none_of_its_scores() -> None:
 
 
 def test_training_logs() -> None:
-    figures = [metrics(attempt(name)) for name in FIELDS]
-    found = means(figures, ["e"] * len(figures))
+    logged = [rollout_metrics(sampled(name)) for name in FIELDS]
+    found = mean_metrics(logged, ["e"] * len(logged))
     assert found["reward"] == found["e/reward"] == 0.75
     assert {found[name] for name in ("truncated", "masked", "unscored", "failed", "failed_environment")} == {
         0.2
     }
-    assert [name for name, each in zip(FIELDS, figures, strict=True) if "reward" in each] == ["good", "cut"]
-    reports = [{"environment": "e", "figures": each} for each in figures]
-    assert logged(reports)["nemo_gym/reward"] == 0.75
-    total, count = group_figures([attempt(name) for name in FIELDS], "e")["nemo_gym/reward"]
+    assert [name for name, each in zip(FIELDS, logged, strict=True) if "reward" in each] == ["good", "cut"]
+    reports = [{"environment": "e", "metrics": each} for each in logged]
+    assert log_entries(reports)["nemo_gym/reward"] == 0.75
+    total, count = group_metrics([sampled(name) for name in FIELDS], "e")["nemo_gym/reward"]
     assert (total, count) == (1.5, 2.0)
 
 
 @pytest.mark.parametrize("option", [False, True])
 def test_trls_batch(option: bool) -> None:
-    batch = to_batch([attempt(name) for name in FIELDS], filler_id=9, score_truncated=option)
+    batch = to_batch([sampled(name) for name in FIELDS], filler_id=9, score_truncated=option)
     assert batch["env_reward"] == [1.0, 0.5 if option else None, None, None, None]
     assert batch["env_mask"] == [[1], [int(option)], [0], [0], [0]]
     rewards = nemo_gym_reward([""] * 5, batch["env_reward"], batch["rollout_metrics"])
@@ -191,18 +189,18 @@ def test_the_segment_with_most_sampled_ids_stands_for_a_rollout() -> None:
         Segment(prompt_ids=[1], completion_ids=[2] * 9, mask=[1] + [0] * 8),
         Segment(prompt_ids=[1], completion_ids=[3, 4], mask=[1, 1]),
     ]
-    batch = to_batch([Attempt(made("good"), segments, 0, 0, [1])], filler_id=9)
+    batch = to_batch([SampledRollout(made("good"), segments, 0, 0, [1])], filler_id=9)
     assert batch["completion_ids"] == [[3, 4]]
 
 
 @pytest.fixture
 def samples(monkeypatch: pytest.MonkeyPatch) -> Any:
     """`to_samples` with a plain class in place of TRL's."""
-    monkeypatch.setattr(async_samples, "sample_class", lambda: SimpleNamespace)
+    monkeypatch.setattr(batch_module, "sample_class", lambda: SimpleNamespace)
 
-    def of(*attempts: Attempt, **options: Any) -> list[Any]:
+    def of(*rollouts: SampledRollout, **options: Any) -> list[Any]:
         fixed = {"group_id": 3, "version": 7, "prompt": [], "decode": str}
-        return to_samples(attempts, **{**fixed, **options})
+        return to_samples(rollouts, **{**fixed, **options})
 
     return of
 
@@ -210,7 +208,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("option", [False, True])
 def test_trls_samples(samples: Any, option: bool) -> None:
     """A rollout without a score has no sample, and no place in the baseline of the others."""
-    found = samples(*(attempt(name) for name in ("good", *FIELDS)), score_truncated=option)
+    found = samples(*(sampled(name) for name in ("good", *FIELDS)), score_truncated=option)
     assert [each.metrics["reward"] for each in found] == [1.0, 1.0] + [0.5] * option
     assert all(each.metrics["rewards/nemo_gym_reward"] == each.metrics["reward"] for each in found)
     if option:
@@ -220,8 +218,8 @@ def test_trls_samples(samples: Any, option: bool) -> None:
 
 
 def test_trls_samples_of_a_group_without_scores(samples: Any) -> None:
-    assert samples(*(attempt(name) for name in NO_SCORE)) == []
-    assert samples(attempt("cut")) == []
+    assert samples(*(sampled(name) for name in NO_SCORE)) == []
+    assert samples(sampled("cut")) == []
 
 
 def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
@@ -234,7 +232,7 @@ def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
             policy_version=(low, high),
         )
 
-    found = samples(Attempt(made("good"), [segment(5, 6), segment(4, 9)], 0, 0, [1]), attempt("good"))
+    found = samples(SampledRollout(made("good"), [segment(5, 6), segment(4, 9)], 0, 0, [1]), sampled("good"))
     assert [each.model_version for each in found] == [4, 4, 7]
     assert found[0].input_ids.tolist() == [1, 2, 3]
     assert found[0].completion_mask.tolist() == [0, 1, 0]
@@ -243,10 +241,12 @@ def test_trls_samples_hold_the_oldest_version(samples: Any) -> None:
 
 def test_trls_samples_need_every_logprob(samples: Any) -> None:
     with pytest.raises(TokenDataError, match="no logprob"):
-        samples(attempt("good", TokenTurn([1], [2])))
+        samples(sampled("good", TokenTurn([1], [2])))
 
 
 @pytest.mark.parametrize("name", NO_SCORE)
 def test_verl(name: str) -> None:
-    assert "reward" not in reward_extra_info(attempt(name))
-    assert reason(attempt(name))["error"] == ("EnvironmentServerError" if name == "failed" else "DataError")
+    assert "reward" not in reward_extra_info(sampled(name))
+    assert why_untrained(sampled(name))["error"] == (
+        "EnvironmentServerError" if name == "failed" else "DataError"
+    )

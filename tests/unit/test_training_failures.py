@@ -18,8 +18,7 @@ from gymgate.errors import (
     StackLostError,
     StackStartError,
 )
-from gymgate.integrations.training.attempts import Attempts
-from gymgate.integrations.training.figures import Attempt
+from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.rollout import Rollout
 from gymgate.stack import AgentInfo
 
@@ -45,8 +44,8 @@ class FakeStack:
         self.closed += 1
 
 
-def attempts_on(monkeypatch: pytest.MonkeyPatch, *stacks: FakeStack | GymgateError) -> Attempts:
-    """Attempts that connect to these stacks, one after the other; an error stands for a start that fails."""
+def runner_on(monkeypatch: pytest.MonkeyPatch, *stacks: FakeStack | GymgateError) -> RolloutRunner:
+    """A runner that connects to these stacks, one after the other; an error stands for a start that fails."""
     left = iter(stacks)
 
     async def connect(config: StackConfig, **_: Any) -> Any:
@@ -56,11 +55,11 @@ def attempts_on(monkeypatch: pytest.MonkeyPatch, *stacks: FakeStack | GymgateErr
             raise stack
         return stack
 
-    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
-    return Attempts(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
+    monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
+    return RolloutRunner(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
 
 
-def told(attempt: Attempt) -> tuple[str, str, bool]:
+def told(attempt: SampledRollout) -> tuple[str, str, bool]:
     error = attempt.rollout.error
     assert error is not None
     assert (attempt.rollout.status, attempt.rollout.reward) == ("failed", None)
@@ -84,9 +83,9 @@ async def test_a_row_that_cannot_be_run_is_a_failed_rollout(
             raise error
 
     stack = FakeStack(some)
-    attempts = attempts_on(monkeypatch, stack)
+    runner = runner_on(monkeypatch, stack)
     bad, good = await asyncio.gather(
-        attempts.attempt("a", {**ROW, "bad": True}, POLICY), attempts.attempt("a", ROW, POLICY)
+        runner.run("a", {**ROW, "bad": True}, POLICY), runner.run("a", ROW, POLICY)
     )
     assert told(bad) == ("data", "DataError", False)
     assert good.rollout.reward == 1
@@ -95,23 +94,23 @@ async def test_a_row_that_cannot_be_run_is_a_failed_rollout(
 
 async def test_a_row_of_an_unknown_agent_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an environment, as verl's rows may come."""
-    attempts = attempts_on(monkeypatch, FakeStack(fine))
-    unknown = await attempts.attempt("", {**ROW, "agent_ref": {"name": "x"}}, POLICY)
+    runner = runner_on(monkeypatch, FakeStack(fine))
+    unknown = await runner.run("", {**ROW, "agent_ref": {"name": "x"}}, POLICY)
     assert told(unknown) == ("data", "DataError", False)
-    known = await attempts.attempt("", {**ROW, "agent_ref": {"name": "a_agent"}}, POLICY)
+    known = await runner.run("", {**ROW, "agent_ref": {"name": "a_agent"}}, POLICY)
     assert known.rollout.environment == "a"
 
 
 async def test_a_reconnect_that_fails_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that wait for it fail together, and the next one connects."""
     gone, back = FakeStack(lost), FakeStack(fine)
-    attempts = attempts_on(monkeypatch, gone, StackStartError("a did not listen"), back)
-    await attempts.start()
-    assert told(await attempts.attempt("a", ROW, POLICY)) == ("infrastructure", "StackLostError", True)
-    failed = await asyncio.gather(*(attempts.attempt("a", ROW, POLICY) for _ in range(16)))
+    runner = runner_on(monkeypatch, gone, StackStartError("a did not listen"), back)
+    await runner.start()
+    assert told(await runner.run("a", ROW, POLICY)) == ("infrastructure", "StackLostError", True)
+    failed = await asyncio.gather(*(runner.run("a", ROW, POLICY) for _ in range(16)))
     assert {told(one) for one in failed} == {("infrastructure", "StackStartError", True)}
-    assert (await attempts.attempt("a", ROW, POLICY)).rollout.reward == 1
-    await attempts.close()
+    assert (await runner.run("a", ROW, POLICY)).rollout.reward == 1
+    await runner.close()
     assert (gone.closed, back.closed) == (1, 1)
 
 
@@ -121,16 +120,16 @@ async def test_a_missed_deadline_leaves_the_stack_to_the_siblings(monkeypatch: p
             raise RolloutTimeoutError("Timed out after 5 s")
 
     stack = FakeStack(slow)
-    attempts = attempts_on(monkeypatch, stack)
-    missed = await attempts.attempt("a", {**ROW, "slow": True}, POLICY)
+    runner = runner_on(monkeypatch, stack)
+    missed = await runner.run("a", {**ROW, "slow": True}, POLICY)
     assert told(missed) == ("timeout", "RolloutTimeoutError", True)
-    assert (await attempts.attempt("a", ROW, POLICY)).rollout.reward == 1
+    assert (await runner.run("a", ROW, POLICY)).rollout.reward == 1
     assert stack.closed == 0
 
 
 async def test_a_first_start_that_fails_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StackStartError, match="did not listen"):
-        await attempts_on(monkeypatch, StackStartError("a did not listen")).start()
+        await runner_on(monkeypatch, StackStartError("a did not listen")).start()
 
 
 async def test_a_start_that_is_under_way_ends_with_close(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +142,11 @@ async def test_a_start_that_is_under_way_ends_with_close(monkeypatch: pytest.Mon
         finally:
             ended.set()
 
-    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
-    attempts = Attempts(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
-    waiting = asyncio.create_task(attempts.attempt("a", ROW, POLICY))
+    monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
+    runner = RolloutRunner(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
+    waiting = asyncio.create_task(runner.run("a", ROW, POLICY))
     await began.wait()
-    await attempts.close()
+    await runner.close()
     assert ended.is_set()
     with pytest.raises(asyncio.CancelledError):
         await waiting

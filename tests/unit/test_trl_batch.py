@@ -7,26 +7,30 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError, PolicyError
-from gymgate.integrations.training.figures import Attempt
-from gymgate.integrations.trl.batch import to_batch
+from gymgate.integrations.training.rollouts import (
+    MAX_FAILED_BATCHES,
+    PATIENCE_S,
+    FailureGuard,
+    SampledRollout,
+    count_errors,
+)
+from gymgate.integrations.trl.batch import nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
-from gymgate.integrations.trl.failures import GIVE_UP_AFTER, PATIENCE_S, FailureWatch, failures
-from gymgate.integrations.trl.reward import nemo_gym_reward
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 EOS = 9
 
 
-def attempt(*turns: TokenTurn, **rollout: Any) -> Attempt:
+def sampled(*turns: TokenTurn, **rollout: Any) -> SampledRollout:
     fields: dict[str, Any] = {"status": "completed", "reward": 1.0, **rollout}
     made = Rollout(id="r", environment="e", agent="a", **fields)
     shown = list(turns[0].prompt_ids) if turns else []
-    return Attempt(made, assemble(turns), len(turns), prefix_misses(turns), shown)
+    return SampledRollout(made, assemble(turns), len(turns), prefix_misses(turns), shown)
 
 
 def test_two_turns_are_one_row() -> None:
-    batch = to_batch([attempt(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 7], [3], [-0.2]))], filler_id=EOS)
+    batch = to_batch([sampled(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 7], [3], [-0.2]))], filler_id=EOS)
     assert batch["prompt_ids"] == [[1]]
     assert batch["completion_ids"] == [[2, 7, 3]]
     assert batch["env_mask"] == [[1, 0, 1]]
@@ -36,28 +40,28 @@ def test_two_turns_are_one_row() -> None:
 
 def test_a_failed_rollout_trains_nothing_and_scores_nothing() -> None:
     error = RolloutError(kind="policy", message="no route", type="PolicyError")
-    batch = to_batch([attempt(status="failed", reward=None, error=error)], filler_id=EOS)
+    batch = to_batch([sampled(status="failed", reward=None, error=error)], filler_id=EOS)
     assert (batch["completion_ids"], batch["env_mask"], batch["env_reward"]) == ([[EOS]], [[0]], [None])
     assert batch["logprobs"] == [[None]]
 
 
 def test_a_masked_rollout_keeps_its_ids_and_trains_nothing() -> None:
-    batch = to_batch([attempt(TokenTurn([1], [2], [-0.1]), status="masked")], filler_id=EOS)
+    batch = to_batch([sampled(TokenTurn([1], [2], [-0.1]), status="masked")], filler_id=EOS)
     assert (batch["completion_ids"], batch["env_mask"], batch["env_reward"]) == ([[2]], [[0]], [None])
 
 
 def test_of_several_segments_the_longest_stands_and_the_rest_is_reported() -> None:
-    rollout = attempt(TokenTurn([1], [2]), TokenTurn([5], [6, 7, 8]))
+    rollout = sampled(TokenTurn([1], [2]), TokenTurn([5], [6, 7, 8]))
     batch = to_batch([rollout], filler_id=EOS)
     assert batch["completion_ids"] == [[6, 7, 8]]
     assert batch["rollout_metrics"][0]["delivered_fraction"] == 0.75
     assert to_batch(
-        [attempt(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, segment_choice="last"
+        [sampled(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, segment_choice="last"
     )["completion_ids"] == [[6]]
 
 
 def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:
-    cut = attempt(TokenTurn([1], [2], [-0.1]), status="truncated")
+    cut = sampled(TokenTurn([1], [2], [-0.1]), status="truncated")
     batch = to_batch([cut], filler_id=EOS)
     assert (batch["env_mask"], batch["env_reward"]) == ([[0]], [None])
     assert batch["rollout_metrics"][0]["truncated"] == 1
@@ -65,57 +69,59 @@ def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:
     assert (kept["env_mask"], kept["env_reward"]) == ([[1]], [1.0])
 
 
-def failed(message: str = "no route", *, retryable: bool = False) -> Attempt:
+def failed(message: str = "no route", *, retryable: bool = False) -> SampledRollout:
     error = RolloutError(kind="policy", message=message, type="PolicyError", retryable=retryable)
-    return attempt(status="failed", reward=None, error=error)
+    return sampled(status="failed", reward=None, error=error)
 
 
 def test_failures_are_counted() -> None:
-    found = failures([failed(), failed(), failed("other"), attempt(TokenTurn([1], [2]))])
+    found = count_errors([failed(), failed(), failed("other"), sampled(TokenTurn([1], [2]))])
     assert found == [(("PolicyError", "policy: no route"), 2), (("PolicyError", "policy: other"), 1)]
 
 
 def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
-    watch, good = FailureWatch(), attempt(TokenTurn([1], [2]))
-    for batch in [[failed()]] * (GIVE_UP_AFTER - 1) + [[failed(), good]] + [[failed()]] * (GIVE_UP_AFTER - 1):
-        watch.see(batch)
+    guard, good = FailureGuard(), sampled(TokenTurn([1], [2]))
+    for batch in (
+        [[failed()]] * (MAX_FAILED_BATCHES - 1) + [[failed(), good]] + [[failed()]] * (MAX_FAILED_BATCHES - 1)
+    ):
+        guard.check(batch)
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
-        watch.see([failed()])
-    watch.see([failed()])  # another training counts anew
+        guard.check([failed()])
+    guard.check([failed()])  # another training counts anew
 
 
 def test_a_server_that_restarts_does_not_end_the_training() -> None:
     """Its failures come in no time, hundreds of them; only after minutes of nothing else the training ends."""
     now = 1000.0
-    watch = FailureWatch(batch=16, clock=lambda: now)
+    guard = FailureGuard(batch_size=16, clock=lambda: now)
     for _ in range(100):
-        watch.see([failed(retryable=True)] * 8)
-    assert 0 < watch.pause_s <= 30
-    watch.see([attempt(TokenTurn([1], [2])), failed(retryable=True)])
-    assert watch.pause_s == 0
-    watch.see([failed(retryable=True)] * 8)
+        guard.check([failed(retryable=True)] * 8)
+    assert 0 < guard.pause_s <= 30
+    guard.check([sampled(TokenTurn([1], [2])), failed(retryable=True)])
+    assert guard.pause_s == 0
+    guard.check([failed(retryable=True)] * 8)
     now += PATIENCE_S
     for _ in range(4):
-        watch.see([failed(retryable=True)] * 8)
+        guard.check([failed(retryable=True)] * 8)
     with pytest.raises(
         PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts, 300 s\).*no route"
     ):
-        watch.see([failed(retryable=True)] * 8)
+        guard.check([failed(retryable=True)] * 8)
 
 
 def test_small_groups_make_a_batch_together() -> None:
     """Four failed groups of four are one batch of sixteen."""
-    watch = FailureWatch(batch=16)
-    for _ in range(4 * GIVE_UP_AFTER - 1):
-        watch.see([failed()] * 4)
-    assert watch.pause_s == 0
+    guard = FailureGuard(batch_size=16)
+    for _ in range(4 * MAX_FAILED_BATCHES - 1):
+        guard.check([failed()] * 4)
+    assert guard.pause_s == 0
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts"):
-        watch.see([failed()] * 4)
+        guard.check([failed()] * 4)
 
 
 def test_the_reward_function_passes_none_on_and_logs_means() -> None:
     logged: dict[str, float] = {}
-    made = to_batch([attempt(TokenTurn([1], [2], [-0.5])), failed(), failed()], filler_id=EOS)
+    made = to_batch([sampled(TokenTurn([1], [2], [-0.5])), failed(), failed()], filler_id=EOS)
     rewards = nemo_gym_reward(
         completions=[""] * 3,
         env_reward=made["env_reward"],

@@ -10,9 +10,9 @@ import pytest
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.integrations.trl.policy import (
-    TrainersEngine,
-    made_by,
+    TRLServerEngine,
     model_engine,
+    resolve,
     served_model,
     server_url,
     trainer_sampling,
@@ -53,21 +53,21 @@ def test_a_model_that_no_process_holds_is_refused(kind: str, stage: int | None) 
     plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), state=plugin)
     trainer: Any = SimpleNamespace(accelerator=accelerator)
-    with pytest.raises(ConfigError, match=r"spread over processes.*vllm_mode='server'"):
+    with pytest.raises(ConfigError, match=r"sharded over processes.*vllm_mode='server'"):
         model_engine(trainer)
 
 
 def test_a_thing_is_itself_or_made() -> None:
     renderer = SimpleNamespace(render_ids=len)
-    assert made_by(renderer, "tokenizer", "render_ids") is renderer
-    assert made_by(lambda tokenizer: [tokenizer], "tokenizer", "render_ids") == ["tokenizer"]
-    assert made_by(None, "tokenizer", "render_ids") is None
+    assert resolve(renderer, "tokenizer", "render_ids") is renderer
+    assert resolve(lambda tokenizer: [tokenizer], "tokenizer", "render_ids") == ["tokenizer"]
+    assert resolve(None, "tokenizer", "render_ids") is None
 
 
 async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM samples seeded requests one by one."""
-    monkeypatch.setattr("gymgate.integrations.trl.policy.SESSIONS_REMEMBERED", 2)
-    engine, asked = TrainersEngine("http://127.0.0.1:9", "m", lambda: 4), []
+    monkeypatch.setattr("gymgate.integrations.trl.policy.MAX_SEEDED_SESSIONS", 2)
+    engine, asked = TRLServerEngine("http://127.0.0.1:9", "m", lambda: 4), []
 
     def server(prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
         asked.append(sampling.get("seed"))

@@ -6,24 +6,27 @@ import pytest
 
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
-from gymgate.integrations.training.sources import Source
-from gymgate.integrations.trl.sources import in_turn, weights_of
+from gymgate.integrations.training.rows import WeightedSource, in_turn, read_rows
+from gymgate.integrations.trl.dataset import weights_of
 
 
 def test_in_turn_is_every_row_once() -> None:
     rows = [make_row({"responses_create_params": {"input": str(i)}}, "f", i) for i in range(5)]
-    drawn = list(in_turn([Source("a", rows, 2.0), Source("b", rows[:3], 1.0)]))
+    sources = [WeightedSource("a", rows, 2.0), WeightedSource("b", rows[:3], 1.0)]
+    drawn = list(read_rows(sources, in_turn(sources)))
     assert drawn == [("a", row) for row in rows] + [("b", row) for row in rows[:3]]
 
 
 def test_a_row_of_another_agent_is_refused_when_the_dataset_is_made() -> None:
     named = {"responses_create_params": {"input": "hi"}, "agent_ref": {"name": "b_agent"}}
     rows = [make_row({**named, "agent_ref": None}, "f", 1), make_row(named, "f", 2)]
-    assert len(list(in_turn([Source("b", rows, 1.0, {"b_agent", "c_agent"})]))) == 2
+    [known] = sources = [WeightedSource("b", rows, 1.0, {"b_agent", "c_agent"})]
+    assert len(list(read_rows(sources, in_turn(sources)))) == 2
+    sources = [known._replace(environment="a", agents={"a_agent"})]
     with pytest.raises(
         DataError, match=r"f:2: agent_ref names 'b_agent', not an agent of .* 'a': a_agent"
     ) as told:
-        list(in_turn([Source("a", rows, 1.0, {"a_agent"})]))
+        list(read_rows(sources, in_turn(sources)))
     assert (told.value.path, told.value.line) == ("f", 2)
 
 

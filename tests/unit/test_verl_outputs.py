@@ -7,27 +7,26 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError, PolicyError, TokenDataError
-from gymgate.integrations.training.attempts import environment_of
-from gymgate.integrations.training.figures import Attempt, metrics
+from gymgate.integrations.training.rollouts import SampledRollout, environment_of, rollout_metrics
+from gymgate.integrations.verl.metrics import log_entries, most_frequent, why_untrained
 from gymgate.integrations.verl.outputs import fitting, reward_extra_info, to_outputs
-from gymgate.integrations.verl.reports import logged, most_frequent, reason
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.stack import AgentInfo
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
 
-def attempt(*turns: TokenTurn, environment: str = "a", **fields: Any) -> Attempt:
+def sampled(*turns: TokenTurn, environment: str = "a", **fields: Any) -> SampledRollout:
     rollout = Rollout(
         id="r", environment=environment, agent="agent", **{"status": "completed", "reward": 0.5, **fields}
     )
-    return Attempt(rollout, assemble(turns), len(turns), prefix_misses(turns), [1])
+    return SampledRollout(rollout, assemble(turns), len(turns), prefix_misses(turns), [1])
 
 
 def test_each_segment_is_an_output_with_the_rollouts_reward() -> None:
     """turn 1  p p S S      turn 2  p p S S t S      turn 3 (compacted)  q S"""
     made = to_outputs(
-        attempt(
+        sampled(
             TokenTurn([1, 2], [3, 4], [-0.1, -0.2], (5, 5)),
             TokenTurn([1, 2, 3, 4, 5], [6], [-0.3], (5, 6)),
             TokenTurn([9], [7], [-0.4], (6, 6)),
@@ -47,21 +46,21 @@ def test_each_segment_is_an_output_with_the_rollouts_reward() -> None:
 
 
 def test_what_a_server_does_not_say_stays_missing() -> None:
-    (made,) = to_outputs(attempt(TokenTurn([1], [2])), 1.0)
+    (made,) = to_outputs(sampled(TokenTurn([1], [2])), 1.0)
     assert made["response_logprobs"] is None
     assert "min_global_steps" not in made["extra_fields"]
 
 
 def test_a_sampled_id_without_a_logprob_among_others_is_not_given_one() -> None:
-    mixed = attempt(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 3], [4]))
+    mixed = sampled(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 3], [4]))
     with pytest.raises(TokenDataError, match="some sampled ids of a rollout and not for others"):
         to_outputs(mixed, 1.0)
 
 
 def test_extra_info_has_the_same_names_for_every_rollout() -> None:
     """verl's v0 batch takes the names of the first rollout for all."""
-    one = attempt(TokenTurn([1], [2]))
-    other = attempt(TokenTurn([1], [2]), reward=None, status="truncated", environment="b")
+    one = sampled(TokenTurn([1], [2]))
+    other = sampled(TokenTurn([1], [2]), reward=None, status="truncated", environment="b")
     assert reward_extra_info(one).keys() == reward_extra_info(other).keys()
 
 
@@ -80,12 +79,12 @@ def test_the_longest_segment_that_fits_stands_for_a_rollout() -> None:
 
 def test_figures_are_means_over_all_and_by_environment() -> None:
     error = RolloutError(kind="policy", message="out of memory", type="PolicyError")
-    failed = attempt(environment="b", status="failed", reward=None, error=error)
+    failed = sampled(environment="b", status="failed", reward=None, error=error)
     reports = [
-        {"environment": "a", "figures": metrics(attempt(TokenTurn([1], [2]))), "unscored": None},
-        {"environment": "b", "figures": metrics(failed), "unscored": reason(failed)},
+        {"environment": "a", "metrics": rollout_metrics(sampled(TokenTurn([1], [2]))), "untrained": None},
+        {"environment": "b", "metrics": rollout_metrics(failed), "untrained": why_untrained(failed)},
     ]
-    made = logged(reports)
+    made = log_entries(reports)
     assert made["nemo_gym/failed"] == 0.5
     assert (made["nemo_gym/a/failed"], made["nemo_gym/b/failed_policy"]) == (0.0, 1.0)
     assert made["nemo_gym/reward"] == made["nemo_gym/a/reward"] == 0.5
@@ -98,10 +97,12 @@ def test_figures_are_means_over_all_and_by_environment() -> None:
 
 
 def test_why_a_rollout_is_not_trained_on() -> None:
-    cut = attempt(TokenTurn([1], [2]), status="truncated")
-    assert "score_truncated" in reason(cut)["message"]
-    assert "sampled nothing" in reason(attempt(status="truncated"))["message"]
-    assert reason(attempt(TokenTurn([1], [2]), status="masked"))["message"] == "masked, with reward 0.5"
+    cut = sampled(TokenTurn([1], [2]), status="truncated")
+    assert "score_truncated" in why_untrained(cut)["message"]
+    assert "sampled nothing" in why_untrained(sampled(status="truncated"))["message"]
+    assert (
+        why_untrained(sampled(TokenTurn([1], [2]), status="masked"))["message"] == "masked, with reward 0.5"
+    )
 
 
 def test_an_entry_describes_one_stack_per_machine() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackStartError
-from gymgate.integrations.training.attempts import Attempts
+from gymgate.integrations.training.rollouts import RolloutRunner
 from gymgate.integrations.verl import worker as worker_room
 from gymgate.integrations.verl.worker import LoopConfig, worker_of, workers_here
 from gymgate.stack import Stack
@@ -46,8 +46,8 @@ async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
             raise StackStartError("mcqa did not listen")
         return Stack(config, None, None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
-    shared = Attempts(ENTRY.stack_config(), RolloutLimits())
+    monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
+    shared = RolloutRunner(ENTRY.stack_config(), RolloutLimits())
     with caplog.at_level(logging.ERROR):
         told = await asyncio.gather(*(shared.start() for _ in range(64)), return_exceptions=True)
     assert {type(error) for error in told} == {StackStartError}
@@ -64,8 +64,8 @@ async def test_a_cancelled_rollout_leaves_the_start_to_the_others(monkeypatch: p
         await let_go.wait()
         return Stack(config, None, None)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("gymgate.integrations.training.attempts.connect", connect)
-    shared = Attempts(ENTRY.stack_config(), RolloutLimits())
+    monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
+    shared = RolloutRunner(ENTRY.stack_config(), RolloutLimits())
     first, second = (asyncio.create_task(shared.start()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()

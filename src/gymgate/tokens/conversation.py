@@ -10,6 +10,7 @@ history is rendered anew and a new segment starts.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,8 @@ from gymgate.tokens.messages import (
 from gymgate.tokens.sampling import Gate, SamplingGuard, requested_sampling, sample_resuming
 from gymgate.tokens.segments import SampledCall, TokenTurn, check_turn, longest_extended, segments_of
 from gymgate.tokens.templates import extend_by_template
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -68,24 +71,39 @@ class Renderer(Protocol):
 
 
 def make_renderer(
-    tokenizer: Any, name: str | None = None, chat_template_kwargs: Mapping[str, Any] | None = None
+    tokenizer: Any,
+    wanted: str | Mapping[str, Any] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Renderer:
-    """Make the renderer that the `renderers` package has for the tokenizer's model, or the one called `name` (`qwen3`, ...).
+    """Make the renderer that `wanted` names (`qwen3`) or configures (`{"name": "qwen3", ...}`), by default the one that
+    the `renderers` package has for the tokenizer's model.
 
-    `ConfigError` for a name, or chat template arguments, that it does not know.
+    Logs a warning if it has none for that model. Raises `ConfigError` for a name, a config or chat template arguments
+    that it refuses.
     """
     try:
-        from renderers import config_from_name, create_renderer
+        from pydantic import TypeAdapter
+        from renderers import RendererConfig, create_renderer
     except ImportError as error:
-        raise MissingExtraError("renderers is not installed: pip install 'gymgate[trl]'") from error
-    kwargs = dict(chat_template_kwargs or {}) or None
+        raise MissingExtraError(
+            "renderers is not installed: pip install 'gymgate[trl]', or 'gymgate[verl]'"
+        ) from error
+    config = {"name": wanted} if isinstance(wanted, str) else wanted
+    model = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
     try:
-        made: Renderer = create_renderer(
-            tokenizer, None if name is None else config_from_name(name), chat_template_kwargs=kwargs
+        chosen = None if config is None else TypeAdapter(RendererConfig).validate_python(dict(config))
+        kwargs = dict(chat_template_kwargs or {}) or None
+        renderer: Renderer = create_renderer(tokenizer, chosen, chat_template_kwargs=kwargs)
+    except Exception as error:  # the package's own, pydantic's, and the hub's
+        first_line = str(error).strip().split("\n", 1)[0]
+        subject = f"no renderer for {model!r}" if config is None else f"renderer {dict(config)} for {model!r}"
+        raise ConfigError(f"{subject}: {type(error).__name__}: {first_line}") from error
+    if config is None and type(renderer).__name__ == "DefaultRenderer":
+        logger.warning(
+            "the renderers package has no renderer for %r: its default one parses no tool calls; set `renderer` to a name",
+            model,
         )
-    except ValueError as error:
-        raise ConfigError(f"renderer {name or 'of the tokenizer'!r}: {error}") from error
-    return made
+    return renderer
 
 
 class TokenPolicy:

@@ -1,1 +1,1 @@
-"""What the trainers' integrations share: attempts at rows, figures of them, rows by weight. Knows no trainer."""
+"""Shared by the integrations of trainers: rollouts and their metrics, rows drawn by weight. Imports no trainer."""

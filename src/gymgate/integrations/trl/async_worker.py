@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
+import time
 from typing import TYPE_CHECKING, Any
 
 from gymgate.errors import ConfigError, GymgateError, StackLostError, from_wire
-from gymgate.integrations.trl.async_child import child_main
-from gymgate.integrations.trl.async_plan import Channels, Plan, now
+from gymgate.integrations.trl.async_process import Channels, ProcessSettings, process_main
 from gymgate.integrations.trl.policy import tokenizer_of, trainer_sampling
 
 if TYPE_CHECKING:
@@ -18,70 +18,68 @@ if TYPE_CHECKING:
     from gymgate.integrations.trl.spec import NeMoGymSpec
 
 START_TIMEOUT_S = 300.0
-"""For the process to come up, its imports included."""
+"""For the start of the process, imports included."""
 STOP_TIMEOUT_S = 30.0
-"""For the process to give the stack back, before it is killed."""
+"""For the process to release the stack before it is killed."""
 
 
 class RolloutWorker:
     """Rollouts in a process of their own, for `AsyncGRPOTrainer(rollout_worker=...)`. Made by `NeMoGymSpec.rollout_worker`.
 
-    The process hides the accelerators, connects to the stack and samples at `args.vllm_server_base_url`. It puts one sample per
-    segment of each scored rollout on `rollout_buffer`, so that of a compacted or forked rollout nothing is lost; groups without
-    any score put none. It ends with `stop`, and with the trainer's process.
+    The process hides the accelerators, connects to the stack and samples at `args.vllm_server_base_url`. It puts one
+    sample per segment of each trained rollout on `rollout_buffer`, so a compacted or forked rollout loses nothing. A
+    group without any reward puts none. The process ends with `stop`, or when the trainer's process ends.
     """
 
     def __init__(
         self, spec: NeMoGymSpec, args: Any, processing_class: Any, *, lora_name: str | None = None
     ) -> None:
         if not args.vllm_server_base_url:
-            raise ConfigError("AsyncGRPOConfig names no vllm_server_base_url")
-        context = multiprocessing.get_context("spawn")
-        self._context = context
+            raise ConfigError("AsyncGRPOConfig has no vllm_server_base_url; set it to the vLLM server")
+        self._context = multiprocessing.get_context("spawn")
         self._spec = spec
         self._args = args
         self._tokenizer = tokenizer_of(processing_class)
         self._lora_name = lora_name
-        self._channels = Channels(context, args.queue_maxsize)
+        self._channels = Channels(self._context, args.queue_maxsize)
         self._process: BaseProcess | None = None
         self._started = 0.0
         self.rollout_buffer = self._channels.samples
         self.metrics_queue = self._channels.metrics
         self.position = 0
-        """Row to start at; where training resumes, `follow` has it set."""
+        """First row to run; `follow` restores it when a training resumes."""
 
     def follow(self, trainer: Any) -> None:
-        """Keep the position in the data in the trainer's checkpoints, and take it up where a training resumes."""
-        from gymgate.integrations.trl.async_resume import PositionCallback
+        """Keep the position in the data in the trainer's checkpoints, and restore it when a training resumes."""
+        from gymgate.integrations.trl.async_position import PositionCallback
 
-        trainer.callback_handler.callbacks.insert(
-            0, PositionCallback(self, trainer)
-        )  # before TRL's own start
+        callbacks = trainer.callback_handler.callbacks
+        callbacks.insert(0, PositionCallback(self, trainer))  # before TRL's own, which starts the worker
 
     def newly_delivered(self) -> list[int]:
-        """Groups whose samples came into the queue since the last call, in the order of the queue."""
-        found = []
+        """Return the groups whose samples entered the queue since the last call, in the order of the queue."""
+        groups = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._channels.delivered.get_nowait())
-        return found
+                groups.append(self._channels.delivered.get_nowait())
+        return groups
 
     def start(self) -> None:
-        """Start the process; what goes wrong in it `check_health` raises. Idempotent."""
+        """Start the process; `check_health` raises its errors. Idempotent."""
         if self._process is not None:
             return
-        plan = self._plan().pickled()
+        settings = self._settings().pickled()
         self._channels.stop.clear()
-        self.newly_delivered()  # of an earlier run
+        self.newly_delivered()  # discards those of an earlier run
         self._channels.heartbeat.value = 0.0
-        self._started = now()
+        self._started = time.monotonic()
         self._process = self._context.Process(
-            target=child_main, args=(plan, self._channels), name="gymgate-rollouts", daemon=True
+            target=process_main, args=(settings, self._channels), name="gymgate-rollouts", daemon=True
         )
         self._process.start()
 
     def stop(self) -> None:
-        """End the process, within `STOP_TIMEOUT_S` and a little. Idempotent."""
+        """End the process within about `STOP_TIMEOUT_S`. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -94,40 +92,39 @@ class RolloutWorker:
             process.close()
 
     def update_model_version(self, model_version: int) -> None:
-        """The version of the weights that the server now samples with."""
+        """Set the version of the weights that the server samples with from now on."""
         self._channels.version.value = int(model_version)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise what ended the process, or `StackLostError` if it died or showed no life for `stale_after_s` seconds."""
+        """Raise the error that ended the process; `StackLostError` if it died, or did not report for `stale_after_s`."""
         if self._channels.failed.is_set():
             raise self._failure()
         if self._process is None:
             return
         if (code := self._process.exitcode) is not None:
-            raise StackLostError(f"the rollouts' process ended with exit code {code}; see its standard error")
-        alive = self._channels.heartbeat.value
-        age = now() - (alive or self._started)
-        if age > (stale_after_s if alive else max(stale_after_s, START_TIMEOUT_S)):
-            raise StackLostError(f"the rollouts' process shows no life for {age:.0f} s")
+            raise StackLostError(f"the rollout process ended with exit code {code}; see its standard error")
+        reported = self._channels.heartbeat.value
+        silent_s = time.monotonic() - (reported or self._started)
+        if silent_s > (stale_after_s if reported else max(stale_after_s, START_TIMEOUT_S)):
+            raise StackLostError(f"the rollout process shows no life for {silent_s:.0f} s")
 
     def _failure(self) -> GymgateError:
         try:
             return from_wire(self._channels.failure.get(timeout=1.0))
         except queue.Empty:
-            return StackLostError("the rollouts' process failed; see its standard error")
+            return StackLostError("the rollout process failed; see its standard error")
 
-    def _plan(self) -> Plan:
+    def _settings(self) -> ProcessSettings:
         args = self._args
-        concurrency = args.max_inflight_tasks if args.max_inflight_tasks > 0 else 4 * args.num_generations
-        _ = self._spec.train_dataset  # made here, read there
-        return Plan(
+        _ = self._spec.train_dataset  # made in this process, read in the other
+        return ProcessSettings(
             spec=self._spec,
             tokenizer=self._tokenizer,
             base_url=args.vllm_server_base_url,
             sampling=trainer_sampling(args),
             chat_template_kwargs=args.chat_template_kwargs,
             group_size=args.num_generations,
-            concurrency=concurrency,
+            concurrency=args.max_inflight_tasks if args.max_inflight_tasks > 0 else 4 * args.num_generations,
             max_completion_len=args.max_completion_length,
             position=self.position,
             lora_name=self._lora_name,

@@ -1,48 +1,153 @@
-"""Rollouts as the dictionary that TRL's rollout functions return (contract: trl 1.16, `GRPOTrainer._generate`)."""
+"""Rollouts as TRL's trainers take them (contract: trl 1.16, `GRPOTrainer._generate` and `RolloutSample`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+from collections.abc import Callable, Sequence
+from statistics import fmean, pstdev
 from typing import Any, Literal
 
-from gymgate.integrations.training.figures import Attempt, metrics
+from gymgate.errors import TokenDataError
+from gymgate.integrations.training.rollouts import (
+    SampledRollout,
+    mean_metrics,
+    rollout_metrics,
+    values_by_metric,
+)
 from gymgate.rollout import Segment, outcome_of
 
 SegmentChoice = Literal["longest", "last"]
-"""Which segment of a rollout with several stands for it: the one with most sampled ids, or the last."""
+"""The segment that stands for a rollout with several: the one with most sampled ids, or the last."""
+EPSILON = 1e-8
+"""Added to the deviation of a group's rewards, which is 0 where all are equal."""
 
 
 def to_batch(
-    attempts: Sequence[Attempt],
+    rollouts: Sequence[SampledRollout],
     *,
     filler_id: int,
     segment_choice: SegmentChoice = "longest",
     score_truncated: bool = False,
 ) -> dict[str, Any]:
-    """Lists with one element per prompt, in order.
+    """Return what a rollout function returns to `GRPOTrainer`: lists with one element per rollout, in order.
 
-    `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` are of one length per element; `logprobs` is `None` where an id
-    was not sampled. A rollout that is left out of training (see `outcome_of`) keeps its place with reward `None` and a mask of
-    zeros, so it enters neither the baseline nor the loss; where nothing was sampled its completion is one masked `filler_id`.
+    `completion_ids`, `logprobs` and `env_mask` are of one length per rollout; `logprobs` is `None` for ids that were not
+    sampled. A rollout that is left out of training (see `outcome_of`) keeps its place with reward `None` and a mask of
+    zeros, so it enters neither the baseline nor the loss. A rollout without sampled ids has one masked `filler_id`.
     """
-    scores = [outcome_of(attempt.rollout, score_truncated=score_truncated).taught for attempt in attempts]
-    rows = [
-        _row(attempt, filler_id, segment_choice, scored=reward is not None)
-        for attempt, reward in zip(attempts, scores, strict=True)
+    rewards = [outcome_of(each.rollout, score_truncated=score_truncated).taught for each in rollouts]
+    delivered = [
+        _delivered(sampled, filler_id, segment_choice, trained=reward is not None)
+        for sampled, reward in zip(rollouts, rewards, strict=True)
     ]
     return {
-        "prompt_ids": [row.prompt_ids for row in rows],
-        "completion_ids": [row.completion_ids for row in rows],
-        "logprobs": [row.logprobs or [None] * len(row.mask) for row in rows],
-        "env_mask": [row.mask for row in rows],
-        "env_reward": scores,
-        "rollout_metrics": [metrics(attempt, row) for attempt, row in zip(attempts, rows, strict=True)],
+        "prompt_ids": [segment.prompt_ids for segment in delivered],
+        "completion_ids": [segment.completion_ids for segment in delivered],
+        "logprobs": [segment.logprobs or [None] * len(segment.mask) for segment in delivered],
+        "env_mask": [segment.mask for segment in delivered],
+        "env_reward": rewards,
+        "rollout_metrics": [
+            rollout_metrics(sampled, segment) for sampled, segment in zip(rollouts, delivered, strict=True)
+        ],
     }
 
 
-def _row(attempt: Attempt, filler_id: int, segment_choice: SegmentChoice, *, scored: bool) -> Segment:
-    if not attempt.segments:
-        return Segment(prompt_ids=attempt.shown_ids or [filler_id], completion_ids=[filler_id], mask=[0])
-    longest = max(attempt.segments, key=lambda candidate: sum(candidate.mask))
-    segment = attempt.segments[-1] if segment_choice == "last" else longest
-    return segment if scored else segment.model_copy(update={"mask": [0] * len(segment.mask)})
+def _delivered(sampled: SampledRollout, filler_id: int, choice: SegmentChoice, *, trained: bool) -> Segment:
+    if not sampled.segments:
+        prompt_ids = sampled.first_prompt_ids or [filler_id]
+        return Segment(prompt_ids=prompt_ids, completion_ids=[filler_id], mask=[0])
+    longest = max(sampled.segments, key=lambda segment: sum(segment.mask))
+    segment = sampled.segments[-1] if choice == "last" else longest
+    return segment if trained else segment.model_copy(update={"mask": [0] * len(segment.mask)})
+
+
+def nemo_gym_reward(
+    completions: list[Any],
+    env_reward: list[float | None],
+    rollout_metrics: list[dict[str, float]],
+    environment: list[str] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **_: Any,
+) -> list[float | None]:
+    """TRL's reward function: return the rewards that NeMo Gym gave, `None` for rollouts that are left out of training.
+
+    Logs means as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME` in the trainer's own log.
+    """
+    if log_metric is not None:
+        for name, value in mean_metrics(rollout_metrics, environment or [""] * len(completions)).items():
+            log_metric(f"nemo_gym/{name}", value)
+    return list(env_reward)
+
+
+def to_samples(
+    rollouts: Sequence[SampledRollout],
+    *,
+    group_id: int,
+    version: int,
+    prompt: list[dict[str, str]],
+    decode: Callable[[list[int]], str],
+    score_truncated: bool = False,
+) -> list[Any]:
+    """Return a group as `RolloutSample`s for `AsyncGRPOTrainer`: one for each segment of each trained rollout.
+
+    The advantage compares a rollout with the trained ones of its group, by their mean and standard deviation. `version`
+    is the version of the weights where the engine gave none. Raises `TokenDataError` for a sampled id without logprob.
+    """
+    rewards = [outcome_of(each.rollout, score_truncated=score_truncated).taught for each in rollouts]
+    known = [reward for reward in rewards if reward is not None]
+    deviation = pstdev(known) if known else 0.0
+    samples = []
+    for sampled, reward in zip(rollouts, rewards, strict=True):
+        if reward is None:
+            continue
+        versions = [segment.policy_version[0] for segment in sampled.segments if segment.policy_version]
+        for segment in sampled.segments:
+            sample = _sample(
+                segment,
+                prompt=prompt,
+                completion=[{"role": "assistant", "content": decode(segment.completion_ids)}],
+                advantage=(reward - fmean(known)) / (deviation + EPSILON),
+                model_version=min(versions, default=version),
+                group_id=group_id,
+                metrics={"reward": reward, "reward_std": deviation, "rewards/nemo_gym_reward": reward},
+            )
+            samples.append(sample)
+    return samples
+
+
+def sample_class() -> Any:
+    """Import TRL's `RolloutSample`, which takes seconds."""
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the trainer's process shows the warning
+    from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+    return RolloutSample
+
+
+def _sample(segment: Segment, **fields: Any) -> Any:
+    import numpy
+
+    logprobs, prompt_length = segment.logprobs or [None] * len(segment.mask), len(segment.prompt_ids)
+    if any(on and value is None for on, value in zip(segment.mask, logprobs, strict=True)):
+        raise TokenDataError(
+            "the engine gave no logprob for a sampled id; AsyncGRPOTrainer needs all of them"
+        )
+    filled = [
+        0.0 if value is None or not on else value for on, value in zip(segment.mask, logprobs, strict=True)
+    ]
+    return sample_class()(
+        input_ids=numpy.asarray([*segment.prompt_ids, *segment.completion_ids], dtype=numpy.int64),
+        completion_mask=numpy.asarray([0] * prompt_length + segment.mask, dtype=numpy.int64),
+        old_log_probs=numpy.asarray([0.0] * prompt_length + filled, dtype=numpy.float32),
+        **fields,
+    )
+
+
+def group_metrics(rollouts: Sequence[SampledRollout], environment: str) -> dict[str, tuple[float, float]]:
+    """Return sum and count of each finite metric, which TRL's metrics queue reads as a mean. Names as in `nemo_gym_reward`."""
+    metrics = [
+        {name: value for name, value in rollout_metrics(sampled).items() if math.isfinite(value)}
+        for sampled in rollouts
+    ]
+    gathered = values_by_metric(metrics, [environment] * len(metrics))
+    return {f"nemo_gym/{name}": (sum(values), float(len(values))) for name, values in gathered.items()}

@@ -1,7 +1,7 @@
-"""Rows as a TRL dataset, and the way back from a prompt to its row.
+"""Rows as datasets for TRL, and the way from a prompt back to its row.
 
-TRL hands a rollout function nothing but the `prompt` column. So each prompt is the row's conversation as messages, for logs and
-completions tables, and its first message carries the row's place in the dataset under `ROW_KEY`.
+TRL gives a rollout function only the `prompt` column. So the first message of each prompt carries the row's position in
+the dataset under `ROW_KEY`; the messages themselves are shown in logs and completion tables.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gymgate.dataset import Row
+from gymgate.api import load_catalog
+from gymgate.catalog import Environment
+from gymgate.config import EnvironmentConfig, StackConfig
+from gymgate.dataset import Row, open_rows
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
+from gymgate.integrations.training.rows import WeightedSource
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -25,11 +29,51 @@ if TYPE_CHECKING:
 ROW_KEY = "gymgate_row"
 
 
+def weights_of(environments: str | Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    """Return environment names with their weights, 1 where none is given."""
+    if isinstance(environments, Mapping):
+        weights = {name: float(weight) for name, weight in environments.items()}
+    else:
+        weights = dict.fromkeys([environments] if isinstance(environments, str) else environments, 1.0)
+    if not weights:
+        raise ConfigError("NeMoGymSpec needs at least one environment")
+    return weights
+
+
+def open_sources(
+    weights: Mapping[str, float], data: str | Mapping[str, str], config: StackConfig
+) -> list[WeightedSource]:
+    """Open the rows of each environment. `data` names one source for all of them, or one for each.
+
+    Raises `ConfigError` for an environment that `data` leaves out.
+    """
+    catalog = load_catalog(config.runtime)
+    configured = {environment.name: environment for environment in config.environments}
+    sources = []
+    for name, weight in weights.items():
+        environment, path = catalog.find(name), data if isinstance(data, str) else data.get(name)
+        if path is None:
+            raise ConfigError(
+                f"data names no rows for environment {name!r}; it has {', '.join(sorted(data))}"
+            )
+        rows = open_rows(path, environment=environment)
+        agents = _agents(environment, configured.get(name))
+        sources.append(WeightedSource(environment.name, rows, weight, agents))
+    return sources
+
+
+def _agents(environment: Environment, config: EnvironmentConfig | None) -> frozenset[str] | None:
+    """Return the agents that the stack starts for an environment; `None` if overrides may change them."""
+    if config is None or config.overrides:
+        return None
+    return frozenset(agent.name for agent in environment.config(config.config).agents)
+
+
 def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:
-    """A `datasets.Dataset` of (environment, row) pairs with the columns `prompt`, `row`, `environment`.
+    """Make a `datasets.Dataset` of (environment, row) pairs with the columns `prompt`, `row`, `environment`.
 
     It is written row by row to an Arrow file, read through a memory map, and removed when this process ends. `name`
-    tells the datasets of a run apart.
+    distinguishes the datasets of a run. Raises `ConfigError` without rows, and the errors of the rows.
     """
     try:
         from datasets import Dataset, Features, List, Value
@@ -38,42 +82,37 @@ def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:
     text = Value("string")
     message = {"role": text, "content": text, ROW_KEY: text}
     features = Features({"prompt": List(message), "row": text, "environment": text})
-    folder = tempfile.mkdtemp(prefix="gymgate-rows-")
-    atexit.register(_remove, folder, os.getpid())
-    records = _counted(_records(rows, name), name)
+    directory = tempfile.mkdtemp(prefix="gymgate-rows-")
+    atexit.register(_remove, directory, os.getpid())
+    records = _records(rows, name)
     try:
         return Dataset.from_generator(
-            lambda: records, features=features, cache_dir=folder, fingerprint=secrets.token_hex(8)
+            lambda: records, features=features, cache_dir=directory, fingerprint=secrets.token_hex(8)
         )
-    except Exception as error:  # datasets wraps whatever the rows raise
+    except Exception as error:  # datasets wraps the errors of the rows
         if isinstance(error.__cause__, GymgateError):
             raise error.__cause__ from None
         raise
 
 
-def _remove(folder: str, pid: int) -> None:
-    """Not by a child that inherited the duty with everything else."""
+def _remove(directory: str, pid: int) -> None:
+    """Remove it, unless this is a forked child that inherited the exit handler."""
     if os.getpid() == pid:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _counted(records: Iterator[dict[str, Any]], name: str) -> Iterator[dict[str, Any]]:
-    number = -1
-    for number, record in enumerate(records):  # noqa: B007
-        yield record
-    if number < 0:
-        raise ConfigError(f"the {name} dataset is empty: none of its sources gave a row")
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _records(rows: Iterable[tuple[str, Row]], name: str) -> Iterator[dict[str, Any]]:
+    position = -1
     for position, (environment, row) in enumerate(rows):
         messages = prompt_messages(row.data)
         messages[0][ROW_KEY] = f"{name}:{position}"
         yield {"prompt": messages, "row": orjson.dumps(row.data).decode(), "environment": environment}
+    if position < 0:
+        raise ConfigError(f"the {name} dataset is empty: its sources have no rows")
 
 
 def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The row's conversation as role and text; what is no text is named in brackets."""
+    """Return the row's conversation as roles and texts; content that is no text is named in brackets."""
     source = row["responses_create_params"]["input"]
     items = [{"role": "user", "content": source}] if isinstance(source, str) else list(source)
     messages = [{"role": item.get("role") or "tool", "content": _text(item), ROW_KEY: None} for item in items]
@@ -89,15 +128,12 @@ def _text(item: Mapping[str, Any]) -> str:
 
 
 def locate(prompt: Any) -> tuple[str, int]:
-    """Name of the dataset and position in it. `DataError` for a prompt that did not come from `make_dataset`."""
-    mark = (
-        prompt[0].get(ROW_KEY)
-        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping)
-        else None
-    )
-    name, _, position = str(mark or "").rpartition(":")
+    """Return a prompt's dataset and its position there. Raises `DataError` for a prompt not made by `make_dataset`."""
+    first = prompt[0] if isinstance(prompt, Sequence) and prompt else None
+    key = first.get(ROW_KEY) if isinstance(first, Mapping) else None
+    name, _, position = str(key or "").rpartition(":")
     if not position.isdigit():
         raise DataError(
-            f"prompt carries no {ROW_KEY!r}; use the dataset of the NeMoGymSpec, unchanged: {str(prompt)[:80]!r}"
+            f"the prompt has no {ROW_KEY!r}: {str(prompt)[:80]!r}; use the dataset of the NeMoGymSpec, unchanged"
         )
     return name, int(position)

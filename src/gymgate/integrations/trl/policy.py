@@ -8,7 +8,7 @@ import urllib.request
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -21,31 +21,24 @@ from gymgate.tokens.sampling import NAMES
 logger = logging.getLogger(__name__)
 
 EngineSource = Engine | Callable[[Any], Engine]
-"""An engine, or a function that makes it of the trainer."""
+"""An engine, or a function that makes one for a trainer."""
 RendererSource = Renderer | str | Callable[[Any], Renderer]
-"""A renderer, its name in the `renderers` package, or a function that makes it of the tokenizer."""
+"""A renderer, its name in the `renderers` package, or a function that makes one for a tokenizer."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-ANSWER_TIMEOUT_S = 10.0
-SESSIONS_REMEMBERED = 10_000
-"""Rollouts known to have been seeded; an older one would be seeded once more."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as aiohttp, which samples
+MODELS_TIMEOUT_S = 10.0
+MAX_SEEDED_SESSIONS = 10_000
+"""Rollouts remembered as seeded; a forgotten one gets another seed."""
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, as for the sampling itself
 
 
-class Served(NamedTuple):
-    """What a server says of its first model."""
+class TRLServerEngine:
+    """The vLLM server of a TRL trainer, at the route where TRL itself samples.
 
-    model: str
-    max_model_len: int | None
-
-
-class TrainersEngine:
-    """A trainer's vLLM server, at the route that TRL itself samples at.
-
-    Samples carry the versions that the trainer counts, whatever the server counts. A rollout's first request has a seed of its
-    own: the engines of a data-parallel server start from the same one, and would draw the same for one prompt. Later requests
-    have none, since vLLM draws seeded ones one by one, outside its batched sampler. Where TRL publishes an adapter, under a new
-    name for each version, the last one samples.
+    Samples have the weights version that the trainer counts. The first request of a rollout has a seed of its own: the
+    engines of a data-parallel server start from one seed, and would give equal samples for equal prompts. Later requests
+    have none, because vLLM samples seeded requests one by one. With `lora_name`, the newest adapter that TRL published
+    samples; TRL publishes each version as `LORA_NAME-vVERSION`.
     """
 
     def __init__(
@@ -60,50 +53,64 @@ class TrainersEngine:
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        before = self.version()
+        version = self.version()
         if self.lora_name is not None:
-            self.server.model = f"{self.lora_name}-v{before}"
+            self.server.model = f"{self.lora_name}-v{version}"
         sampling = {name: value for name, value in sampling.items() if name != "seed"}
         if session not in self._seeded:
             sampling["seed"] = secrets.randbits(62)
             self._seeded[session] = None
-            if len(self._seeded) > SESSIONS_REMEMBERED:
+            if len(self._seeded) > MAX_SEEDED_SESSIONS:
                 self._seeded.popitem(last=False)
         sample = await self.server.generate(prompt_ids, sampling, session=session)
-        return replace(sample, policy_version=(before, self.version()))
+        return replace(sample, policy_version=(version, self.version()))
 
     async def close(self) -> None:
-        """Close this event loop's connections."""
+        """Close the connections of this event loop."""
         await self.server.close()
 
 
 def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSource | None) -> TokenPolicy:
-    """A policy that samples as a `GRPOTrainer` assumes: its model, its sampling parameters, at most
-    `max_completion_length` tokens after the first prompt."""
-    tokenizer = tokenizer_of(trainer.processing_class)
-    made = made_by(engine, trainer, "generate")
+    """Make a policy that samples as `GRPOTrainer` expects: its model and sampling parameters, and at most
+    `max_completion_length` ids after a rollout's first prompt."""
+    args, limit = trainer.args, None
+    chosen = resolve(engine, trainer, "generate")
+    if chosen is None:
+        chosen, limit = trainer_engine(trainer)
     return TokenPolicy(
-        made or trainer_engine(trainer),
-        renderer_for(tokenizer, renderer, getattr(trainer.args, "chat_template_kwargs", None)),
-        sampling=trainer_sampling(trainer.args),
-        max_model_len=None if made else trainer_model_len(trainer),
-        max_completion_len=trainer.args.max_completion_length,
+        chosen,
+        find_renderer(
+            tokenizer_of(trainer.processing_class), renderer, getattr(args, "chat_template_kwargs", None)
+        ),
+        sampling=trainer_sampling(args),
+        max_model_len=limit,
+        max_completion_len=args.max_completion_length,
         version=lambda: trainer.state.global_step,
     )
 
 
-def made_by(value: Any, argument: Any, method: str) -> Any:
-    """The thing itself (it has `method`), or what a function makes of `argument`."""
-    return value if value is None or hasattr(value, method) else value(argument)
+def resolve(source: Any, argument: Any, method: str) -> Any:
+    """Return the object itself, which has `method`, or what the function `source` makes of `argument`."""
+    return source if source is None or hasattr(source, method) else source(argument)
 
 
 def tokenizer_of(processing_class: Any) -> Any:
-    """The tokenizer, or that of a processor."""
+    """Return the tokenizer itself, or that of a processor."""
     return getattr(processing_class, "tokenizer", processing_class)
 
 
+def find_renderer(
+    tokenizer: Any, source: RendererSource | None, chat_template_kwargs: Mapping[str, Any] | None
+) -> Renderer:
+    """Return the renderer that `source` gives, or the tokenizer's own."""
+    if source is None or isinstance(source, str):
+        return make_renderer(tokenizer, source, chat_template_kwargs)
+    renderer: Renderer = resolve(source, tokenizer, "render_ids")
+    return renderer
+
+
 def trainer_sampling(args: Any) -> dict[str, Any]:
-    """The sampling parameters that a `GRPOConfig` or `AsyncGRPOConfig` sets, those in `generation_kwargs` included."""
+    """Return the sampling parameters that a `GRPOConfig` or `AsyncGRPOConfig` sets, `generation_kwargs` included."""
     chosen = {name: getattr(args, name, None) for name in _SAMPLING}
     extra: Mapping[str, Any] = getattr(args, "generation_kwargs", None) or {}
     if unknown := sorted(name for name in extra if name not in NAMES):
@@ -112,17 +119,23 @@ def trainer_sampling(args: Any) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def trainer_engine(trainer: Any) -> Engine:
-    """The trainer's vLLM server, or its model in this process. `ConfigError` for vLLM in colocate mode, and for a model
-    that is spread over processes."""
+def trainer_engine(trainer: Any) -> tuple[Engine, int | None]:
+    """Return the trainer's vLLM server, or its model in this process, and the most ids of prompt and answer together.
+
+    Raises `ConfigError` for vLLM in colocate mode, and for a model that is sharded over processes.
+    """
     if getattr(trainer, "use_vllm", False):
         url = server_url(trainer.args)
-        return TrainersEngine(url, served_model(url).model, lambda: int(trainer.state.global_step))
-    return model_engine(trainer)
+        model, limit = served_model(url)
+        return TRLServerEngine(url, model, lambda: int(trainer.state.global_step)), limit
+    engine = model_engine(trainer)
+    config = trainer.accelerator.unwrap_model(trainer.model).config
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return engine, limit if isinstance(limit, int) else None
 
 
 def server_url(args: Any) -> str:
-    """Address of the vLLM server that a `GRPOConfig` names, for every rank: only the main process has TRL's client of it."""
+    """Return the address of the vLLM server that a `GRPOConfig` names; TRL's client of it exists in the main process only."""
     if args.vllm_mode != "server":
         raise ConfigError(
             f"vllm_mode={args.vllm_mode!r} offers no token endpoint; use vllm_mode='server', or use_vllm=False"
@@ -130,13 +143,24 @@ def server_url(args: Any) -> str:
     return str(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}")
 
 
+def served_model(base_url: str) -> tuple[str, int | None]:
+    """Return name and context length of the first model that a server lists. Raises `PolicyError` if there is none."""
+    url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/models"
+    try:
+        with _DIRECT.open(url, timeout=MODELS_TIMEOUT_S) as answer:
+            model = orjson.loads(answer.read())["data"][0]
+            return model["id"], model.get("max_model_len")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise PolicyError(f"no list of models at {url}: {error}", endpoint=url) from error
+
+
 def model_engine(trainer: Any) -> Engine:
-    """The trainer's model, in process."""
+    """Return an engine of the trainer's model in this process. Raises `ConfigError` if no process holds all weights."""
     from gymgate.tokens.engines.huggingface import HuggingFaceEngine
 
-    if spread := _spread_over_processes(trainer.accelerator):
+    if sharding := _sharding(trainer.accelerator):
         raise ConfigError(
-            f"the model is spread over processes ({spread}), which sample at times of their own;"
+            f"the model is sharded over processes ({sharding}), which do not sample at the same time;"
             " use use_vllm=True with vllm_mode='server'"
         )
     tokenizer = tokenizer_of(trainer.processing_class)
@@ -147,40 +171,8 @@ def model_engine(trainer: Any) -> Engine:
     )
 
 
-def _spread_over_processes(accelerator: Any) -> str | None:
-    """How, if no process holds all weights."""
+def _sharding(accelerator: Any) -> str | None:
     kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
     if kind == "DEEPSPEED":
-        stage = accelerator.state.deepspeed_plugin.zero_stage
-        return "DeepSpeed ZeRO-3" if stage == 3 else None
+        return "DeepSpeed ZeRO-3" if accelerator.state.deepspeed_plugin.zero_stage == 3 else None
     return kind if kind in ("FSDP", "MEGATRON_LM") else None
-
-
-def trainer_model_len(trainer: Any) -> int | None:
-    """Most ids, prompt and answer together, that the trainer's server or model takes; `None` if it does not say."""
-    if getattr(trainer, "use_vllm", False):
-        return served_model(server_url(trainer.args)).max_model_len
-    config = trainer.accelerator.unwrap_model(trainer.model).config
-    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return limit if isinstance(limit, int) else None
-
-
-def served_model(base_url: str) -> Served:
-    """The first model that an OpenAI-compatible server lists. `PolicyError` if it lists none, or does not answer."""
-    url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/models"
-    try:
-        with _DIRECT.open(url, timeout=ANSWER_TIMEOUT_S) as answer:
-            card = orjson.loads(answer.read())["data"][0]
-            return Served(card["id"], card.get("max_model_len"))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise PolicyError(f"no list of models at {url}: {error}", endpoint=url) from error
-
-
-def renderer_for(
-    tokenizer: Any, given: RendererSource | None, chat_template_kwargs: Mapping[str, Any] | None
-) -> Renderer:
-    """The renderer itself, the one of that name, what a function makes of the tokenizer, or the tokenizer's own."""
-    if given is None or isinstance(given, str):
-        return make_renderer(tokenizer, given, chat_template_kwargs)
-    made: Renderer = made_by(given, tokenizer, "render_ids")
-    return made

@@ -1,4 +1,4 @@
-"""`NeMoGymSpec`: what TRL's trainers take, made from environment names."""
+"""`NeMoGymSpec`: environments, rows and rollouts for TRL's trainers."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.integrations.training.attempts import Attempts
-from gymgate.integrations.training.figures import Attempt
-from gymgate.integrations.training.sources import Source, blended
-from gymgate.integrations.trl.batch import SegmentChoice, to_batch
-from gymgate.integrations.trl.dataset import locate, make_dataset
-from gymgate.integrations.trl.failures import FailureWatch
+from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
+from gymgate.integrations.training.rows import blended, in_turn, read_rows
+from gymgate.integrations.trl.batch import SegmentChoice, nemo_gym_reward, to_batch
+from gymgate.integrations.trl.dataset import locate, make_dataset, open_sources, weights_of
 from gymgate.integrations.trl.policy import (
     EngineSource,
     RendererSource,
-    TrainersEngine,
+    TRLServerEngine,
     make_policy,
     tokenizer_of,
 )
-from gymgate.integrations.trl.reward import nemo_gym_reward
-from gymgate.integrations.trl.sources import find_sources, in_turn, weights_of
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
 
@@ -44,15 +41,15 @@ class NeMoGymSpec:
             rollout_func=spec.rollout_func, reward_funcs=spec.reward_funcs,
         )
 
-    `environments` are names (or paths to configs of your own), with weights where they are a mapping. `data` and `eval_data` name
-    the rows (see `gymgate.open_rows`), for all environments or by environment; `rows` bounds how many the training blend holds.
-    `engine` samples the tokens: by default the trainer's vLLM server where `use_vllm` is set with `vllm_mode="server"`, else the
-    trainer's own model in this process. `renderer` is by default what the `renderers` package has for the model, or a name
-    there. Truncated rollouts teach nothing unless `score_truncated`.
+    `environments` are names, or paths to configs of your own; a mapping gives them weights. `data` and `eval_data` name
+    the rows (see `gymgate.open_rows`) for all environments or for each. `rows` limits the rows of the training blend.
+    `engine` samples the tokens. Its default is the trainer's vLLM server for `use_vllm` with `vllm_mode="server"`, else
+    the trainer's own model in this process. `renderer` is a name in the `renderers` package; its default is what that
+    package has for the model. Truncated rollouts are left out of the loss unless `score_truncated` is set.
 
-    `sandbox` is the provider of environments that run commands in one. `stack` holds further fields of `StackConfig`: `models`
-    for judges, `environments` with overrides or another agent, ...
-    The stack starts with the first batch and lives until `close`; the ranks of one machine share it. A spec can be pickled.
+    `sandbox` is the sandbox provider of environments that run commands in one. `stack` has further fields of
+    `StackConfig`, such as `models` for judges or `environments` with overrides. The stack starts with the first batch and
+    runs until `close`; the ranks of one machine share it. A spec can be pickled.
     """
 
     def __init__(
@@ -82,62 +79,85 @@ class NeMoGymSpec:
         self.limits = RolloutLimits.model_validate(limits or {"timeout_s": 1800})
         self.segment_choice: SegmentChoice = segment_choice
         self.score_truncated = score_truncated
-        described = {
+        several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+        defaults = {
             "environments": tuple(EnvironmentConfig(name=name, sandbox=sandbox) for name in self.weights),
             "runtime": runtime or RuntimeConfig(),
-            "share": _share(),
+            "share": "machine" if several_ranks else "process",
         }
-        self.config = StackConfig.model_validate({**described, **(stack or {})})
-        self._forget()
+        self.config = StackConfig.model_validate({**defaults, **(stack or {})})
+        self._reset()
 
     @cached_property
     def train_dataset(self) -> Dataset:
-        """Rows of all environments, blended by weight (see `blended`)."""
-        return make_dataset(blended(self._sources(self.data), limit=self.rows, seed=self.seed), "train")
+        """Rows of all environments, drawn by weight (see `blended`)."""
+        sources = open_sources(self.weights, self.data, self.config)
+        draws = islice(blended(sources, self.seed), self.rows)
+        return make_dataset(read_rows(sources, draws), "train")
 
     @cached_property
     def eval_dataset(self) -> Dataset | None:
-        """Every row to evaluate on once; `None` without `eval_data`."""
-        return (
-            None if self.eval_data is None else make_dataset(in_turn(self._sources(self.eval_data)), "eval")
-        )
+        """Every row of `eval_data` once; `None` without `eval_data`."""
+        if self.eval_data is None:
+            return None
+        sources = open_sources(self.weights, self.eval_data, self.config)
+        return make_dataset(read_rows(sources, in_turn(sources)), "eval")
 
     @property
     def reward_funcs(self) -> Callable[..., list[float | None]]:
-        """The environment's reward, and per-environment figures in the trainer's own log."""
+        """The reward function: it returns the environment's rewards and logs metrics of each environment."""
         return nemo_gym_reward
 
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """One rollout per prompt, all at once (TRL repeats prompts itself); see `to_batch` for what comes back.
+        """Run one rollout per prompt, all at once (TRL repeats prompts itself), and return them as `to_batch` says.
 
-        Returns within about a second of the rollout deadline, once the stack is up. Raises what went wrong when batch
-        after batch fails (see `FailureWatch`). In an evaluation, truncated rollouts keep their reward.
+        Once the stack is up, this returns within about a second of the rollout deadline. Raises the error of a first
+        start that fails, and the most frequent error when batch after batch fails (see `FailureGuard`). In an
+        evaluation, truncated rollouts keep their reward.
         """
-        trainer.accelerator.wait_for_everyone()  # TRL's main process alone sends weights to the server, until now
-        policy = self._policy(trainer)
-        attempts = self._on_loop(self._attempt_all(prompts, policy))
-        self._watch.see(attempts)
+        trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
+        if id(trainer) not in self._policies:  # a renderer takes a while to make, and warnings are given once
+            self._policies[id(trainer)] = make_policy(trainer, self.engine, self.renderer)
+        if self._loop is None:
+            self._loop = LoopThread()
+            self._loop.enter()
+        rollouts = self._loop.call(self._run_all(prompts, self._policies[id(trainer)]))
+        self._guard.check(rollouts)
         return to_batch(
-            attempts,
+            rollouts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
             segment_choice=self.segment_choice,
             score_truncated=self.score_truncated or not trainer.model.training,
         )
 
+    async def _run_all(self, prompts: list[Any], policy: TokenPolicy) -> list[SampledRollout]:
+        rows = [self.row(prompt) for prompt in prompts]
+        if self._runner is None:
+            runner = RolloutRunner(self.config, self.limits)
+            await runner.start()  # the first start raises; a later one that fails is a failed rollout
+            self._runner = runner
+        await asyncio.sleep(self._guard.pause_s)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._runner.run(*row, policy)) for row in rows]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
     def rollout_worker(
         self, args: Any, processing_class: Any, *, lora_name: str | None = None
     ) -> RolloutWorker:
-        """For `AsyncGRPOTrainer(rollout_worker=worker)`, with the trainer's arguments and tokenizer.
+        """Make the worker for `AsyncGRPOTrainer(rollout_worker=worker)` from the trainer's arguments and tokenizer.
 
-        Then call `worker.follow(trainer)`, so that its checkpoints keep the position in the data.
-        `lora_name` is `"trl-policy"` where TRL trains an adapter that it publishes to a server started with `--enable-lora`.
+        Then call `worker.follow(trainer)`, so that its checkpoints keep the position in the data. `lora_name` is
+        `"trl-policy"` if TRL publishes an adapter to a server that was started with `--enable-lora`.
         """
         from gymgate.integrations.trl.async_worker import RolloutWorker
 
         return RolloutWorker(self, args, processing_class, lora_name=lora_name)
 
     def row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
-        """Environment and row of a prompt of `train_dataset` or `eval_dataset`. `DataError` for any other."""
+        """Return environment and row of a prompt from the spec's datasets. Raises `DataError` for another prompt."""
         name, position = locate(prompt)
         dataset = self.eval_dataset if name == "eval" else self.train_dataset
         assert dataset is not None
@@ -145,12 +165,12 @@ class NeMoGymSpec:
         return record["environment"], orjson.loads(record["row"])
 
     def close(self) -> None:
-        """Give the stack back. Idempotent; the next batch takes it again."""
+        """Release the stack. Idempotent; the next batch starts it again."""
         if self._loop is None:
             return
-        loop, attempts, policies = self._loop, self._attempts, self._policies
-        self._forget()
-        loop.call(_close(attempts, policies.values()))
+        loop, runner, policies = self._loop, self._runner, self._policies
+        self._reset()
+        loop.call(_close(runner, policies.values()))
         loop.leave()
 
     def __enter__(self) -> NeMoGymSpec:
@@ -160,58 +180,23 @@ class NeMoGymSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(("_loop", "_attempts", "_watch", "_policies"))}
+        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_guard", "_policies"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """Of a process: what is alive in it."""
+    def _reset(self) -> None:
+        """Set what belongs to this process: a copy in another process starts without it."""
         self._loop: LoopThread | None = None
-        self._attempts: Attempts | None = None
-        self._watch = FailureWatch()
+        self._runner: RolloutRunner | None = None
+        self._guard = FailureGuard()
         self._policies: dict[int, TokenPolicy] = {}
 
-    def _policy(self, trainer: Any) -> TokenPolicy:
-        """One per trainer: making a renderer takes a while, and the sampling guard reports once."""
-        if id(trainer) not in self._policies:
-            self._policies[id(trainer)] = make_policy(trainer, self.engine, self.renderer)
-        return self._policies[id(trainer)]
 
-    def _on_loop(self, work: Any) -> list[Attempt]:
-        if self._loop is None:
-            self._loop = LoopThread()
-            self._loop.enter()
-        done: list[Attempt] = self._loop.call(work)
-        return done
-
-    async def _attempt_all(self, prompts: list[Any], policy: TokenPolicy) -> list[Attempt]:
-        rows = [self.row(prompt) for prompt in prompts]
-        if self._attempts is None:
-            made = Attempts(self.config, self.limits)
-            await made.start()  # a first start that fails ends the training, a later one is a failed rollout
-            self._attempts = made
-        await asyncio.sleep(self._watch.pause_s)
-        try:
-            async with asyncio.TaskGroup() as running:
-                tasks = [running.create_task(self._attempts.attempt(*row, policy)) for row in rows]
-        except BaseExceptionGroup as group:  # one is as good as the other
-            raise group.exceptions[0] from None
-        return [task.result() for task in tasks]
-
-    def _sources(self, data: str | Mapping[str, str]) -> list[Source]:
-        return find_sources(self.weights, data, self.config)
-
-
-async def _close(attempts: Attempts | None, policies: Iterable[TokenPolicy]) -> None:
+async def _close(runner: RolloutRunner | None, policies: Iterable[TokenPolicy]) -> None:
     for policy in policies:
-        if isinstance(policy.engine, TrainersEngine):
+        if isinstance(policy.engine, TRLServerEngine):
             await policy.engine.close()
-    if attempts is not None:
-        await attempts.close()
-
-
-def _share() -> str:
-    """The ranks of one machine share a stack, where a launcher says that there are several."""
-    return "machine" if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1 else "process"
+    if runner is not None:
+        await runner.close()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import orjson
 import torch
@@ -14,39 +14,31 @@ from torch.utils.data import Dataset
 from gymgate.api import load_catalog
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
-from gymgate.dataset import Row, open_rows
+from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError
-from gymgate.integrations.training.sources import Source, blended, check_agent
+from gymgate.integrations.training.rows import WeightedSource, blended, in_turn
 
 ROW = "nemo_gym_row"
 """Column with the whole row, verbatim, as JSON."""
 ENVIRONMENT = "environment"
-"""Column with the environment's name; empty where the row's own `agent_ref` says where it goes."""
+"""Column with the environment's name; empty if the row's own `agent_ref` decides."""
 CHECKED_ROWS = 1000
-"""First rows of each environment's source whose agents are checked when the dataset is made; others fail when they are run."""
-
-
-class Part(NamedTuple):
-    """The rows of one source."""
-
-    environment: str
-    rows: Sequence[Row]
-    weight: float | None
+"""Rows of each source whose agents are checked when the dataset is made. Other rows are checked when they run."""
 
 
 class NeMoGymDataset(Dataset):  # type: ignore[misc]
-    """Rows by byte offset, read when asked for.
+    """Rows by byte offset, read when they are needed.
 
-    `data_files` (verl's `data.train_files` and `data.val_files`) is a mapping from environments to their rows, or a file of rows
-    (or several) that name their agent:
+    `data_files` (verl's `data.train_files` and `data.val_files`) maps environments to their rows, or names one or several
+    files of rows that name their agent:
 
         data.train_files={workplace_assistant:{data:train.jsonl,weight:2},mcqa:{data:example}}
         data.val_files={workplace_assistant:validation.jsonl}
         data.train_files=blended.jsonl
 
-    Rows are named as for `gymgate.open_rows`. With a weight anywhere, sources are drawn by weight (1 where none is given) until
-    each was given once; without, every row of every source comes once. `+data.nemo_gym.seed` decides the draw and
-    `+data.nemo_gym.runtime` the nemo-gym release whose packaged data is meant. `max_samples` bounds the rows, if positive.
+    Rows are named as for `gymgate.open_rows`. If any source has a weight, rows are drawn by weight (1 where none is given)
+    until each source was given once; otherwise every row of every source comes once. `+data.nemo_gym.seed` decides the
+    draw, `+data.nemo_gym.runtime` the nemo-gym release whose packaged data is read. A positive `max_samples` limits the rows.
     """
 
     def __init__(
@@ -59,92 +51,74 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
     ) -> None:
         settings = plain((config or {}).get("nemo_gym")) or {}
         runtime = RuntimeConfig.model_validate(settings.get("runtime") or {})
-        self.parts = open_parts(plain(data_files), runtime)
-        self._where = _places(self.parts, int(settings.get("seed", 0)), max_samples)
+        self.sources = open_sources(plain(data_files), runtime)
+        weighted = any(source.weight for source in self.sources)
+        draws = blended(self.sources, int(settings.get("seed", 0))) if weighted else in_turn(self.sources)
+        self._draws = array("q")  # source, position, source, position, ...: 16 bytes per row
+        for draw in islice(draws, max_samples if max_samples > 0 else None):
+            self._draws.extend(draw)
 
     def __len__(self) -> int:
-        return len(self._where) // 2
+        return len(self._draws) // 2
 
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        """One row: `raw_prompt` (the items of its input, verbatim), `index`, `data_source`, and the row itself."""
-        if not 0 <= position < len(self):
-            raise IndexError(f"row {position} of {len(self)}")
-        part = self.parts[self._where[2 * position]]
-        row = part.rows[self._where[2 * position + 1]]
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """Return one row: `raw_prompt` (the items of its input, verbatim), `index`, `data_source`, and the row itself."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        source = self.sources[self._draws[2 * index]]
+        row = source.rows[self._draws[2 * index + 1]]
         return {
             "raw_prompt": prompt_items(row.data),
-            "index": position,
-            "data_source": part.environment or row.agent or "nemo_gym",
-            ENVIRONMENT: part.environment,
+            "index": index,
+            "data_source": source.environment or row.agent or "nemo_gym",
+            ENVIRONMENT: source.environment,
             ROW: orjson.dumps(row.data).decode(),
-            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's v0 batches must hold a tensor
+            "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's v0 batches must contain a tensor
         }
 
 
 def plain(value: Any) -> Any:
-    """An OmegaConf node as plain Python; anything else as it is."""
+    """Return an OmegaConf node as plain Python, anything else as it is."""
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def prompt_items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The items of a row's input: messages, and whatever else the row has (function calls, their outputs, reasoning)."""
+    """Return the items of a row's input: messages, function calls and their outputs, reasoning."""
     source = row["responses_create_params"]["input"]
     return [{"role": "user", "content": source}] if isinstance(source, str) else list(source)
 
 
-def open_parts(files: Any, runtime: RuntimeConfig) -> list[Part]:
-    """The sources that `data_files` names. `ConfigError` for what it cannot be."""
+def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
+    """Open the sources that `data_files` names. Raises `ConfigError` for anything else, and for a source without rows."""
     if isinstance(files, Mapping):
         catalog = load_catalog(runtime)
-        parts = [_part(catalog, name, source) for name, source in files.items()]
+        sources = [_open_source(catalog, name, source) for name, source in files.items()]
     else:
         names = [files] if isinstance(files, str) else list(files or ())
-        parts = [Part("", open_rows(str(name), environment=None), None) for name in names]
-    if empty := [part.environment or part.rows for part in parts if not len(part.rows)]:
+        sources = [WeightedSource("", open_rows(str(name), environment=None)) for name in names]
+    if empty := [source.environment or source.rows for source in sources if not len(source.rows)]:
         raise ConfigError(f"no rows for {', '.join(map(str, empty))}")
-    if not parts:
+    if not sources:
         raise ConfigError(
             "data.train_files and data.val_files must name rows: {ENVIRONMENT: SOURCE} or JSONL files"
         )
-    return parts
+    return sources
 
 
-def _part(catalog: Catalog, name: str, source: Any) -> Part:
+def _open_source(catalog: Catalog, name: str, source: Any) -> WeightedSource:
     wanted = {"data": source} if isinstance(source, str) else dict(source or {})
     if unknown := sorted(wanted.keys() - {"data", "weight"}):
         raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
     environment = catalog.find(name)
     weight = wanted.get("weight")
-    rows = open_rows(wanted.get("data", "example"), environment=environment)
-    agents = {agent.name for config in environment.configs for agent in config.agents}
-    for row in islice(rows, CHECKED_ROWS):
-        check_agent(row, environment.name, agents)
-    return Part(environment.name, rows, None if weight is None else float(weight))
-
-
-def _places(parts: Sequence[Part], seed: int, limit: int) -> array[int]:
-    """Part and position of each row, one after the other: 16 bytes a row."""
-    stream = _drawn(parts, seed) if any(part.weight for part in parts) else _in_turn(parts)
-    places = array("q")
-    for part, position in islice(stream, limit if limit > 0 else None):
-        places.extend((part, position))
-    return places
-
-
-def _in_turn(parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    return ((number, position) for number, part in enumerate(parts) for position in range(len(part.rows)))
-
-
-def _drawn(parts: Sequence[Part], seed: int) -> Iterator[tuple[int, int]]:
-    """Positions stand for rows, so that nothing is read."""
-    sources = [
-        Source(
-            str(number),
-            cast(Sequence[Row], range(len(part.rows))),
-            1.0 if part.weight is None else part.weight,
-        )
-        for number, part in enumerate(parts)
-    ]
-    return ((int(name), cast(int, position)) for name, position in blended(sources, limit=None, seed=seed))
+    opened = WeightedSource(
+        environment.name,
+        open_rows(wanted.get("data", "example"), environment=environment),
+        None if weight is None else float(weight),
+        {agent.name for config in environment.configs for agent in config.agents},
+    )
+    for position in range(min(CHECKED_ROWS, len(opened.rows))):
+        opened.row(position)
+    return opened

@@ -11,16 +11,14 @@ import orjson
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
-from gymgate.integrations.training.figures import Attempt
+from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
+from gymgate.integrations.verl.metrics import is_validation, report, why_untrained
 from gymgate.integrations.verl.outputs import fitting, to_outputs
-from gymgate.integrations.verl.reports import reason, report, validates
 from gymgate.integrations.verl.worker import LoopConfig, Worker, worker_of
 from gymgate.rollout import outcome_of
 
 logger = logging.getLogger(__name__)
-
-_OURS = frozenset(LoopConfig.model_fields)
 
 
 class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -32,59 +30,64 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
           _target_: gymgate.verl.NeMoGymAgentLoop
           environments: [workplace_assistant, mcqa]
 
-    Each segment of a rollout is an output of its own. A rollout that failed, that Gym masked, or that a limit ended gives no
-    output: it has neither a trained token nor a place in its group's baseline, and its siblings stay. A group without any
-    output raises, so that verl tags it `failure` and can draw another prompt. In validation, truncated rollouts keep their
-    reward.
+    Each segment of a rollout is one output. A rollout that failed, that Gym masked, or that a limit ended gives no output:
+    it has neither a trained token nor a place in its group's baseline, and the rest of the group is trained on. If a whole
+    group gives no output, its last session raises, so that verl tags the group `failure` and can draw another prompt. In
+    validation, truncated rollouts keep their reward.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours = {name: plain(kwargs.pop(name)) for name in _OURS & kwargs.keys()}
+        settings = {name: plain(kwargs.pop(name)) for name in LoopConfig.model_fields.keys() & kwargs.keys()}
         super().__init__(*args, **kwargs)
-        self.settings = LoopConfig.model_validate(ours)
+        self.settings = LoopConfig.model_validate(settings)
 
     async def run(
         self, sampling_params: dict[str, Any], **kwargs: Any
     ) -> AgentLoopOutput | list[AgentLoopOutput]:
-        """One rollout of the row in `kwargs`, with all of its segments (of verl's v0 worker, which takes one, the longest)."""
-        self._refuse()
+        """Run one rollout of the row in `kwargs` and return all of its segments; to verl's v0 worker, the longest one."""
+        if self.rollout_config.get("enable_rollout_routing_replay", False):
+            raise ConfigError(
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay: routed experts are not carried through Gym's agents"
+            )
         environment, row = self._row(kwargs)
-        worker, several = self._worker(), "session_id" in kwargs
-        if not several:
-            return await self._one_row(await worker.attempt(environment, row, sampling_params), kwargs)
+        worker = self._worker()
+        if "session_id" not in kwargs:
+            return await self._run_v0(await worker.run(environment, row, sampling_params), kwargs)
         with worker.groups.session(kwargs["uid"]) as group:
-            await asyncio.sleep(0)  # verl starts a group's sessions together: after this, all are counted
-            attempt = await worker.attempt(environment, row, sampling_params)
-            reward = await self._reward(attempt, kwargs)
-            outputs = [] if reward is None else self._outputs(attempt, reward)
-            await report(self.config, attempt, kwargs, scored=bool(outputs))
+            await asyncio.sleep(0)  # verl starts the sessions of a group together: all are counted after this
+            sampled = await worker.run(environment, row, sampling_params)
+            reward = await self._reward(sampled, kwargs)
+            outputs = [] if reward is None else to_outputs(sampled, reward)
+            await report(self.config, sampled, kwargs, trained=bool(outputs))
             if not outputs:
-                logger.warning("no output for verl: %s", failure(attempt))
+                logger.warning("no output for verl: %s", untrained_error(sampled))
             group.gave_output |= bool(outputs)
             if group.open == 1 and not group.gave_output:
-                raise failure(attempt)
-            return outputs
+                raise untrained_error(sampled)
+            return [AgentLoopOutput(**output) for output in outputs]
 
-    async def _one_row(self, attempt: Attempt, kwargs: dict[str, Any]) -> AgentLoopOutput:
-        """For verl's v0 worker, which has no place for a rollout without a reward."""
-        reward = outcome_of(attempt.rollout, score_truncated=self.settings.score_truncated).taught
-        scored = reward is not None and bool(attempt.segments)
-        await report(self.config, attempt, kwargs, scored=scored)
-        if reward is None or not scored:
-            error = failure(attempt)
-            hint = "verl's v0 trainer has no place for it: set trainer.use_v1=true"
+    async def _run_v0(self, sampled: SampledRollout, kwargs: dict[str, Any]) -> AgentLoopOutput:
+        """Return one output: verl's v0 worker takes no more, and none without a reward."""
+        reward = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated).taught
+        trained = reward is not None and bool(sampled.segments)
+        await report(self.config, sampled, kwargs, trained=trained)
+        if reward is None or not trained:
+            error = untrained_error(sampled)
+            hint = "verl's v0 trainer cannot leave it out: set trainer.use_v1=true"
             raise ConfigError(f"{error.message}; {hint}") from error
-        return AgentLoopOutput(**to_outputs(self._longest(attempt), reward)[0])
+        lengths = self.rollout_config.prompt_length, self.rollout_config.response_length
+        segment = fitting(sampled.segments, *lengths)
+        if segment is None:
+            bounds = "prompt_length={} and response_length={}".format(*lengths)
+            raise DataError(f"no segment of rollout {sampled.rollout.id} fits {bounds}")
+        return AgentLoopOutput(**to_outputs(replace(sampled, segments=[segment]), reward)[0])
 
-    async def _reward(self, attempt: Attempt, kwargs: dict[str, Any]) -> float | None:
-        """The reward to learn from; in validation the one to count, which a truncated rollout has too."""
-        result = outcome_of(attempt.rollout, score_truncated=self.settings.score_truncated)
-        if result.counted and not result.trained and await validates(kwargs):
-            return result.reward
-        return result.taught
-
-    def _outputs(self, attempt: Attempt, reward: float) -> list[AgentLoopOutput]:
-        return [AgentLoopOutput(**output) for output in to_outputs(attempt, reward)]
+    async def _reward(self, sampled: SampledRollout, kwargs: dict[str, Any]) -> float | None:
+        """Return the reward to learn from; in validation the one to count, which a truncated rollout has too."""
+        outcome = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated)
+        if outcome.counted and not outcome.trained and await is_validation(kwargs):
+            return outcome.reward
+        return outcome.taught
 
     def _worker(self) -> Worker:
         template = plain(self.apply_chat_template_kwargs)
@@ -98,28 +101,10 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             )
         return str(kwargs.get(ENVIRONMENT, "")), orjson.loads(kwargs[ROW])
 
-    def _refuse(self) -> None:
-        if self.rollout_config.get("enable_rollout_routing_replay", False):
-            raise ConfigError(
-                "actor_rollout_ref.rollout.enable_rollout_routing_replay: routed experts are not carried through Gym's agents"
-            )
 
-    def _longest(self, attempt: Attempt) -> Attempt:
-        room = self.rollout_config.prompt_length, self.rollout_config.response_length
-        segment = fitting(attempt.segments, *room)
-        if segment is None:
-            raise DataError(
-                "no segment of rollout {} fits prompt_length={} and response_length={}".format(
-                    attempt.rollout.id, *room
-                )
-            )
-        return replace(attempt, segments=[segment])
-
-
-def failure(attempt: Attempt) -> GymgateError:
-    """The error of a rollout that gave nothing to train on."""
-    rollout, why = attempt.rollout, reason(attempt)
-    described = {} if rollout.error is None else rollout.error.model_dump()
-    return from_wire(
-        {**described, **why, "message": f"{why['message']} (rollout {rollout.id} of {rollout.environment})"}
-    )
+def untrained_error(sampled: SampledRollout) -> GymgateError:
+    """Return the error of a rollout that is not trained on, with its id and environment."""
+    rollout, reason = sampled.rollout, why_untrained(sampled)
+    fields = {} if rollout.error is None else rollout.error.model_dump()
+    message = f"{reason['message']} (rollout {rollout.id} of {rollout.environment})"
+    return from_wire({**fields, **reason, "message": message})

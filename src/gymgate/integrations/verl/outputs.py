@@ -1,59 +1,58 @@
-"""Rollouts as what verl's agent loops return (contract: verl 0.9.1, `AgentLoopOutput`). Plain values; nothing imports verl."""
+"""Rollouts as what verl's agent loops return (contract: verl 0.9.1, `AgentLoopOutput`). Imports no verl."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gymgate.errors import TokenDataError
-from gymgate.integrations.training.figures import KINDS, Attempt, metrics
+from gymgate.integrations.training.rollouts import KINDS, SampledRollout, rollout_metrics
 from gymgate.rollout import Segment
 
-SEQUENCE = ("turn_scores", "tool_rewards")
-"""Lists that verl's own agent loops always have among their extra fields."""
+_EMPTY_LISTS = ("turn_scores", "tool_rewards")
+"""Extra fields that verl's own agent loops always have."""
+_NOT_FOR_VALIDATION = ("failed", "masked", "unscored", "reward", *(f"failed_{kind}" for kind in KINDS))
+"""Metrics that say nothing of a rollout that gave an output, or that not every such rollout has."""
 
 
-def to_outputs(attempt: Attempt, reward: float) -> list[dict[str, Any]]:
-    """The arguments of one `AgentLoopOutput` per segment, in order.
+def to_outputs(sampled: SampledRollout, reward: float) -> list[dict[str, Any]]:
+    """Return the arguments of one `AgentLoopOutput` per segment, in order.
 
-    Every output carries the rollout's reward: verl takes the baseline from a session's last output, and trains them all with its
-    advantage. Ids that the policy did not sample have mask 0 and logprob 0.0, which no loss reads.
+    Every output has the rollout's reward: verl computes the baseline from a session's last output, and trains all of
+    them with its advantage. Ids that the policy did not sample have mask 0 and logprob 0.0, which no loss reads.
 
-    Raises `TokenDataError` for a segment of which some turns have logprobs and others have not.
+    Raises `TokenDataError` for a segment in which only some turns have logprobs.
     """
-    extra = reward_extra_info(attempt)
-    return [_output(attempt, segment, reward, extra) for segment in attempt.segments]
+    timing, extra = sampled.rollout.timing, reward_extra_info(sampled)
+    return [
+        {
+            "prompt_ids": segment.prompt_ids,
+            "response_ids": segment.completion_ids,
+            "response_mask": segment.mask,
+            "response_logprobs": _filled_logprobs(segment),
+            "reward_score": reward,
+            "num_turns": sampled.turns,
+            "metrics": {
+                "generate_sequences": timing.model_s,
+                "tool_calls": max(0.0, timing.total_s - timing.model_s),
+            },
+            "extra_fields": {
+                "reward_extra_info": dict(extra),
+                **{name: [] for name in _EMPTY_LISTS},
+                **_versions(segment),
+            },
+        }
+        for segment in sampled.segments
+    ]
 
 
-def reward_extra_info(attempt: Attempt) -> dict[str, float]:
-    """Figures of a rollout for verl's validation metrics; the same names for every rollout, whatever the environment."""
-    figures = metrics(attempt)
-    dropped = ("failed", "masked", "unscored", "reward", *(f"failed_{kind}" for kind in KINDS))
-    return {name: value for name, value in figures.items() if name not in dropped}
+def reward_extra_info(sampled: SampledRollout) -> dict[str, float]:
+    """Return metrics for verl's validation log; every rollout of every environment has the same names."""
+    metrics = rollout_metrics(sampled)
+    return {name: value for name, value in metrics.items() if name not in _NOT_FOR_VALIDATION}
 
 
-def _output(attempt: Attempt, segment: Segment, reward: float, extra: Mapping[str, float]) -> dict[str, Any]:
-    timing = attempt.rollout.timing
-    return {
-        "prompt_ids": segment.prompt_ids,
-        "response_ids": segment.completion_ids,
-        "response_mask": segment.mask,
-        "response_logprobs": _filled(segment),
-        "reward_score": reward,
-        "num_turns": attempt.turns,
-        "metrics": {
-            "generate_sequences": timing.model_s,
-            "tool_calls": max(0.0, timing.total_s - timing.model_s),
-        },
-        "extra_fields": {
-            "reward_extra_info": dict(extra),
-            **{name: [] for name in SEQUENCE},
-            **_versions(segment),
-        },
-    }
-
-
-def _filled(segment: Segment) -> list[float] | None:
+def _filled_logprobs(segment: Segment) -> list[float] | None:
     if segment.logprobs is None:
         return None
     known = list(zip(segment.mask, segment.logprobs, strict=True))
@@ -69,10 +68,10 @@ def _versions(segment: Segment) -> dict[str, int]:
 
 
 def fitting(segments: Sequence[Segment], prompt_length: int, response_length: int) -> Segment | None:
-    """For a worker that takes one row of fixed lengths: the segment with most sampled ids among those that fit."""
-    held = [
+    """Return the segment with most sampled ids among those that fit into these lengths; `None` if none fits."""
+    candidates = [
         segment
         for segment in segments
         if len(segment.prompt_ids) <= prompt_length and len(segment.completion_ids) <= response_length
     ]
-    return max(held, key=lambda segment: sum(segment.mask), default=None)
+    return max(candidates, key=lambda segment: sum(segment.mask), default=None)

@@ -11,9 +11,8 @@ import pytest
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
-from gymgate.integrations.training import attempts as module
-from gymgate.integrations.training.attempts import Attempts
-from gymgate.integrations.training.figures import metrics
+from gymgate.integrations.training import rollouts as module
+from gymgate.integrations.training.rollouts import RolloutRunner, rollout_metrics
 from gymgate.rollout import Rollout
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
@@ -40,10 +39,10 @@ class FakeStack:
 
 
 class Scene:
-    """Attempts, and the stacks they connected to."""
+    """A runner, and the stacks they connected to."""
 
     def __init__(self, timeout_s: float) -> None:
-        self.attempts = Attempts(StackConfig(environments=("e",)), RolloutLimits(timeout_s=timeout_s))
+        self.runner = RolloutRunner(StackConfig(environments=("e",)), RolloutLimits(timeout_s=timeout_s))
         self.stacks: list[FakeStack] = []
 
     async def connect(self, config: StackConfig, **_: Any) -> FakeStack:
@@ -56,7 +55,7 @@ class Scene:
         policy = TokenPolicy(
             CallableEngine(lambda ids, sampling: Sample([1], None, "stop")), SimpleNamespace()
         )  # type: ignore[arg-type]
-        tasks = [asyncio.create_task(self.attempts.attempt("e", ROW, policy)) for _ in range(count)]
+        tasks = [asyncio.create_task(self.runner.run("e", ROW, policy)) for _ in range(count)]
         before = self.under_way
         while self.under_way < before + count:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -81,9 +80,9 @@ async def test_attempts_share_one_stack(scene: Scene) -> None:
         run.set_result(DONE)
     found = [await task for task in tasks]
     assert [attempt.rollout.reward for attempt in found] == [1.0] * 3
-    assert [attempt.shown_ids for attempt in found] == [[]] * 3
-    await scene.attempts.close()
-    await scene.attempts.close()
+    assert [attempt.first_prompt_ids for attempt in found] == [[]] * 3
+    await scene.runner.close()
+    await scene.runner.close()
     assert stack.closed == 1
 
 
@@ -145,7 +144,7 @@ async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_squar
         CallableEngine(lambda ids, sampling: Sample([len(ids)], [-0.5], "stop")), CountingRenderer()
     )
     for turns in (20, 40):
-        task = asyncio.create_task(scene.attempts.attempt("e", ROW, policy))
+        task = asyncio.create_task(scene.runner.run("e", ROW, policy))
         while len(sizes) == scene.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
         history: list[dict[str, Any]] = []
@@ -156,7 +155,7 @@ async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_squar
         scene.stacks[0].runs[-1].set_result(DONE)
         attempt = await task
         assert len(attempt.segments) == 1
-        assert (metrics(attempt)["turns"], metrics(attempt)["prefix_misses"]) == (turns, 0)
+        assert (rollout_metrics(attempt)["turns"], rollout_metrics(attempt)["prefix_misses"]) == (turns, 0)
         sizes.append(len(pickle.dumps(attempt)))
     assert sizes[1] < 2.5 * sizes[0]
 

@@ -1,4 +1,4 @@
-"""Where rollouts go on when a training does."""
+"""The position in the data of an asynchronous training, kept in its checkpoints."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ FILE = "gymgate_rollouts.json"
 
 
 class Position:
-    """The first group that is not settled. Settled are groups that were trained on, dropped as stale, or gave no sample."""
+    """Finds the first group that is not settled. A group settles when it is trained on, dropped as stale, or empty."""
 
     def __init__(self) -> None:
         self.first = 0
-        self._waiting: deque[int] = deque()
+        self._queued: deque[int] = deque()
         self._settled: set[int] = set()
 
     def update(self, delivered: Iterable[int], trained: Container[int]) -> None:
-        """`delivered` are further groups in the order in which the trainer reads them, `trained` all that it trained on.
+        """Take further groups in the order in which the trainer reads them, and all groups that it trained on.
 
-        The trainer reads in order. So a group that came before one it trained on is settled, whatever became of it.
+        The trainer reads in order. So every group before one that it trained on is settled.
         """
-        self._waiting.extend(delivered)
-        reached = max((place for place, group in enumerate(self._waiting, 1) if group in trained), default=0)
-        self._settled.update(self._waiting.popleft() for _ in range(reached))
+        self._queued.extend(delivered)
+        read = max((count for count, group in enumerate(self._queued, 1) if group in trained), default=0)
+        self._settled.update(self._queued.popleft() for _ in range(read))
         while self.first in self._settled:
             self._settled.remove(self.first)
             self.first += 1
 
 
 class PositionCallback(TrainerCallback):
-    """Writes the position in the data and the version of the weights beside each checkpoint; restores both.
+    """Writes position and version of the weights beside each checkpoint, and restores both.
 
-    Rows whose samples were not trained on when the checkpoint was made are rolled out again.
+    Rows whose samples were not trained on before the checkpoint are run again.
     """
 
     def __init__(self, worker: RolloutWorker, trainer: Any) -> None:
@@ -53,34 +53,34 @@ class PositionCallback(TrainerCallback):
         self._saved = self._next = worker.position
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Runs before TRL sends weights and starts the worker."""
+        """Restore; runs before TRL sends weights and starts the worker."""
         file = self._file(args, state)
         if state.global_step and file.exists():
-            kept = orjson.loads(file.read_bytes())
-            self.worker.position = int(kept["position"])
-            self.trainer.model_version = int(kept.get("model_version", 0))
+            saved = orjson.loads(file.read_bytes())
+            self.worker.position = int(saved["position"])
+            self.trainer.model_version = int(saved.get("model_version", 0))
             self.worker.update_model_version(self.trainer.model_version)
-            self.trainer._groups_before_resume = self.worker.position  # what num_train_epochs counts from
+            self.trainer._groups_before_resume = self.worker.position  # num_train_epochs counts from here
         elif state.global_step:
             logger.warning("no %s: rollouts start with the first row again", file)
         self._position = Position()
         self._saved = self._next = self.worker.position
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Count what was trained on up to here.
+        """Count the groups that were trained on.
 
-        TRL marks groups when it collates them, and accelerate collates one batch ahead. So the position of one step is
-        certain at the end of the next one.
+        TRL marks a group when it is collated, and accelerate collates one batch ahead. So the position after a step
+        is certain only at the end of the next one.
         """
         if state.is_world_process_zero:
             self._position.update(self.worker.newly_delivered(), self.trainer._trained_groups)
             self._saved, self._next = self._next, self.worker.position + self._position.first
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Runs after each checkpoint."""
+        """Write the file; runs after each checkpoint."""
         if state.is_world_process_zero:
-            kept = {"position": self._saved, "model_version": self.trainer.model_version}
-            self._file(args, state).write_bytes(orjson.dumps(kept))
+            saved = {"position": self._saved, "model_version": self.trainer.model_version}
+            self._file(args, state).write_bytes(orjson.dumps(saved))
 
     @staticmethod
     def _file(args: Any, state: Any) -> Path:

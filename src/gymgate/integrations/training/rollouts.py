@@ -1,0 +1,236 @@
+"""Rollouts of one trainer process: run them, count them, and stop a training in which all of them fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, StackLostError, from_wire
+from gymgate.rollout import Rollout, Segment, outcome_of
+from gymgate.rollout.result import failed_rollout
+from gymgate.stack import AgentInfo, Stack, connect
+from gymgate.tokens import TokenPolicy
+
+logger = logging.getLogger(__name__)
+
+KINDS: Final[tuple[str, ...]] = get_args(ErrorKind)
+MAX_FAILED_BATCHES = 3
+"""A training ends after this many batches in a row in which every rollout failed."""
+PATIENCE_S = 300.0
+"""Failures that a retry may cure end a training only after this time: a server needs minutes to restart."""
+MAX_PAUSE_S = 30.0
+
+
+@dataclass(frozen=True)
+class SampledRollout:
+    """A rollout with the token ids that the policy sampled in it."""
+
+    rollout: Rollout
+    segments: list[Segment]
+    turns: int
+    """Number of model calls."""
+    prefix_misses: int
+    """Model calls, after the first, whose prompt does not extend the exact ids of an earlier call."""
+    first_prompt_ids: list[int]
+    """The first prompt; it stands for a rollout in which nothing was sampled."""
+
+
+class RolloutRunner:
+    """Runs rollouts on one stack, and connects again after the stack was lost. For one event loop."""
+
+    def __init__(self, config: StackConfig, limits: RolloutLimits) -> None:
+        self.config = config
+        self.limits = limits
+        self._stack: Stack | None = None
+        self._starting: asyncio.Task[Stack] | None = None
+
+    async def start(self) -> Stack:
+        """Connect to the stack, which starts unless it already runs. Raises the error of a failed start.
+
+        Concurrent callers share one start and its error. The next call after an error tries again.
+        """
+        if self._stack is not None:
+            return self._stack
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._connect())
+            self._starting.add_done_callback(self._start_ended)
+        return await asyncio.shield(self._starting)
+
+    async def run(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
+        """Run one rollout. An unusable row, a lost stack and a failed reconnect give a failed rollout, no exception.
+
+        An empty `environment` means that of the agent which the row names. Once the stack is up, this returns within
+        about a second of the rollout deadline.
+        """
+        conversation = policy.conversation()
+        try:
+            stack = await self.start()
+            environment = environment or environment_of(row, stack.agents)
+            rollout = await self._run_on(stack, environment, row, conversation)
+        except GymgateError as error:
+            rollout = failed_rollout(error, id="not-run", environment=environment)
+        return SampledRollout(
+            rollout,
+            conversation.segments,
+            conversation.call_count,
+            conversation.prefix_misses,
+            conversation.first_prompt_ids,
+        )
+
+    async def close(self) -> None:
+        """Release the stack; cancel a start that is under way. Idempotent."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait([self._starting])
+        if self._stack is not None:
+            await self._release(self._stack)
+
+    async def _connect(self) -> Stack:
+        self._stack = await connect(self.config, progress=lambda line: logger.info("%s", line))
+        return self._stack
+
+    def _start_ended(self, task: asyncio.Task[Stack]) -> None:
+        self._starting = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the stack did not start: %s", error)
+
+    async def _run_on(
+        self, stack: Stack, environment: str, row: Mapping[str, Any], conversation: Any
+    ) -> Rollout:
+        try:
+            return await stack.run(
+                row, policy=conversation, environment=environment, limits=self.limits, record_bodies=False
+            )
+        except ConfigError as error:  # the row names something that this stack does not have
+            raise DataError(error.message) from error
+        except StackLostError:
+            await self._release(stack)
+            raise
+
+    async def _release(self, stack: Stack) -> None:
+        """Release this stack, unless that was done already; never the one that replaced it."""
+        if self._stack is stack:
+            self._stack = None
+            await stack.close()
+
+
+def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> str:
+    """Return the environment of the agent that the row names. A row that names none belongs to the only environment.
+
+    Raises `DataError` if the stack has no such agent, or if there are several environments to choose from.
+    """
+    name = (row.get("agent_ref") or {}).get("name")
+    if isinstance(name, str) and name in agents:
+        return agents[name].environment
+    environments = sorted({agent.environment for agent in agents.values()})
+    if name is None and len(environments) == 1:
+        return environments[0]
+    known = ", ".join(sorted(agents))
+    raise DataError(f"the row's agent_ref names {name!r}, not an agent of the stack: {known}")
+
+
+def rollout_metrics(sampled: SampledRollout, delivered: Segment | None = None) -> dict[str, float]:
+    """Return the numbers that trainers log for one rollout.
+
+    `delivered` is the only segment that is trained on, for a trainer that takes one. A number that does not exist is
+    left out: `reward` of a rollout that does not count, `delivered_fraction` of one that is not trained on.
+    """
+    rollout, outcome = sampled.rollout, outcome_of(sampled.rollout)
+    kind = None if rollout.error is None else rollout.error.kind
+    values = {
+        "turns": float(sampled.turns),
+        "segments": float(len(sampled.segments)),
+        "prefix_misses": float(sampled.prefix_misses),
+        "truncated": float(rollout.status == "truncated"),
+        "unscored": float(outcome.reason == "unscored"),
+        "masked": float(outcome.reason == "masked"),
+        "failed": float(outcome.reason == "failed"),
+        **{f"failed_{name}": float(kind == name) for name in KINDS},
+        "latency_s": rollout.timing.total_s,
+    }
+    sampled_ids = sum(sum(segment.mask) for segment in sampled.segments)
+    if delivered is not None and sampled_ids and outcome.trained:
+        values["delivered_fraction"] = sum(delivered.mask) / sampled_ids
+    if outcome.reward is not None:
+        values["reward"] = outcome.reward
+    return values
+
+
+def values_by_metric(
+    metrics: Sequence[Mapping[str, float]], environments: Sequence[str]
+) -> dict[str, list[float]]:
+    """Gather metrics of rollouts: `NAME` over all rollouts that have it, `ENVIRONMENT/NAME` over those of one environment."""
+    gathered: dict[str, list[float]] = {}
+    for values, environment in zip(metrics, environments, strict=True):
+        for name, value in values.items():
+            gathered.setdefault(name, []).append(value)
+            if environment:
+                gathered.setdefault(f"{environment}/{name}", []).append(value)
+    return gathered
+
+
+def mean_metrics(metrics: Sequence[Mapping[str, float]], environments: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each metric, named as in `values_by_metric`."""
+    gathered = values_by_metric(metrics, environments)
+    return {name: sum(values) / len(values) for name, values in gathered.items()}
+
+
+class FailureGuard:
+    """Logs failed rollouts, and ends a training in which every rollout fails."""
+
+    def __init__(self, batch_size: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`batch_size` is the number of rollouts in a batch; `None`: each call of `check` gets one batch."""
+        self.batch_size = batch_size
+        self.clock = clock
+        self._reset()
+
+    def check(self, rollouts: Sequence[SampledRollout]) -> None:
+        """Raise the most frequent error once every rollout of the last `MAX_FAILED_BATCHES` batches failed.
+
+        If a retry may succeed (`retryable`), the failures must also have gone on for `PATIENCE_S` seconds.
+        """
+        errors = count_errors(rollouts)
+        for (_, message), count in errors:
+            logger.warning("rollouts failed: %d x %s", count, message)
+        if not errors or sum(count for _, count in errors) < len(rollouts):
+            self._reset()
+            return
+        self._failed += len(rollouts)
+        self._batches += len(rollouts) / (self.batch_size or len(rollouts))
+        self._since = self.clock() if self._since is None else self._since
+        self._retryable = any(
+            each.rollout.error is not None and each.rollout.error.retryable for each in rollouts
+        )
+        elapsed_s = self.clock() - self._since
+        if self._batches < MAX_FAILED_BATCHES or (self._retryable and elapsed_s < PATIENCE_S):
+            return
+        (error, message), _ = errors[0]
+        summary = (
+            f"every rollout of {self._batches:.0f} batches failed ({self._failed} rollouts, {elapsed_s:.0f} s),"
+            f" most often: {message}"
+        )
+        self._reset()
+        raise from_wire({"error": error, "message": summary})
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next rollouts, so that they are not wasted on a server that restarts."""
+        return min(MAX_PAUSE_S, 2.0 ** (self._batches - 1)) if self._retryable else 0.0
+
+    def _reset(self) -> None:
+        self._failed = 0
+        self._batches = 0.0
+        self._since: float | None = None
+        self._retryable = False
+
+
+def count_errors(rollouts: Sequence[SampledRollout]) -> list[tuple[tuple[str, str], int]]:
+    """Return each distinct error (class name, message) with its count, the most frequent first."""
+    errors = [sampled.rollout.error for sampled in rollouts if sampled.rollout.error is not None]
+    return Counter((error.type, f"{error.kind}: {error.message}") for error in errors).most_common()
