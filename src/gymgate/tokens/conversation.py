@@ -83,22 +83,27 @@ def make_renderer(
     """
     try:
         from pydantic import TypeAdapter
-        from renderers import RendererConfig, create_renderer
+        from renderers import RendererConfig, config_from_name, create_renderer
     except ImportError as error:
         raise MissingExtraError(
             "renderers is not installed: pip install 'gymgate[trl]', or 'gymgate[verl]'"
         ) from error
-    config = {"name": wanted} if isinstance(wanted, str) else wanted
     model = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
     try:
-        chosen = None if config is None else TypeAdapter(RendererConfig).validate_python(dict(config))
+        config = None
+        if wanted is not None:
+            by_name = isinstance(wanted, str)
+            config = (
+                config_from_name(wanted) if by_name else TypeAdapter(RendererConfig).validate_python(wanted)
+            )
         kwargs = dict(chat_template_kwargs or {}) or None
-        renderer: Renderer = create_renderer(tokenizer, chosen, chat_template_kwargs=kwargs)
+        renderer: Renderer = create_renderer(tokenizer, config, chat_template_kwargs=kwargs)
     except Exception as error:  # the package's own, pydantic's, and the hub's
-        first_line = str(error).strip().split("\n", 1)[0]
-        subject = f"no renderer for {model!r}" if config is None else f"renderer {dict(config)} for {model!r}"
-        raise ConfigError(f"{subject}: {type(error).__name__}: {first_line}") from error
-    if config is None and type(renderer).__name__ == "DefaultRenderer":
+        subject = f"no renderer for {model!r}" if wanted is None else f"renderer {wanted!r} for {model!r}"
+        raise ConfigError(
+            f"{subject}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    if wanted is None and type(renderer).__name__ == "DefaultRenderer":
         logger.warning(
             "the renderers package has no renderer for %r: its default one parses no tool calls; set `renderer` to a name",
             model,
