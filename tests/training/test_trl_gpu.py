@@ -82,9 +82,10 @@ def test_training_with_vllm(example: str, tmp_path: Path, vllm_server: str) -> N
     """A few steps on two environments: nothing fails, and the server's logprobs are the trainer's."""
     config = yaml.safe_load((ROOT / "examples/trl" / example).read_text())
     config["model"] = MODEL
-    config["nemo_gym"]["score_truncated"] = True
+    config["nemo_gym"].update(data="example", eval_data=None, score_truncated=True)
     part = config.get("grpo") or config["async_grpo"]
     part.update(max_steps=3, max_completion_length=512, vllm_server_timeout=600, bf16=True)
+    part.update(eval_strategy="no", report_to=[])
     steps = train(tmp_path, config, "--vllm_server_base_url", vllm_server)
     assert len(steps) == 3
     assert sum(step.get("nemo_gym/failed", 0) for step in steps) == 0

@@ -22,6 +22,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.utils import create_rl_dataset, create_rl_sampler
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.dataset.rl_dataset import collate_fn
 
 from gymgate.config import EnvironmentConfig
@@ -31,7 +32,7 @@ from gymgate.preparation import PrepareConfig, prepare
 from gymgate.verl import NeMoGymDataset
 
 EXAMPLES = Path(__file__).parents[2] / "examples/verl"
-NAMES = ("math", "workplace", "multi")
+NAMES = ("math", "workplace", "multi", "megatron")
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.filterwarnings("default")]
 
@@ -161,6 +162,8 @@ def test_an_example_config_composes_and_its_rows_are_there(name: str) -> None:
     with initialize_config_dir(str(EXAMPLES), version_base=None):
         config = compose(name)
     assert config.trainer.use_v1
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert actor.strategy == ("megatron" if name == "megatron" else "fsdp")
     assert config.trainer.v1.sampler.custom_sampler.name == "NeMoGymReplayBuffer"
     (entry,) = yaml.safe_load((EXAMPLES / f"agents/{name}.yaml").read_text())
     ours = {field: value for field, value in entry.items() if field in LoopConfig.model_fields}

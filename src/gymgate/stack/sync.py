@@ -60,10 +60,19 @@ class LoopThread:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result. Interrupting the wait (Ctrl-C) cancels the work and waits for it to end."""
+    def call(
+        self,
+        work: Coroutine[Any, Any, T],
+        meanwhile: Callable[[concurrent.futures.Future[T]], None] | None = None,
+    ) -> T:
+        """Return the result. Interrupting the wait (Ctrl-C) cancels the work and waits for it to end.
+
+        `meanwhile` runs on this thread until the future that it is given is done.
+        """
         future = self.submit(work)
         try:
+            if meanwhile is not None:
+                meanwhile(future)
             return future.result()
         except BaseException:
             if not future.done():
