@@ -184,6 +184,8 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]], environments: Sequence[
 class FailureGuard:
     """Logs failed rollouts, and ends a training in which every rollout fails."""
 
+    _since: float | None
+
     def __init__(self, batch_size: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """`batch_size` is the number of rollouts in a batch; `None`: each call of `check` gets one batch."""
         self.batch_size = batch_size
@@ -226,7 +228,7 @@ class FailureGuard:
     def _reset(self) -> None:
         self._failed = 0
         self._batches = 0.0
-        self._since: float | None = None
+        self._since = None
         self._retryable = False
 
 

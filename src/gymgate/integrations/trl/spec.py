@@ -52,6 +52,11 @@ class NeMoGymSpec:
     runs until `close`; the ranks of one machine share it. A spec can be pickled.
     """
 
+    _loop: LoopThread | None
+    _runner: RolloutRunner | None
+    _guard: FailureGuard
+    _policies: dict[int, TokenPolicy]
+
     def __init__(
         self,
         environments: str | Sequence[str] | Mapping[str, float],
@@ -87,6 +92,13 @@ class NeMoGymSpec:
         }
         self.config = StackConfig.model_validate({**defaults, **(stack or {})})
         self._reset()
+
+    def _reset(self) -> None:
+        """Set what belongs to this process: a copy in another process starts without it."""
+        self._loop = None
+        self._runner = None
+        self._guard = FailureGuard()
+        self._policies = {}
 
     @cached_property
     def train_dataset(self) -> Dataset:
@@ -185,13 +197,6 @@ class NeMoGymSpec:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
-
-    def _reset(self) -> None:
-        """Set what belongs to this process: a copy in another process starts without it."""
-        self._loop: LoopThread | None = None
-        self._runner: RolloutRunner | None = None
-        self._guard = FailureGuard()
-        self._policies: dict[int, TokenPolicy] = {}
 
 
 async def _close(runner: RolloutRunner | None, policies: Iterable[TokenPolicy]) -> None:
