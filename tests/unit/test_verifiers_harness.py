@@ -12,7 +12,8 @@ import verifiers.v1 as vf
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
-from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig, RolloutFailed
+from gymgate.integrations.failures import RolloutFailed
+from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymData
 from gymgate.rollout import ModelCall, Rollout, RolloutError
 

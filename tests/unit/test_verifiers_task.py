@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from verifiers.v1.utils.loaders import environment_class, harness_class, taskset_class
 
 from gymgate.config import HTTPEndpoint, StackConfig
-from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, failure_of, with_system_prompt
+from gymgate.integrations.failures import failure_of
+from gymgate.integrations.verifiers.harness import NeMoGymEnv, NeMoGymHarness, with_system_prompt
 from gymgate.integrations.verifiers.taskset import (
     GymRun,
     NeMoGymConfig,

@@ -22,10 +22,10 @@ from gymgate.errors import ConfigError
     "--to",
     "form",
     required=True,
-    type=click.Choice(["dataset", "gym", "rows", "traces"]),
+    type=click.Choice(["dataset", "gym", "inspect", "rows", "traces"]),
     help="dataset: a flat table for dataset libraries (.jsonl or .parquet); gym: NeMo Gym's rollouts.jsonl, with its "
-    "materialized inputs beside it; rows: the input rows, the next run's input (.jsonl); traces: verifiers' "
-    "traces.jsonl.",
+    "materialized inputs beside it; inspect: a log for `inspect view` (.eval); rows: the input rows, the next run's input "
+    "(.jsonl); traces: verifiers' traces.jsonl.",
 )
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
@@ -52,6 +52,13 @@ def _export(runs: list[Path], form: str, output: Path) -> int:
         return export_dataset(runs, output)
     if form == "gym":
         return export_rollouts(runs, output)
+    if form == "inspect":
+        from gymgate.integrations.inspect.versions import require_inspect
+
+        require_inspect()
+        from gymgate.integrations.inspect.logs import export_log
+
+        return export_log(runs, output)
     from gymgate.integrations.verifiers.knobs import require_verifiers
 
     require_verifiers()

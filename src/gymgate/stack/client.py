@@ -285,10 +285,14 @@ class Stack:
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
     ) -> CallableEndpoint:
-        """Serve a callable under a name for as long as this connection lives, as policy or as judge."""
+        """Serve a callable under a name, as policy or as judge, until `unregister` or the end of this connection."""
         endpoint = CallableEndpoint(name=name, dialect=dialect)
         self._connection.serve(name, policy, endpoint)
         return endpoint
+
+    def unregister(self, name: str) -> None:
+        """Stop serving a callable that `register` was given; calls under way go on. Idempotent."""
+        self._forget(name)
 
     async def status(self) -> dict[str, Any]:
         """Return the environments with their servers' pids and ports, the rollouts in flight, and the leases."""

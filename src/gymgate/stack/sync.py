@@ -167,6 +167,10 @@ class SyncStack:
 
         return self._loop.call(register())
 
+    def unregister(self, name: str) -> None:
+        """See `Stack.unregister`."""
+        self._async.unregister(name)
+
 
 class SyncOpenRoute:
     """An `OpenRoute` whose methods block."""

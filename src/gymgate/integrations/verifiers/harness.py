@@ -13,14 +13,10 @@ from verifiers.v1.runtimes import Runtime
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
+from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
 from gymgate.integrations.verifiers.knobs import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
-from gymgate.rollout import Rollout, outcome_of
-
-
-class RolloutFailed(RuntimeError):
-    """NeMo Gym gave the rollout no score; the message is one line with the kind of the error."""
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):
@@ -133,15 +129,6 @@ def with_system_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
         messages = messages[1:]
     params["input"] = [{"role": "system", "content": text}, *messages]
     return {**row, "responses_create_params": params}
-
-
-def failure_of(rollout: Rollout) -> str | None:
-    """Return one line on why the rollout failed; `None` if it did not."""
-    if outcome_of(rollout).reason != "failed":
-        return None
-    error = rollout.error
-    reason = "gave no result" if error is None else f"{error.kind}: {error.message}"
-    return " ".join(f"[{rollout.environment}] {reason}".split())
 
 
 def _policy(run: GymRun, model: str, endpoint: str, secret: str) -> HTTPEndpoint:

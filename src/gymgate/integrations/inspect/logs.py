@@ -1,0 +1,226 @@
+"""Collected rollouts written as a log of Inspect's, for `inspect view` and its analysis functions."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from inspect_ai.log import (
+    EvalConfig,
+    EvalDataset,
+    EvalError,
+    EvalLog,
+    EvalSample,
+    EvalSpec,
+    EvalStats,
+    recompute_metrics,
+    write_eval_log,
+)
+from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
+
+from gymgate.collection.aggregate import expand, read_failures, read_rollouts
+from gymgate.collection.record import CollectedRollout, identity_of
+from gymgate.collection.store import read_run
+from gymgate.config import POLICY
+from gymgate.errors import ConfigError, DataError
+from gymgate.integrations.inspect.scorer import score_of
+from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
+from gymgate.integrations.inspect.task import conversation_of
+from gymgate.rollout import ModelCall, outcome_of
+
+SCORER = "reward"
+_STOPS = {
+    "stop": "stop",
+    "length": "max_tokens",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+}
+
+
+def export_log(runs: Iterable[Path], output: Path) -> int:
+    """Write one sample per finished rollout, and one with an error per rollout given up; returns how many.
+
+    Repeats of a row are the epochs of one sample. `runs` are directories of runs, shards included, and files of NeMo Gym's
+    rollouts. All of it is in memory at once. Raises `ConfigError` for another suffix than .eval or .json, `DataError` if the file
+    cannot be written.
+    """
+    if output.suffix not in (".eval", ".json"):
+        raise ConfigError(f"Inspect's logs end in .eval or .json, not as {str(output)!r} does")
+    paths = expand(runs)
+    log = asyncio.run(_log_of(paths))
+    recompute_metrics(log)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent) as scratch:
+            written = Path(scratch) / output.name
+            write_eval_log(log, str(written))
+            written.replace(output)
+    except OSError as error:
+        raise DataError(f"cannot write {output}: {error.strerror or error}", path=str(output)) from error
+    return len(log.samples)
+
+
+async def _log_of(paths: list[Path]) -> EvalLog:
+    model = _policy_of(paths)
+    rollouts = sorted(_rollouts(paths), key=_order)
+    epochs: Counter[str] = Counter()
+    samples = []
+    for rollout in rollouts:
+        epochs[_sample_id(rollout)] += 1
+        samples.append(await _sample(rollout, epochs[_sample_id(rollout)], model))
+    environments = ", ".join(sorted({rollout.environment for rollout in rollouts}))
+    finished = [rollout.finished for rollout in rollouts]
+    begun = [rollout.finished - rollout.timing.total_s for rollout in rollouts]
+    return EvalLog(
+        status="success",
+        eval=EvalSpec(
+            created=_time(max(finished, default=0.0)),
+            eval_id=uuid4().hex,
+            run_id=uuid4().hex,
+            task="gymgate/nemo_gym",
+            task_id=uuid4().hex,
+            task_display_name=environments,
+            dataset=EvalDataset(name=environments, samples=len(epochs), sample_ids=list(epochs)),
+            model=model,
+            config=EvalConfig(epochs=max(epochs.values(), default=1)),
+            packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
+            metadata={"runs": [str(path) for path in paths]},
+            scorers=[  # names, as its eval writes them: Inspect has no public class for these
+                {"name": SCORER, "metrics": [{"name": "inspect_ai/mean"}, {"name": "inspect_ai/stderr"}]}
+            ],
+        ),
+        stats=EvalStats(
+            started_at=_time(min(begun, default=0.0)),
+            completed_at=_time(max(finished, default=0.0)),
+            model_usage=_usage(model, (call for rollout in rollouts for call in rollout.policy_calls)),
+        ),
+        samples=samples,
+    )
+
+
+def _rollouts(paths: list[Path]) -> Iterator[CollectedRollout]:
+    """Yield the finished rollouts, and those of which no attempt finished."""
+    found = set()
+    for value in read_rollouts(paths):
+        identity = identity_of(value)
+        found.add((value.get("environment"), identity))
+        yield CollectedRollout.model_validate({"id": _rollout_id(value), **value})
+    for path in paths:
+        for value in read_failures(path):
+            key = (value.get("environment"), identity_of(value))
+            if value.get("final") and key not in found:
+                found.add(key)
+                timing = {"total_s": value.get("seconds") or 0.0}
+                yield CollectedRollout.model_validate(
+                    {"id": _rollout_id(value), **value, "status": "failed", "timing": timing}
+                )
+
+
+async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
+    result = rollout.result or {}
+    params = {"input": [], **(result.get("responses_create_params") or {})}
+    given = params["input"]
+    opening = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    answered = (result.get("response") or {}).get("output")
+    messages = await conversation_of({"input": [*opening, *(answered if isinstance(answered, list) else [])]})
+    output = _output(messages, rollout, model)
+    failure = _failure(rollout)
+    calls = [call for call in rollout.calls if call.model_server != POLICY]
+    return EvalSample(
+        id=_sample_id(rollout),
+        epoch=epoch,
+        input=await conversation_of(params),
+        target="",
+        messages=messages,
+        output=output,
+        scores=None if failure else {SCORER: score_of(record_of(rollout), output.completion)},
+        error=failure,
+        metadata={
+            ROLLOUT_KEY: rollout.model_dump(
+                include={"environment", "agent", "source", "line", "repeat", "seed", "attempt"}
+            )
+        },
+        store={ROLLOUT_KEY: record_of(rollout)},
+        model_usage=_usage(model, rollout.policy_calls),
+        role_usage={
+            name: usage
+            for server in sorted({call.model_server for call in calls})
+            for name, usage in _usage(server, (call for call in calls if call.model_server == server)).items()
+        },
+        started_at=_time(rollout.finished - rollout.timing.total_s),
+        completed_at=_time(rollout.finished),
+        total_time=rollout.timing.total_s,
+        working_time=rollout.timing.total_s,
+        uuid=rollout.id,
+    )
+
+
+def _output(messages: list[ChatMessage], rollout: CollectedRollout, model: str) -> ModelOutput:
+    """Return the agent's last message as the model's output; an empty one if the conversation ends otherwise."""
+    if not messages or not isinstance(messages[-1], ChatMessageAssistant):
+        return ModelOutput(model=model)
+    reasons = [call.finish_reason for call in rollout.policy_calls]
+    stop = _STOPS.get((reasons[-1] if reasons else None) or "stop", "unknown")
+    return ModelOutput.from_message(messages[-1], stop_reason=stop).model_copy(update={"model": model})
+
+
+def _failure(rollout: CollectedRollout) -> EvalError | None:
+    if outcome_of(rollout).reason != "failed":
+        return None
+    error = rollout.error
+    message = "the rollout gave no result" if error is None else f"{error.kind}: {error.message}"
+    return EvalError(message=message, traceback=message, traceback_ansi=message)
+
+
+def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
+    """Return the sum of the calls' token counts under a name; nothing if no endpoint counted."""
+    counted = [call.usage for call in calls if call.usage.output_tokens is not None]
+    if not counted:
+        return {}
+    given = sum(usage.input_tokens or 0 for usage in counted)
+    cached = sum(usage.cached_tokens or 0 for usage in counted)
+    sampled = sum(usage.output_tokens or 0 for usage in counted)
+    return {
+        model: ModelUsage(
+            input_tokens=given - cached,
+            input_tokens_cache_read=cached or None,
+            output_tokens=sampled,
+            total_tokens=given + sampled,
+            reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in counted) or None,
+        )
+    }
+
+
+def _policy_of(paths: list[Path]) -> str:
+    """Return the name of the model that the runs asked, or the kind of their policy; `unknown` if no run says."""
+    for path in paths:
+        described = read_run(path) if path.is_dir() else None
+        policy = ((described or {}).get("settings") or {}).get("policy")
+        if isinstance(policy, Mapping):
+            return str(policy.get("model") or policy.get("type"))
+    return "unknown"
+
+
+def _order(rollout: CollectedRollout) -> tuple[Any, ...]:
+    return (rollout.environment, rollout.task, rollout.occurrence, rollout.repeat, rollout.seed or 0)
+
+
+def _sample_id(rollout: CollectedRollout) -> str:
+    """Return the id that the task `gymgate/nemo_gym` gives the row."""
+    key = f"{rollout.environment}/{rollout.row_key}"
+    return f"{key}#{rollout.occurrence + 1}" if rollout.occurrence else key
+
+
+def _rollout_id(value: Mapping[str, Any]) -> str:
+    return f"{value['row_key']}-{value.get('repeat', 0)}-{value.get('seed')}"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,40 @@
+"""The scorer: NeMo Gym's reward. A rollout without one is unscored, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr
+from inspect_ai.solver import TaskState
+
+from gymgate.integrations.inspect.solver import ROLLOUT_KEY
+from gymgate.rollout import outcome_of
+
+
+@scorer(metrics=[mean(), stderr()])  # type: ignore[untyped-decorator]
+def reward() -> Scorer:
+    """Score by NeMo Gym's reward; its parts and Gym's metrics are in the score's metadata."""
+
+    async def score(state: TaskState, target: Target) -> Score:
+        return score_of(state.store.get(ROLLOUT_KEY), state.output.completion)
+
+    return score
+
+
+def score_of(rollout: Mapping[str, Any] | None, answer: str) -> Score:
+    """Return the score of a rollout's record; `None` is a sample that a limit of Inspect's ended before Gym scored it."""
+    if rollout is None:
+        return Score.unscored(reason="no_result", explanation="ended before NeMo Gym scored it")
+    result = outcome_of(rollout)
+    details = {
+        "status": rollout["status"],
+        "reward_parts": rollout.get("reward_parts") or {},
+        "metrics": rollout.get("metrics") or {},
+    }
+    limit = f" ({rollout['limit']})" if rollout.get("limit") else ""
+    if result.reward is None:
+        return Score.unscored(
+            reason=result.reason, answer=answer, explanation=f"{result.reason}{limit}", metadata=details
+        )
+    return Score(value=result.reward, answer=answer, explanation=f"{result.reason}{limit}", metadata=details)

@@ -1,0 +1,107 @@
+"""The solver: hands a sample's row to its NeMo Gym agent, with Inspect's model as the policy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from typing import Any
+
+from inspect_ai.agent import AgentState
+from inspect_ai.model import ModelOutput
+from inspect_ai.solver import Generate, Solver, TaskState, solver
+
+from gymgate.config import CallableEndpoint
+from gymgate.errors import StackLostError
+from gymgate.integrations import stacks
+from gymgate.integrations.failures import RolloutFailed, failure_of
+from gymgate.integrations.inspect.policy import InspectPolicy, bridged
+from gymgate.integrations.knobs import Knobs
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack
+
+ROLLOUT_KEY = "nemo_gym"
+"""Of the rollout's record in the sample's store, and of what the sample's metadata says about its row."""
+
+logger = logging.getLogger("gymgate.inspect")
+
+
+def log(message: str) -> None:
+    """Log a line of progress, which `--log-level info` shows."""
+    logger.info("%s", message)
+
+
+@solver  # type: ignore[untyped-decorator]
+def gym_agent(knobs: dict[str, Any]) -> Solver:
+    """Run each sample's row with its NeMo Gym agent. `knobs` are those of the task `gymgate/nemo_gym`.
+
+    The stack starts with the first sample and stops when the eval's event loop ends. A rollout without a result is an error of
+    its sample: `RolloutFailed` in one line, or what Inspect's model raised.
+    """
+    chosen = Knobs.model_validate(knobs)
+    config, limits = chosen.stack_config(), chosen.limits()
+    judged_by_policy = any(endpoint == "policy" for _, endpoint in config.models)
+
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
+        gym = state.metadata[ROLLOUT_KEY]
+        stack = await stacks.stack_for(config, log)
+        conversation = AgentState(messages=state.messages)
+        try:
+            async with _policies(stack, conversation, judged_by_policy) as (policy, judge):
+                rollout = await stack.run(
+                    state.metadata["row"],
+                    policy=policy,
+                    environment=gym["environment"],
+                    agent=gym["agent"],
+                    limits=limits,
+                    rollout_id=state.uuid,
+                    record_bodies=False,
+                    judge_policy=judge,
+                )
+            state.store.set(ROLLOUT_KEY, record_of(rollout))
+        except StackLostError:
+            await stacks.forget(config, stack)
+            raise
+        finally:
+            state.output = conversation.output or ModelOutput()
+            state.messages = conversation.messages
+        if reason := failure_of(rollout):
+            raise RolloutFailed(reason)
+        return state
+
+    return solve
+
+
+def record_of(rollout: Rollout) -> dict[str, Any]:
+    """Return what the sample's store keeps of a rollout: everything but its calls, which are the transcript's events."""
+    return rollout.model_dump(mode="json", exclude={"calls"}, exclude_none=True)
+
+
+@contextlib.asynccontextmanager
+async def _policies(
+    stack: Stack, conversation: AgentState, judged: bool
+) -> AsyncIterator[tuple[CallableEndpoint, CallableEndpoint | None]]:
+    """Yield the endpoints of the policy and, if a judge is the policy's model, of that judge.
+
+    A judge has a bridge of its own, so that its calls are not taken for the agent's conversation. Raises what Inspect's model
+    raised, not wrapped in a group.
+    """
+    try:
+        async with contextlib.AsyncExitStack() as exits:
+            group = await exits.enter_async_context(asyncio.TaskGroup())
+            judge = None
+            if judged:
+                await exits.enter_async_context(bridged(AgentState(messages=[])))
+                judge = _registered(stack, InspectPolicy(group), exits)
+            await exits.enter_async_context(bridged(conversation))
+            yield _registered(stack, InspectPolicy(group), exits), judge
+    except BaseExceptionGroup as raised:
+        raise raised.exceptions[0] from None
+
+
+def _registered(stack: Stack, policy: InspectPolicy, exits: contextlib.AsyncExitStack) -> CallableEndpoint:
+    name = f"inspect-{secrets.token_hex(8)}"
+    exits.callback(stack.unregister, name)
+    return stack.register(name, policy, dialect="responses")

@@ -1,0 +1,91 @@
+"""The task `gymgate/nemo_gym`: a sample per row of a NeMo Gym environment."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_responses
+from pydantic import ValidationError
+
+from gymgate.collection.transcript import transcript
+from gymgate.errors import ConfigError
+from gymgate.integrations.inspect.scorer import reward
+from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
+from gymgate.integrations.knobs import DEFAULT_DATA, DEFAULT_ENVIRONMENT, Knobs, one_line
+from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
+
+_OWN = ("dialect",)
+"""Knobs that say nothing here: Inspect's bridge is asked in the Responses API only."""
+
+
+@task  # type: ignore[untyped-decorator]
+def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DATA, **knobs: Any) -> Task:
+    """Rows of a NeMo Gym environment, run by its own agent and scored by its own servers.
+
+    `env`, `data` and all further `-T` arguments are the knobs that gymgate's evals share (docs/inspect.md lists them).
+    Installs nemo-gym if it is not there. Raises `ConfigError` or `DataError`, one line, for what cannot be loaded.
+    """
+    given = {"env": env, "data": data, **knobs}
+    chosen = _checked(given)
+    rows = list(eval_rows(chosen, _show))
+    return Task(
+        dataset=MemoryDataset(_samples(rows, chosen), name=f"{chosen.name}: {data}"),
+        solver=gym_agent(given),
+        scorer=reward(),
+        display_name=chosen.name,
+        metadata={"nemo_gym": chosen.gym},
+    )
+
+
+def _checked(given: dict[str, Any]) -> Knobs:
+    known = [name for name in Knobs.model_fields if name not in _OWN]
+    if unknown := next((name for name in given if name not in known), None):
+        raise ConfigError(f"-T {unknown}: no such argument; there are {', '.join(known)}")
+    try:
+        return Knobs.model_validate(given)
+    except ValidationError as error:
+        raise ConfigError(f"-T {one_line(error)}") from None
+
+
+def _samples(rows: Sequence[EvalRow], chosen: Knobs) -> list[Sample]:
+    found: list[list[ChatMessage]] = []
+    # Inspect's converter is a coroutine, and an event loop may be running in this thread
+    thread = threading.Thread(target=lambda: found.extend(asyncio.run(_conversations(rows))))
+    thread.start()
+    thread.join()
+    return [_sample(each, messages, chosen) for each, messages in zip(rows, found, strict=True)]
+
+
+def _sample(found: EvalRow, messages: list[ChatMessage], chosen: Knobs) -> Sample:
+    row = found.row
+    gym = {"environment": found.environment, "agent": row.agent or chosen.agent}
+    where = {"source": row.source, "line": row.line}
+    return Sample(
+        id=found.id, input=messages, metadata={ROLLOUT_KEY: {**gym, **where}, "row": json_safe(row)}
+    )
+
+
+async def _conversations(rows: Sequence[EvalRow]) -> list[list[ChatMessage]]:
+    return [await conversation_of(found.row.data["responses_create_params"]) for found in rows]
+
+
+async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:
+    """Return the messages that the agent opens with. What Inspect has no message for is shown as text."""
+    given = params["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    try:
+        messages: list[ChatMessage] = await messages_from_openai_responses(items)
+        return messages
+    except Exception:  # the row is run as it is; only this view of it is poorer
+        entries = transcript({"result": {"responses_create_params": params}})
+        return [ChatMessageUser(content="\n\n".join(f"{role}: {text}" for role, text in entries))]
+
+
+def _show(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)

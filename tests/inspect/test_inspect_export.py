@@ -1,0 +1,87 @@
+"""A collected run as a log of Inspect's, read back with Inspect's own functions."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries
+from inspect_ai.model import ChatMessageAssistant
+from inspect_support import samples_of, score_of
+
+from gymgate.cli.export import command
+from gymgate.errors import ConfigError
+
+EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of five rows: three solved, one wrong, one that no agent could take."""
+    shutil.copytree(EARLIER, tmp_path / "earlier")
+    description = tmp_path / "earlier" / "run" / "run.json"
+    description.write_text(description.read_text().replace("@DIRECTORY@", str(tmp_path / "earlier")))
+    return tmp_path / "earlier" / "run"
+
+
+def export(run: Path, output: Path) -> str:
+    done = CliRunner().invoke(
+        command, [str(run), "--to", "inspect", "-o", str(output)], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_run_is_a_log_with_conversations_scores_and_errors(run: Path, tmp_path: Path) -> None:
+    assert "5 rollouts" in export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    assert log.results is not None
+    (result,) = log.results.scores
+    assert (result.name, result.scored_samples) == ("reward", 4)
+    assert result.metrics["mean"].value == 0.75
+    assert log.eval.model == "replay"
+    samples = {sample.metadata["nemo_gym"]["line"]: sample for sample in samples_of(log)}
+    assert [score_of(samples[line]).value for line in (1, 2, 3, 5)] == [1.0, 1.0, 1.0, 0.0]
+    assert samples[4].error is not None
+    assert "agent 'nobody'" in samples[4].error.message
+    assert not samples[4].scores
+    first = samples[1]
+    assert [message.role for message in first.messages] == [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    called = first.messages[2]
+    assert isinstance(called, ChatMessageAssistant)
+    assert called.tool_calls is not None
+    assert called.tool_calls[0].arguments == {"city": "San Francisco"}
+    assert first.messages[:2] == first.input or len(first.input) == 2
+    assert first.output.completion.startswith("Right now, it's cold")
+    assert len(read_eval_log_sample_summaries(str(tmp_path / "run.eval"))) == 5
+
+
+def test_repeats_are_epochs_and_what_counts_for_nothing_is_no_number(run: Path, tmp_path: Path) -> None:
+    rollouts = run / "rollouts.jsonl"
+    line = rollouts.read_text().splitlines()[0]
+    masked = line.replace('"repeat":0', '"repeat":1', 1).replace(
+        '"status":"completed"', '"status":"masked"', 1
+    )
+    rollouts.write_text(rollouts.read_text() + masked + "\n")
+    export(run, tmp_path / "run.eval")
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    assert log.eval.config.epochs == 2
+    (again,) = [sample for sample in samples_of(log) if sample.epoch == 2]
+    assert math.isnan(score_of(again).value)
+    assert score_of(again).reason == "masked"
+    assert log.results is not None
+    assert log.results.scores[0].metrics["mean"].value == 0.75
+
+
+def test_another_ending_is_refused(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\.eval or \.json"):
+        export(run, tmp_path / "run.jsonl")

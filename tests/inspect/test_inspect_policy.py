@@ -1,0 +1,77 @@
+"""Inspect's mock model as the policy of a real agent: what the agent gets, and what the model gets back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspect_ai import eval as inspect_eval
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    ContentReasoning,
+    ContentText,
+    ModelOutput,
+    ModelUsage,
+    StopReason,
+    get_model,
+)
+from inspect_ai.tool import ToolCall
+from inspect_support import samples_of, score_of
+
+from gymgate.inspect import nemo_gym
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(180)]
+
+
+def answer(content: Any, calls: list[ToolCall] | None = None, stop: StopReason = "stop") -> ModelOutput:
+    message = ChatMessageAssistant(content=content, tool_calls=calls)
+    usage = ModelUsage(input_tokens=3, output_tokens=4, total_tokens=7)
+    return ModelOutput(
+        model="mock", choices=[ChatCompletionChoice(message=message, stop_reason=stop)], usage=usage
+    )
+
+
+def test_reasoning_and_a_providers_data_come_back_as_they_were(tmp_path: Path) -> None:
+    """The agent sees reasoning as reasoning and text as text; the model gets signature and internal data again."""
+    asked: list[list[ChatMessage]] = []
+    signed = ContentReasoning(reasoning="add one", signature="s1g", internal={"r": 1})
+    marked = ContentText(text="adding", internal={"t": 2})
+    calls = [ToolCall(id="c1", function="increment_counter", arguments={"count": 3})]
+
+    def model(messages: list[ChatMessage], *_: Any) -> ModelOutput:
+        asked.append(messages)
+        return answer([signed, marked], calls, "tool_calls") if len(asked) == 1 else answer("done")
+
+    mock = get_model("mockllm/model", custom_outputs=model)
+    (log,) = inspect_eval(nemo_gym(), model=mock, limit=1, display="none", log_dir=str(tmp_path))
+    (sample,) = samples_of(log)
+    assert sample.error is None, sample.error
+    assert score_of(sample).value == 1.0  # 3 at the start, 6 expected
+    items = sample.store["nemo_gym"]["result"]["response"]["output"]
+    assert [item["type"] for item in items[:4]] == [
+        *("reasoning", "message", "function_call", "function_call_output")
+    ]
+    assert items[0]["summary"][0]["text"] == "add one"
+    assert items[1]["content"][0]["text"] == "adding"
+    (back,) = [message for message in asked[1] if isinstance(message, ChatMessageAssistant)]
+    assert isinstance(back.content, list)
+    reasoning, text = back.content
+    assert isinstance(reasoning, ContentReasoning)
+    assert (reasoning.reasoning, reasoning.signature) == ("add one", "s1g")
+    assert isinstance(text, ContentText)
+    assert (text.text, text.internal) == ("adding", {"t": 2})
+
+
+def test_a_conversation_that_does_not_fit_the_model_is_no_answer(tmp_path: Path) -> None:
+    mock = get_model(
+        "mockllm/model", custom_outputs=lambda *_: answer("prompt is too long", stop="model_length")
+    )
+    (log,) = inspect_eval(
+        nemo_gym(), model=mock, limit=1, display="none", log_dir=str(tmp_path), fail_on_error=False
+    )
+    (sample,) = samples_of(log)
+    assert not sample.scores or score_of(sample).value != 0.0
+    assert "prompt is too long" not in str(sample.store)
