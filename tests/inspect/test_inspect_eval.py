@@ -140,6 +140,11 @@ async def test_a_mistake_is_said_before_anything_runs(tmp_path: Path, policy: Sc
 def test_inspect_lists_the_task() -> None:
     source = Path(gymgate.__file__).parent / "integrations"
     done = subprocess.run(
-        [INSPECT, "list", "tasks", "inspect"], cwd=source, capture_output=True, text=True, timeout=60, check=True
+        [INSPECT, "list", "tasks", "inspect"],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.strip() == "inspect/task.py@nemo_gym"

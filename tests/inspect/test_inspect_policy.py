@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -73,5 +75,14 @@ def test_a_conversation_that_does_not_fit_the_model_is_no_answer(tmp_path: Path)
         nemo_gym(), model=mock, limit=1, display="none", log_dir=str(tmp_path), fail_on_error=False
     )
     (sample,) = samples_of(log)
-    assert not sample.scores or score_of(sample).value != 0.0
     assert "prompt is too long" not in str(sample.store)
+    assert "context length" in (sample.error.message if sample.error else str(score_of(sample)))
+
+
+def test_the_example_runs(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "examples" / "inspect_eval.py"
+    done = subprocess.run(
+        [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "success: mean reward 1.0" in done.stdout
