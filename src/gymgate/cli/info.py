@@ -27,7 +27,7 @@ _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
     "config_names",
     multiple=True,
     metavar="NAME",
-    help="Describe this config, not the default one; repeated, several in order.",
+    help="Describe this config, not the default one. Repeatable: combined in order.",
 )
 @gym_option
 @json_option

@@ -151,12 +151,12 @@ config_option = click.option(
     "--config",
     multiple=True,
     metavar="NAME",
-    help="Which of the environment's configs; repeated, several in order, which may be YAML files. [its default one]",
+    help="Config of the environment, by name or as a YAML file. Repeatable: combined in order. [its default one]",
 )
 sandbox_option = click.option(
     "--sandbox",
     metavar="NAME|YAML",
-    help="Sandbox provider of environments that run commands in one: docker, local, ... or a YAML file with its "
+    help="Where environments run commands in a sandbox: docker, local, ... or a YAML file with a provider's "
     "settings; `gymgate doctor` says which can be used here. [the config's own]",
 )
 agent_option = click.option(
