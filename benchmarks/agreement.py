@@ -139,7 +139,7 @@ def write_rows(case: Case, path: Path, count: int) -> int:
 
 def transcript(result: Json) -> list[tuple[str, ...]]:
     """The items of a response: kind and content."""
-    items = []
+    items: list[tuple[str, ...]] = []
     for item in result["response"]["output"]:
         kind = item["type"]
         if kind == "function_call":

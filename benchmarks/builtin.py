@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
 from gymgate.api import load_catalog
-from gymgate.cli.eval_report import read_tallies
+from gymgate.cli.eval_report import read_metrics
 from gymgate.runtime.environment import installer_env
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
@@ -140,5 +140,5 @@ def arguments(environment: str) -> list[str]:
 
 def _scored_at(run: Path) -> float | None:
     """Unix time at which the one rollout ended; None if it failed."""
-    (tally,) = read_tallies(run).values()
-    return tally.end if tally.rewards else None
+    (metrics,) = read_metrics(run).values()
+    return metrics.end if metrics.scored else None

@@ -20,7 +20,7 @@ class BuiltinConfig(NeMoGymConfig):
     """`module:class` of the resources server; the taskset takes one."""
 
 
-class BuiltinTaskset(NeMoGymTaskset, vf.Taskset[NeMoGymTask, BuiltinConfig]):
+class BuiltinTaskset(NeMoGymTaskset, vf.Taskset[NeMoGymTask, BuiltinConfig]):  # type: ignore[type-var]
     config: BuiltinConfig
 
     @property

@@ -103,8 +103,8 @@ def installing_environment(stock: Stock) -> dict[str, str]:
     packages for the Python that the release declares as its minimum, which the one here may be below."""
     programs = stock.directory / "bin"
     programs.mkdir()
-    for name, path in {**numbered_commands(), "uv": find_uv()}.items():
-        (programs / name).symlink_to(path)
+    for name, program in {**numbered_commands(), "uv": Path(find_uv())}.items():
+        (programs / name).symlink_to(program)
     config = stock.directory / "uv.toml"
     config.write_text(f'[pip]\npython-version = "{text(floor_of(stock.runtime.version))}"\n')
     plain = gym_environment(stock.runtime)

@@ -30,7 +30,7 @@ from benchmarks.machine import describe, numbers
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.api import load_catalog
-from gymgate.cli.eval_report import read_tallies
+from gymgate.cli.eval_report import read_metrics
 
 ENVIRONMENT = "example_single_tool_call"
 
@@ -72,8 +72,8 @@ def measure(
         if done.returncode:
             raise RuntimeError(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
-        (tally,) = read_tallies(Path(output) / "run").values()
-    return Figure(tally.rate or 0.0, wall_s, tally.failed)
+        (metrics,) = read_metrics(Path(output) / "run").values()
+    return Figure(metrics.rate or 0.0, wall_s, metrics.failed)
 
 
 def measure_builtin(base_url: str, concurrency: int) -> Figure:
