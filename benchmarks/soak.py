@@ -6,14 +6,21 @@ Every planned rollout has an outcome that is known beforehand: the reward of its
 error that its policy is there to cause (answers nested too deeply, half characters, a callable that raises SystemExit, a policy
 that loops or is silent). One that a fault from outside failed is run again. Meanwhile servers, the fork server and the daemon are
 killed or stopped for a moment, rollouts are cancelled, the policy answers 500, nothing, or half, and requests without a key
-arrive, large and compressed. Counted are rollouts that come back later than `LATE_S` after their deadline, that have another
-outcome, or none. Exits with 1 if there is one, or if anything of the stack is left at the end.
+arrive, large and compressed. With `--engine` most of the rollouts that should get a reward ask a real engine, at temperature 0;
+start it with one request at a time, so that its answers do not depend on their neighbours:
+
+    ./dev engine python -m benchmarks.engine.server --port 8000 --max-num-seqs 1
+    ./dev python -m benchmarks soak --minutes 30 --workers 4 --engine http://127.0.0.1:8000
+
+Counted are rollouts that come back later than `LATE_S` after their deadline, that have another outcome, or none. Exits with 1 if
+there is one, or if anything of the stack, or a request in the engine, is left at the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -25,11 +32,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from aiohttp import web
 
 from benchmarks.machine import describe, pss_mb
-from benchmarks.soak_work import LONG, Policies, Work, strange_requests
+from benchmarks.soak_work import ENGINE, Policies, Work, strange_requests
 from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.runtime import ensure_runtime
@@ -73,10 +81,11 @@ class Tally:
 class Soak:
     """Workers, a saboteur and a bookkeeper on one config."""
 
-    def __init__(self, minutes: float, workers: int, seed: int) -> None:
+    def __init__(self, minutes: float, workers: int, seed: int, engine: str | None = None) -> None:
         self.chance = random.Random(seed)
         self.tally = Tally()
-        self.policies = Policies(self.chance, 40)
+        self.policies = Policies(self.chance, 40, engine)
+        self.engine = engine
         self.workers = workers
         self.ends = time.monotonic() + minutes * 60
         self.config = StackConfig(
@@ -87,8 +96,8 @@ class Soak:
             start_timeout_s=120,
         )
         self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.rewards: dict[tuple[str, int], float | None] = {}
-        """Of each row, as measured before the first fault."""
+        self.measured: dict[tuple[str, str, int], tuple[str, float | None]] = {}
+        """Status and reward of each policy and row, as measured before the first fault."""
         self.gateway = ""
         self.status: dict[str, Any] = {}
         self.running: set[asyncio.Task[Any]] = set()
@@ -102,7 +111,7 @@ class Soak:
         server = web.Server(self.policies.handle, handler_cancellation=True, access_log=None)
         listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0, backlog=512)
         self.policies.at(listener.sockets[0].getsockname()[1])
-        await self.measure_rewards()
+        await self.measure()
         others = [asyncio.create_task(work) for work in (self.sabotage(), self.keep_books(), self.knock())]
         try:
             await asyncio.gather(*(self.work(number) for number in range(self.workers)))
@@ -114,15 +123,16 @@ class Soak:
             await server.shutdown(0.2)
         return self.tally
 
-    async def measure_rewards(self) -> None:
-        """Each row once, while nothing goes wrong."""
+    async def measure(self) -> None:
+        """Each row once with each policy, while nothing goes wrong."""
+        faces = {"reward": "good", **({"engine": "engine"} if self.engine else {})}
         async with acquire(self.config) as stack:
             for name, rows in self.rows.items():
-                for index, row in enumerate(rows):
-                    policy = self.policies.endpoint("good")
-                    rollout = await stack.run(row, policy=policy, environment=name, limits=LONG)
+                for (kind, face), (index, row) in itertools.product(faces.items(), enumerate(rows)):
+                    policy = self.policies.endpoint(face)
+                    rollout = await stack.run(row, policy=policy, environment=name, limits=ENGINE)
                     assert rollout.error is None, rollout.error
-                    self.rewards[name, index] = rollout.reward
+                    self.measured[kind, name, index] = (rollout.status, rollout.reward)
 
     async def work(self, number: int) -> None:
         """Complete one rollout after another, on whatever stack there is."""
@@ -176,7 +186,7 @@ class Soak:
                 self.tally.latest_s = max(self.tally.latest_s, late_s)
                 if late_s > LATE_S:
                     self.tally.late.append(f"{identity} ({work.kind}): {late_s:.1f} s")
-        if fault := work.fault_of(rollout, self.rewards[name, index]):
+        if fault := work.fault_of(rollout, self.measured.get((work.kind, name, index))):
             self.tally.wrong.append(f"{identity} of {name} ({work.kind}): {fault}")
             return True
         if rollout.error is not None:
@@ -258,6 +268,14 @@ def files_of(pid: int) -> int:
         return 0
 
 
+def unfinished(engine: str) -> list[str]:
+    """Requests that a vLLM server still has, as its own figures say."""
+    with urlopen(f"{engine}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    wanted = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+    return [line for line in lines if line.startswith(wanted) and float(line.split()[-1])]
+
+
 def growth(samples: list[dict[str, float]]) -> dict[str, tuple[float, float]]:
     """Of each figure, the median in the first quarter of the samples and in the last."""
     quarter = max(1, len(samples) // 4)
@@ -277,8 +295,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--workers", type=int, default=12, help="rollouts at once")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--engine",
+        metavar="URL",
+        help="a vLLM server, which is asked by four fifths of the rollouts that get a reward",
+    )
     options = parser.parse_args()
-    soak = Soak(options.minutes, options.workers, options.seed)
+    soak = Soak(options.minutes, options.workers, options.seed, options.engine)
     tally = asyncio.run(soak.run())
     print(describe())
     print(
@@ -292,7 +315,7 @@ def main() -> None:
     for name, (first, last) in growth(tally.samples).items():
         print(f"{name:15} {first:8.1f} -> {last:8.1f}")
     time.sleep(3)
-    left = descendants(os.getpid())
+    left: list[Any] = [*descendants(os.getpid()), *(unfinished(options.engine) if options.engine else [])]
     for what in ("lost", "late", "wrong"):
         found = getattr(tally, what)
         print(what, len(found), found[:10])

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
+from benchmarks.engine.server import MODEL
 from benchmarks.scripted_policy import chat_answer, responses_answer
 from gymgate.config import HTTPEndpoint, RolloutLimits
 from gymgate.rollout import Rollout
@@ -23,6 +24,9 @@ HALF = "\ud83d"
 SHORT = RolloutLimits(timeout_s=3.0)
 LONG = RolloutLimits(timeout_s=30.0)
 LOOP = RolloutLimits(timeout_s=30.0, max_calls=25)
+ENGINE = RolloutLimits(timeout_s=120.0)
+TOKENS = 24
+"""Longest answer of a real engine."""
 
 
 def _nested(levels: int) -> Any:
@@ -46,11 +50,11 @@ ANSWERS: dict[str, tuple[int, bytes]] = {
 """Each fails its rollout as `policy`."""
 
 
-def raising(error: BaseException) -> Callable[[dict[str, Any]], Any]:
-    """A callable that raises."""
+def raising(error: type[BaseException]) -> Callable[[dict[str, Any]], Any]:
+    """A callable that raises. A new exception each time: one that is raised again keeps the traceback of every time before."""
 
     def policy(body: dict[str, Any]) -> Any:
-        raise error
+        raise error("on purpose")
 
     return policy
 
@@ -64,8 +68,8 @@ async def _silent(body: dict[str, Any]) -> Any:
 
 
 CALLABLES: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "SystemExit": raising(SystemExit(1)),
-    "KeyboardInterrupt": raising(KeyboardInterrupt()),
+    "SystemExit": raising(SystemExit),
+    "KeyboardInterrupt": raising(KeyboardInterrupt),
     "CancelledError": _cancelled,
     "an object": lambda body: {**chat_answer(body), "extra": object()},
     "nested beyond any writer": lambda body: {**chat_answer(body), "extra": _nested(100_000)},
@@ -81,13 +85,16 @@ class Work:
     policy: Policy
     limits: RolloutLimits
     expected: str
-    """`reward`: the row's, as measured beforehand; else the kind of its error, or `max_calls`."""
+    """`reward`: status and reward as measured beforehand; else the kind of its error, or `max_calls`."""
 
-    def fault_of(self, rollout: Rollout, reward: float | None) -> str | None:
-        """What is wrong with a rollout that no fault from outside explains; `None` if it is right."""
+    def fault_of(self, rollout: Rollout, measured: tuple[str, float | None] | None) -> str | None:
+        """What is wrong with a rollout that no fault from outside explains; `None` if it is right.
+
+        `measured` are status and reward of the same row and policy before the first fault.
+        """
         if self.expected == "reward" and rollout.error is None:
-            fine = rollout.status == "completed" and rollout.reward == reward
-            return None if fine else f"{rollout.status} with reward {rollout.reward}, not {reward}"
+            seen = (rollout.status, rollout.reward)
+            return None if seen == measured else f"{seen}, not {measured}"
         if self.expected == "max_calls" and rollout.error is None:
             fine = (rollout.status, rollout.limit) == ("truncated", "max_calls")
             return None if fine else f"{rollout.status} with limit {rollout.limit}"
@@ -105,9 +112,10 @@ class Work:
 class Policies:
     """An HTTP policy with several faces, and the work that uses them."""
 
-    def __init__(self, chance: random.Random, every: int) -> None:
+    def __init__(self, chance: random.Random, every: int, engine: str | None = None) -> None:
         self._chance = chance
         self._every = every
+        self._engine = engine
         self._url = ""
         self.faults: Counter[str] = Counter()
 
@@ -115,7 +123,15 @@ class Policies:
         self._url = f"http://127.0.0.1:{port}"
 
     def endpoint(self, face: str) -> HTTPEndpoint:
-        """`good`, `flaky`, `loops`, or the number of one of `ANSWERS`."""
+        """`engine`, `good`, `flaky`, `loops`, or the number of one of `ANSWERS`."""
+        if face == "engine":
+            return HTTPEndpoint(
+                base_url=f"{self._engine}/v1",
+                dialect="chat",
+                model=MODEL,
+                sampling={"temperature": 0, "max_tokens": TOKENS},
+                timeout_s=ENGINE.timeout_s,
+            )
         dialect: Any = "chat" if face.isdigit() else "responses"
         return HTTPEndpoint(
             base_url=f"{self._url}/{face}/v1",
@@ -137,6 +153,8 @@ class Policies:
             return Work("silent", _silent, SHORT, "timeout")
         if kind == "loops":
             return Work("loops", self.endpoint("loops"), LOOP, "max_calls")
+        if self._engine and self._chance.random() < 0.8:
+            return Work("engine", self.endpoint("engine"), ENGINE, "reward")
         return Work("reward", self.endpoint("flaky"), LONG, "reward")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
