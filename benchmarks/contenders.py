@@ -22,6 +22,7 @@ from gymgate.catalog import Catalog
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, StackConfig
 from gymgate.runtime import Runtime
 from gymgate.stack import Stack
+from gymgate.stack.containers import Containers
 from gymgate.stack.environment import Environment
 from gymgate.stack.forkserver import descendants
 from gymgate.stack.forkserver_pool import ForkServerPool
@@ -54,8 +55,8 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
         )
         fork_servers = ForkServerPool(stack, Path(name), _quiet)
         policy: Any = BarePolicy(policy_url)
-        context = EnvironmentContext(stack, runtime, fork_servers, policy, Path(name), _quiet)
-        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), config.path, context)
+        context = EnvironmentContext(stack, runtime, fork_servers, policy, Path(name), _quiet, Containers())
+        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), [config.path], context)
         try:
             await environment.start()
             assert environment.default_agent is not None
