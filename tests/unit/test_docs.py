@@ -136,6 +136,18 @@ def test_programs_are_python(name: str) -> None:
         compile(whole, name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_files_that_are_named_exist(name: str) -> None:
+    """Tests by name, below `tests` or with a directory before it; programs and configs of the examples by path."""
+    text = (ROOT / name).read_text()
+    tests = re.findall(r"(?:[\w-]+/)*test_\w+\.py", text)
+    known = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    wrong = [each for each in tests if not any(f"/{path}".endswith(f"/{each}") for path in known)]
+    examples = re.findall(r"(?<![\w/])examples/[\w./-]*\w", text)
+    wrong += [each for each in examples if not (ROOT / each).exists()]
+    assert wrong == []
+
+
 class Page(HTMLParser):
     """Ids, links and fetched addresses of one built page."""
 

@@ -49,7 +49,10 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="gymgate")
 def cli() -> None:
-    """Run NVIDIA NeMo Gym environments from any eval or RL SDK."""
+    """Run NVIDIA NeMo Gym environments from any eval or RL SDK.
+
+    A first run, without a model: gymgate run example_session_state_mgmt
+    """
 
 
 def main(argv: list[str] | None = None) -> Any:
