@@ -72,11 +72,19 @@ def command(context: click.Context, as_json: bool) -> None:
 def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove runtimes, commands, downloads and indexes that were not used for a while.
 
-    Whatever a running stack or another process uses stays. gymgate makes or downloads again what it needs later. uv has
-    its own cache: `uv cache prune`.
+    Also removes Docker containers of stacks that are gone. Whatever a running stack or another process uses stays. gymgate
+    makes or downloads again what it needs later. uv has its own cache: `uv cache prune`.
     """
     from gymgate.runtime.cache import clean
+    from gymgate.runtime.containers import leftovers, remove
 
+    containers = leftovers()
+    if not dry_run:
+        remove(containers)
+    for container in () if as_json else containers:
+        click.echo(
+            f"{'would remove' if dry_run else 'removed'} container {container.id} of a stack that is gone ({container.image})"
+        )
     removals = []
     for removal in clean(None if everything else unused_for, dry_run=dry_run, progress=log):
         removals.append(removal)

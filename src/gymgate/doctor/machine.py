@@ -14,6 +14,7 @@ from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.doctor.findings import Finding
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
+from gymgate.runtime.containers import leftovers
 from gymgate.runtime.ensure import runtimes_dir
 from gymgate.runtime.environment import installer_env, offline
 from gymgate.runtime.installer import find_uv
@@ -117,3 +118,7 @@ def _sandbox_providers() -> Iterator[Finding]:
     for name in PROVIDERS:
         check = check_provider(name)
         yield Finding(f"sandbox {name}", check.usable or None, check.detail)
+    if left := leftovers():
+        names = ", ".join(container.name for container in left)
+        detail = f"{len(left)} of stacks that are gone; `gymgate cache clean` removes them: {names}"
+        yield Finding("containers", None, detail)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
 
@@ -43,8 +46,10 @@ def labels_of(stack: str, servers: str) -> dict[str, str]:
     }
 
 
-def remove_labelled(label: str, value: str) -> None:
-    """Remove all containers with a label, also those that appear meanwhile. Blocks until none has been seen for a second.
+def remove_labelled(label: str, value: str, after: float = 0.0, before: float = math.inf) -> None:
+    """Remove all containers with a label that were made between two moments (Unix time), also those that appear meanwhile.
+
+    Blocks until none has been seen for a second.
 
     Gives up after two minutes in which docker does not answer.
     """
@@ -52,12 +57,29 @@ def remove_labelled(label: str, value: str) -> None:
     while quiet < _QUIET_ROUNDS and time.monotonic() < deadline:
         try:
             ids = _docker("ps", "-aq", "--filter", f"label={label}={value}").split()
+            if ids and before != math.inf:
+                ids = _made_between(ids, after, before)
             if ids:
                 _docker("rm", "-f", *ids)
         except CommandError:
             ids = ["unknown"]
         quiet = 0 if ids else quiet + 1
         time.sleep(_PAUSE_S)
+
+
+def _made_between(ids: list[str], after: float, before: float) -> list[str]:
+    lines = _docker("inspect", "--format", "{{.Id}} {{.Created}}", *ids).splitlines()
+    made = (
+        (name, datetime.fromisoformat(_microseconds(text)).timestamp())
+        for name, text in map(str.split, lines)
+    )
+    return [name for name, moment in made if after <= moment <= before]
+
+
+def _microseconds(text: str) -> str:
+    """Return docker's time, which has nanoseconds or none, as `datetime` reads it."""
+    seconds, _, fraction = text.rstrip("Z").partition(".")
+    return f"{seconds}.{fraction[:6] or '0':0<6}+00:00"
 
 
 def leftovers() -> list[Leftover]:
@@ -81,9 +103,12 @@ def leftovers() -> list[Leftover]:
 
 
 def remove(containers: list[Leftover]) -> None:
-    """Remove containers. Raises `CommandError`."""
-    if containers:
-        _docker("rm", "-f", *(each.id for each in containers))
+    """Remove containers. Raises `SetupError` if docker refuses."""
+    try:
+        if containers:
+            _docker("rm", "-f", *(each.id for each in containers))
+    except CommandError as error:
+        raise SetupError(f"docker cannot remove containers: {error.last_line}") from error
 
 
 def _docker(*words: str) -> str:

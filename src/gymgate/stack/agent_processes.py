@@ -32,8 +32,8 @@ class AgentProcess:
         self.gateway_ports = gateway_ports
         self.held = HeldPort()
         self.server: Child | None = None
-        self.users: set[asyncio.Task[Any]] = set()
-        """The rollout that holds it."""
+        self.users: dict[asyncio.Task[Any], float] = {}
+        """The rollout that holds it, and when it began (Unix time)."""
         self.error: ServerDiedError | None = None
         self.left_behind = False
         """Whether its last server could not be ended and may still call its gateway ports."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,9 +57,11 @@ class Generation:
     labels: dict[str, str] = field(default_factory=dict)
     """Of the Docker containers that these servers start."""
     servers: list[Child] = field(default_factory=list)
-    users: set[asyncio.Task[Any]] = field(default_factory=set)
-    """Rollouts in flight on these servers."""
+    users: dict[asyncio.Task[Any], float] = field(default_factory=dict)
+    """Rollouts in flight on these servers, and when each began (Unix time)."""
     error: ServerDiedError | None = None
+    abandoned: list[tuple[float, float]] = field(default_factory=list)
+    """When rollouts began and ended that were cancelled and whose containers may still be there. Unix time."""
 
 
 class Environment:
@@ -135,6 +138,23 @@ class Environment:
 
     def port(self, server: str) -> int:
         return self._ports[server].number
+
+    def remove_abandoned(self, generation: Generation, began: float | None) -> None:
+        """Have the containers of cancelled rollouts removed that the servers do not remove themselves.
+
+        Call it after each rollout; `began` is when it did, if it was cancelled. A container does not tell whose it is:
+        those made while a cancelled rollout ran go once every rollout has ended that was there when they were made.
+        """
+        now = time.time()
+        if began is not None and generation.labels:
+            generation.abandoned.append((began, now))
+        running = generation.users.values()
+        for window in [*generation.abandoned]:
+            until = min([window[1], *running])
+            if until > window[0]:
+                self._context.containers.remove(generation.labels, window[0], until)
+            if until == window[1]:
+                generation.abandoned.remove(window)
 
     async def generation(self) -> Generation:
         """Return the servers to use; waits while they are being replaced.

@@ -150,15 +150,19 @@ class RolloutRun:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""
         task = asyncio.current_task()
         assert task is not None
-        servers.users.add(task)
+        servers.users[task] = began = time.time()
+        abandoned = False
         try:
             await work
         except asyncio.CancelledError:
+            abandoned = True
             if servers.error is None or task.uncancel() > 0:
                 raise
             self._fail(servers.error)
         finally:
-            servers.users.discard(task)
+            servers.users.pop(task, None)
+            if isinstance(servers, Generation):
+                self.environment.remove_abandoned(servers, began if abandoned else None)
 
     def _read(self, body: bytes) -> None:
         """Set what an agent's answer with status 200 comes to."""

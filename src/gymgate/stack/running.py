@@ -97,7 +97,7 @@ class RunningStack:
                 await asyncio.gather(*stops, return_exceptions=True)
                 await self._fork_servers.close()
                 await self._exits.aclose()
-        for pid in forkserver.descendants(os.getpid()):
+        for pid in {*forkserver.descendants(os.getpid())} - self._containers.pids:
             forkserver.send_signal(pid, signal.SIGKILL)
         self._containers.close()
         remove_ray_directories()

@@ -1,0 +1,171 @@
+"""Real stacks whose rollouts run in Docker containers: what is scored, what is not, and when the containers are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from click.testing import CliRunner
+from sandbox_support import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
+
+from gymgate import acquire
+from gymgate.cli import cli
+from gymgate.config import EnvironmentConfig, RolloutLimits
+from gymgate.runtime import containers as found_containers
+from gymgate.stack.client import Stack
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+
+SLOW = ("sleep 300",)
+IMAGE_OF = "fix_repo.resources_servers.fix_repo.sandbox_spec.image"
+NETWORK = "sandbox.docker.create.network"
+
+
+def in_docker(image: str, *settings: tuple[str, Any]) -> EnvironmentConfig:
+    return fix_repo("docker", (IMAGE_OF, image), (NETWORK, "none"), *settings)
+
+
+@pytest_asyncio.fixture
+async def stack(docker: str) -> AsyncIterator[Stack]:
+    async with acquire(stack_config(in_docker(docker))) as stack:
+        yield stack
+    assert await no_containers() is not None
+
+
+async def test_a_repository_is_repaired_in_a_container_of_its_own(stack: Stack) -> None:
+    outputs: list[str] = []
+    solved = await stack.run(ROWS[0], policy=follows(SOLVE, outputs))
+    given_up = await stack.run(ROWS[0], policy=follows(GIVE_UP))
+    assert (solved.status, solved.reward) == ("completed", 1.0)
+    assert (given_up.status, given_up.reward) == ("completed", 0.0)
+    assert os.uname().nodename not in outputs[3]
+    assert containers() == []
+
+
+async def test_twenty_rollouts_each_have_a_container(stack: Stack) -> None:
+    """Half of them repair the repository; each sees its own files only."""
+    outputs: list[list[str]] = [[] for _ in range(20)]
+    work = [
+        stack.run(ROWS[0], policy=follows(GIVE_UP if number % 2 else SOLVE, seen))
+        for number, seen in enumerate(outputs)
+    ]
+    rollouts = await asyncio.gather(*work)
+    assert [rollout.reward for rollout in rollouts] == [1.0, 0.0] * 10
+    assert len({seen[3] for seen in outputs[::2]}) == 10
+
+
+async def test_a_missing_image_fails_and_is_never_a_score(docker: str) -> None:
+    async with acquire(stack_config(in_docker("gymgate-has-no-such-image"))) as stack:
+        rollout = await stack.run(ROWS[0], policy=follows(SOLVE))
+    assert docker
+    assert (rollout.status, rollout.reward) == ("failed", None)
+    assert rollout.error is not None
+    assert "gymgate-has-no-such-image" in rollout.error.message
+
+
+async def test_a_container_that_died_is_no_score(stack: Stack) -> None:
+    began = asyncio.Event()
+    policy = follows(["touch here", "ls", "ls"], seen=began)
+
+    async def removing(body: dict[str, Any]) -> dict[str, Any]:
+        if any(message["role"] == "tool" for message in body["messages"]):
+            await asyncio.to_thread(subprocess.run, ["docker", "rm", "-f", *containers()], check=True)
+        return await policy(body)
+
+    rollout = await stack.run(ROWS[0], policy=removing)
+    assert rollout.status in ("failed", "masked")
+    assert rollout.status == "failed" or rollout.result["failure_kind"] == "sandbox_error"
+
+
+async def begun(stack: Stack, **fields: Any) -> asyncio.Task[Any]:
+    """A rollout whose container sleeps for five minutes."""
+    task = asyncio.create_task(stack.run(ROWS[0], policy=follows(SLOW), **fields))
+    while not await asyncio.to_thread(containers):
+        assert not task.done(), task.result()
+        await asyncio.sleep(0.05)
+    return task
+
+
+async def test_containers_are_gone_after_a_deadline(stack: Stack) -> None:
+    task = await begun(stack, limits=RolloutLimits(timeout_s=8))
+    assert (await task).error.kind == "timeout"
+    assert await no_containers() is not None
+
+
+async def test_containers_are_gone_after_a_cancellation(stack: Stack) -> None:
+    task = await begun(stack)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await no_containers() is not None
+
+
+@pytest.mark.parametrize("server", ["fix_repo", "fix_repo_simple_agent"])
+async def test_containers_are_gone_after_a_server_was_killed(stack: Stack, server: str) -> None:
+    task = await begun(stack)
+    (environment,) = (await stack.status())["environments"].values()
+    os.kill(environment["servers"][server]["pid"], signal.SIGKILL)
+    assert (await task).status == "failed"
+    assert await no_containers() is not None
+    assert (await stack.run(ROWS[0], policy=follows(SOLVE))).reward == 1.0
+
+
+async def test_containers_are_gone_after_the_daemon_was_killed(docker: str) -> None:
+    async with acquire(stack_config(in_docker(docker))) as stack:
+        task = await begun(stack)
+        os.kill((await stack.status())["pid"], signal.SIGKILL)
+        await asyncio.wait([task])
+        assert await no_containers() is not None
+
+
+async def test_containers_are_gone_after_the_sdk_process_was_killed(docker: str) -> None:
+    here = str(Path(__file__).parent)
+    program = (
+        f"import sys, asyncio; sys.path.insert(0, {here!r})\n"
+        "from test_sandbox_docker import *\n"
+        "async def main():\n"
+        f"    async with acquire(stack_config(in_docker({docker!r}))) as stack:\n"
+        "        await (await begun(stack))\n"
+        "asyncio.run(main())\n"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    while not await asyncio.to_thread(containers):
+        assert process.returncode is None
+        await asyncio.sleep(0.1)
+    process.kill()
+    await process.wait()
+    assert await no_containers() is not None
+
+
+def test_leftovers_are_found_and_cleaned(
+    docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that crashed leaves containers whose daemon is gone; those of a daemon that runs stay."""
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
+    names = {}
+    for name, process in (("dead", "0.4194304.1"), ("live", None)):
+        labels = found_containers.labels_of("s", "s.1") | (
+            {found_containers.PROCESS: process} if process else {}
+        )
+        words = [word for each in labels.items() for word in ("--label", "=".join(each))]
+        command = ["docker", "run", "-d", "--network", "none", *words, docker, "sleep", "100"]
+        made = subprocess.run(command, capture_output=True, text=True, check=True)
+        names[name] = made.stdout.strip()[:12]
+    try:
+        assert names["dead"] in [each.id for each in found_containers.leftovers()]
+        assert names["live"] not in [each.id for each in found_containers.leftovers()]
+        dry = CliRunner().invoke(cli, ["cache", "clean", "--dry-run"])
+        assert f"would remove container {names['dead']}" in dry.output
+        cleaned = CliRunner().invoke(cli, ["cache", "clean"])
+        assert f"removed container {names['dead']}" in cleaned.output
+        assert found_containers.leftovers() == []
+    finally:
+        subprocess.run(["docker", "rm", "-f", *names.values()], capture_output=True, check=False)
