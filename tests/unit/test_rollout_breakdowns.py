@@ -29,6 +29,27 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("mini_swe_agent", {"metadata": {}, "response": {"output": []}}, "its run raised"),
     ("mini_swe_agent_2", {"metadata": {"error": "no such image", "traceback": "..."}}, "no such image"),
+    (
+        "miniswe_sandboxed_agent",
+        {"termination": {"reason": "infrastructure_error", "detail": "OSError: gone"}},
+        "OSError: gone",
+    ),
+    (
+        "opencode_sandboxed_agent",
+        {"opencode_failed": True, "opencode_exit_code": 127, "opencode_run_stderr": "a\nno opencode\n"},
+        "opencode ended with status 127 (no opencode)",
+    ),
+    (
+        "opencode_sandboxed_agent",
+        {"opencode_failed": True, "opencode_exit_code": 125, "opencode_error_type": "sandbox"},
+        "opencode ended with status 125 (sandbox)",
+    ),
+    ("pi_sandboxed_agent", {"pi_failed": True, "pi_exit_code": 1}, "pi ended with status 1 (no reason)"),
+    (
+        "terminus_2_sandboxed_agent",
+        {"terminus2_completed": False, "error": "Traceback\nRuntimeError: no tmux"},
+        "RuntimeError: no tmux",
+    ),
     ("pinchbench", {"status": "error", "grading_notes": "run failed"}, "status is error: run failed"),
     ("pinchbench", {"status": "missing_task"}, "missing_task"),
     ("stirrup_agent", {"error_message": "sandbox is gone"}, "sandbox is gone"),
@@ -42,6 +63,12 @@ SOUND: list[tuple[str, dict[str, Any]]] = [
     ("harbor_agent", {"metadata": {"verifier_result": {"rewards": {"reward": 0}}, "exception_info": None}}),
     ("mini_swe_agent", {"metadata": {}, "response": SAID}),
     ("mini_swe_agent_2", {"metadata": {"eval_report": {}}, "response": SAID}),
+    ("miniswe_sandboxed_agent", {"termination": {"reason": "timeout", "detail": "budget"}}),
+    ("opencode_sandboxed_agent", {"opencode_failed": True, "opencode_error_type": "timeout"}),
+    ("opencode_sandboxed_agent", {"opencode_failed": False, "opencode_exit_code": 0}),
+    ("pi_sandboxed_agent", {"pi_failed": True, "pi_exit_code": 124}),
+    ("terminus_2_sandboxed_agent", {"terminus2_completed": False, "error": "...\nTimeoutError"}),
+    ("terminus_2_sandboxed_agent", {"terminus2_completed": True, "error": None}),
     ("pinchbench", {"status": "success"}),
     ("stirrup_agent", {"error_message": None}),
     ("vcqa_agent", {"error": "empty model answer"}),
@@ -86,6 +113,40 @@ def test_a_score_stays_a_score(agent: str, result: dict[str, Any]) -> None:
 def test_keys_of_gyms_collector_hold_for_every_agent(result: dict[str, Any], told: str) -> None:
     for agent in (None, "anything", "vcqa_agent"):
         assert breakdown({"reward": 0.0, **result}, agent) == told
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        ({"error": "Verification failed: docker run failed"}, "Verification failed: docker run failed"),
+        ({"verifier_error": "Verifier timed out"}, "Verifier timed out"),
+        ({"test_output": "a\nbash: /tests/test.sh: not found\n"}, "bash: /tests/test.sh: not found"),
+        ({"test_output": ""}, "no output of its tests"),
+        (
+            {"model_patch": "diff", "verifier_sandbox_observation": {"error_type": "TimeoutError"}},
+            "TimeoutError",
+        ),
+    ],
+)
+def test_a_scoring_that_could_not_run_is_no_score(result: dict[str, Any], told: str) -> None:
+    made = results.settled(
+        {"reward": 0.0, "evaluation_completed": False, **result}, agent_type="simple_agent"
+    )
+    assert (made["status"], made.get("reward")) == ("failed", None)
+    assert f"the scoring did not complete: {told}" in made["error"]["message"]
+
+
+def test_a_scoring_that_ran_is_a_score() -> None:
+    """A patch that does not apply is the policy's, and a masked rollout stays one."""
+    for result in (
+        {"evaluation_completed": True, "error": "1 test failed"},
+        {"evaluation_completed": False, "model_patch": None},
+    ):
+        assert results.settled({"reward": 0.0, **result})["status"] == "completed"
+    masked = {"reward": 0.0, "evaluation_completed": False, "mask_sample": True}
+    assert results.settled(masked)["status"] == "masked"
+    row = {"evaluation_completed": False}
+    assert results.settled({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
 
 
 def test_a_mask_without_a_failure_is_a_mask() -> None:

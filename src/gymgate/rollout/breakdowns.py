@@ -6,6 +6,7 @@ from reading the agents of nemo-gym 0.7.0, and is in docs/outcomes.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,11 @@ _REASONS = (
     "grading_notes",
 )
 
+_SCORING_SANDBOX = "verifier_sandbox_observation.error_type"
+_TIMEOUT = re.compile("timeout|timed out", re.IGNORECASE)
+_TIMED_OUT = 124
+"""Status of a program that `timeout` ended."""
+
 
 def breakdown(
     result: Result, agent_type: str | None = None, row: Mapping[str, Any] | None = None
@@ -30,6 +36,8 @@ def breakdown(
     `row` is what was run: results repeat its fields, which say nothing about this rollout.
     """
     reason = _by_collector_keys(result, row or {})
+    if reason is None:
+        reason = _scoring(result, row or {})
     if reason is None and (reader := AGENTS.get(agent_type or "")) is not None:
         reason = reader(result)
     return None if reason is None else " ".join(reason.split())[:MAX_REASON]
@@ -49,6 +57,21 @@ def _by_collector_keys(result: Result, row: Mapping[str, Any]) -> str | None:
     if is_masked(result) and (kind := result.get("failure_kind")):
         return f"{kind}: {_why(result)}"
     return None
+
+
+def _scoring(result: Result, row: Mapping[str, Any]) -> str | None:
+    """Why resources servers that score in a sandbox could not: a reward of 0 stands for the missing one.
+
+    SWE-bench's own scoring reports a patch that does not apply in the same way, so it has to name an error of its sandbox.
+    """
+    if result.get("evaluation_completed") is not False or "evaluation_completed" in row or is_masked(result):
+        return None
+    named = (result.get("error"), result.get("verifier_error"), _at(result, _SCORING_SANDBOX))
+    reason = next((str(each) for each in named if each), None)
+    if reason is None and "model_patch" not in result:
+        lines = str(result.get("test_output") or "").strip().splitlines()
+        reason = lines[-1] if lines else "no output of its tests"
+    return None if reason is None else f"the scoring did not complete: {reason}"
 
 
 def _why(result: Result) -> str:
@@ -111,6 +134,33 @@ def _pinchbench(result: Result) -> str | None:
     return f"status is {status}: {_why(result)}" if status in ("error", "missing_task") else None
 
 
+def _terminus(result: Result) -> str | None:
+    """A timeout is the agent's own limit; what it had done is scored. Any other exception ended its run."""
+    lines = str(result.get("error") or "").strip().splitlines()
+    if result.get("terminus2_completed") is not False or (lines and _TIMEOUT.search(lines[-1])):
+        return None
+    return lines[-1] if lines else "its run did not complete"
+
+
+def _command(name: str) -> Callable[[Result], str | None]:
+    """Return a reader for an agent whose program runs in the sandbox, and ends by itself or by a limit unless it breaks down."""
+
+    def read(result: Result) -> str | None:
+        kind, code = result.get(f"{name}_error_type"), result.get(f"{name}_exit_code")
+        at_limit = _TIMEOUT.search(str(kind)) or code == _TIMED_OUT
+        if not result.get(f"{name}_failed") or at_limit or _at(result, "response.status") == "incomplete":
+            return None
+        lines = str(result.get(f"{name}_run_stderr") or "").strip().splitlines()
+        return f"{name} ended with status {code} ({kind or (lines[-1] if lines else 'no reason')})"
+
+    return read
+
+
+def _miniswe_sandboxed(result: Result) -> str | None:
+    broken = _at(result, "termination.reason") == "infrastructure_error"
+    return str(_at(result, "termination.detail") or "infrastructure_error") if broken else None
+
+
 AGENTS: Mapping[str, Callable[[Result], str | None]] = MappingProxyType(
     {
         "browsecomp_agent": _field("agent_error"),
@@ -120,8 +170,12 @@ AGENTS: Mapping[str, Callable[[Result], str | None]] = MappingProxyType(
         "harbor_agent": _harbor,
         "mini_swe_agent": _nothing_ran,
         "mini_swe_agent_2": lambda result: _field("metadata.error")(result) or _nothing_ran(result),
+        "miniswe_sandboxed_agent": _miniswe_sandboxed,
+        "opencode_sandboxed_agent": _command("opencode"),
+        "pi_sandboxed_agent": _command("pi"),
         "pinchbench": _pinchbench,
         "stirrup_agent": _field("error_message"),
+        "terminus_2_sandboxed_agent": _terminus,
         "vcqa_agent": _vcqa,
     }
 )
