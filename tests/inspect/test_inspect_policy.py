@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 from inspect_ai import eval as inspect_eval
+from inspect_ai.event import ModelEvent
 from inspect_ai.model import (
     ChatCompletionChoice,
     ChatMessage,
@@ -22,6 +25,7 @@ from inspect_ai.model import (
 )
 from inspect_ai.tool import ToolCall
 from inspect_support import samples_of, score_of
+from judge_support import judged, row
 
 from gymgate.inspect import nemo_gym
 
@@ -75,8 +79,29 @@ def test_a_conversation_that_does_not_fit_the_model_is_no_answer(tmp_path: Path)
         nemo_gym(), model=mock, limit=1, display="none", log_dir=str(tmp_path), fail_on_error=False
     )
     (sample,) = samples_of(log)
-    assert "prompt is too long" not in str(sample.store)
-    assert "context length" in (sample.error.message if sample.error else str(score_of(sample)))
+    assert sample.error is None
+    assert math.isnan(score_of(sample).value)
+    assert score_of(sample).explanation == "unscored (context_length)"
+
+
+def test_a_judge_may_be_inspects_model_and_stays_out_of_the_conversation(tmp_path: Path) -> None:
+    """Both models' calls are events of their samples."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row(way)) + "\n" for way in ("raising", "call_judge")))
+
+    def model(messages: list[ChatMessage], *_: Any) -> ModelOutput:
+        return answer("my answer" if messages[-1].text == "hello" else "right")
+
+    models = {"judge_model": "policy", "other_model": "none", "judge_base_url": "none"}
+    task = nemo_gym(env=judged(tmp_path), data=str(data), models=models)
+    mock = get_model("mockllm/model", custom_outputs=model)
+    (log,) = inspect_eval(task, model=mock, display="none", log_dir=str(tmp_path))
+    for sample in samples_of(log):
+        assert sample.error is None, sample.error.message
+        assert score_of(sample).value == 1.0
+        assert [message.text for message in sample.messages] == ["hello", "my answer"]
+        asked = [event.input[-1].text for event in sample.events if isinstance(event, ModelEvent)]
+        assert asked == ["hello", "my answer"]
 
 
 def test_the_example_runs(tmp_path: Path) -> None:
