@@ -3,6 +3,7 @@
 from gymgate.api import list_environments as list_environments
 from gymgate.api import open_rows as open_rows
 from gymgate.api import replay_endpoint as replay_endpoint
+from gymgate.api import run_row as run_row
 from gymgate.collection.pace import Pace as Pace
 from gymgate.collection.record import CollectedRollout as CollectedRollout
 from gymgate.collection.stream import collect as collect

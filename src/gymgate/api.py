@@ -1,16 +1,24 @@
-"""Shortcuts for scripts: the catalog, rows and recorded rollouts of an environment, by its name."""
+"""Shortcuts for scripts and trainers: rows and recorded rollouts of an environment by its name, and one row run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import SecretStr
 
 from gymgate.catalog import Catalog, Environment
-from gymgate.config import ReplayEndpoint, RuntimeConfig
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import Row
 from gymgate.dataset import open_rows as open_row_source
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, from_wire
+from gymgate.rollout import Rollout, outcome_of
 from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire
+
+SHARED_LINGER_S = 120.0
+"""Seconds that the stack of `run_row` waits for the next process of a trainer."""
 
 
 def load_catalog(
@@ -53,3 +61,38 @@ def replay_endpoint(environment: str, *, runtime: RuntimeConfig | None = None) -
             f"environment {environment!r} ships no recorded rollouts to replay; name a policy endpoint"
         )
     return ReplayEndpoint(rollouts=tuple(str(file.path) for file in recordings))
+
+
+async def run_row(
+    row: Mapping[str, Any],
+    environment: str | StackConfig,
+    *,
+    base_url: str,
+    api_key: str | None = None,
+    model: str | None = None,
+    dialect: Literal["chat", "responses"] = "chat",
+    limits: RolloutLimits | None = None,
+) -> Rollout:
+    """Run one row against the model at `base_url` and return its rollout, for trainers that give each rollout a URL and a key.
+
+    An environment by name runs in a stack that all processes of this user share, and that stays up for `SHARED_LINGER_S`
+    seconds after its last rollout. Give a `StackConfig` with `share="machine"` to choose more. `model` is the name sent to the
+    endpoint. The key goes nowhere but to `base_url`.
+
+    Train on `gymgate.outcome_of(rollout).reward`, which is `None` where no number counts. A failed rollout is raised as the
+    error it failed with, so it never becomes a reward of 0. Raises `ConfigError`, `DataError` or `StackStartError` for what
+    keeps it from starting.
+    """
+    if isinstance(environment, str):
+        environment = StackConfig(environments=(environment,), share="machine", linger_s=SHARED_LINGER_S)
+    policy = HTTPEndpoint(
+        base_url=base_url,
+        api_key=None if api_key is None else SecretStr(api_key),
+        model=model,
+        dialect=dialect,
+    )
+    async with acquire(environment) as stack:
+        rollout = await stack.run(row, policy=policy, limits=limits)
+    if outcome_of(rollout).reason == "failed" and rollout.error is not None:
+        raise from_wire({**rollout.error.model_dump(), "error": rollout.error.type})
+    return rollout

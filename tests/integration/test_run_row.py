@@ -1,0 +1,60 @@
+"""`gymgate.run_row` against a real endpoint and real Gym servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+from verifiers_support import ScriptedPolicy
+
+import gymgate
+from gymgate import api
+
+pytestmark = pytest.mark.gym
+
+COUNTER = "example_session_state_mgmt"
+
+
+class KeyedPolicy(ScriptedPolicy):
+    """Keeps the keys that it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: set[str] = set()
+
+    async def chat(self, request: web.Request) -> web.Response:
+        self.keys.add(request.headers.get("Authorization", ""))
+        return await super().chat(request)
+
+
+@pytest.fixture
+async def policy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KeyedPolicy]:
+    monkeypatch.setattr(api, "SHARED_LINGER_S", 0.0)  # the stack must not outlive the test
+    async with KeyedPolicy().serving() as policy:
+        assert isinstance(policy, KeyedPolicy)
+        yield policy
+
+
+async def test_rows_with_a_url_and_a_key_share_a_stack(policy: KeyedPolicy) -> None:
+    first, second = (row.data for row in gymgate.open_rows(COUNTER)[:2])
+    solved, wrong = await asyncio.gather(
+        gymgate.run_row(first, COUNTER, base_url=policy.base_url, api_key="one", model="m"),
+        gymgate.run_row(second, COUNTER, base_url=policy.base_url, api_key="two", model="m"),
+    )
+    assert [gymgate.outcome_of(rollout).reward for rollout in (solved, wrong)] == [1.0, 0.0]
+    assert policy.keys == {"Bearer one", "Bearer two"}
+    assert policy.calls["chat"] == 8
+
+
+async def test_a_failure_is_raised_and_is_no_reward(policy: KeyedPolicy) -> None:
+    row = gymgate.open_rows(COUNTER)[0].data
+    policy.fail = 400
+    with pytest.raises(gymgate.PolicyError, match="no capacity today") as raised:
+        await gymgate.run_row(row, COUNTER, base_url=policy.base_url, model="m")
+    assert raised.value.status_code == 400
+    policy.fail = None
+    unscorable = {key: value for key, value in row.items() if key != "expected_count"}
+    with pytest.raises(gymgate.EnvironmentServerError, match="expected_count"):
+        await gymgate.run_row(unscorable, COUNTER, base_url=policy.base_url, model="m")
