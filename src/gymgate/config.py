@@ -5,6 +5,7 @@ Every model is frozen and hashable, so that equal configs name the same stack.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -191,6 +192,13 @@ class EnvironmentConfig(Config):
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
 
 
+def _own_address(value: str) -> str:
+    address = ipaddress.ip_address(value)
+    if address.is_unspecified or address.is_loopback:
+        raise ValueError(f"{value} must be one address of this machine that sandboxes can reach")
+    return value
+
+
 def _environment(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
@@ -213,6 +221,9 @@ class StackConfig(Config):
     """Directories searched for servers of your own, beside the installed nemo-gym."""
     agent_processes: int = Field(default=4, ge=1)
     """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
+    gateway_host: Annotated[str, AfterValidator(_own_address)] | None = None
+    """IP address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that of
+    Docker's bridge (`172.17.0.1`). Requests there need a rollout's key. `None`: loopback only."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (installing the runtime is not counted)."""
     linger_s: float = Field(default=0.0, ge=0)

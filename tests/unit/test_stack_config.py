@@ -86,7 +86,7 @@ def test_how_an_agent_without_a_model_server_is_routed(
 
 def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(tmp_path: Path) -> None:
     """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
-    initial = gym_config.parse_order(tmp_path, (), tmp_path, tmp_path)["initial"]
+    initial = gym_config.parse_order([tmp_path], (), tmp_path, tmp_path)["initial"]
     placed = gym_config.with_ports(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["global_aiohttp_connector_limit_per_host"] == 0
 
@@ -270,7 +270,9 @@ def test_servers_are_found_in_the_users_tree_first(tmp_path: Path) -> None:
     for root in (mine, site):
         (root / "resources_servers" / "maths").mkdir(parents=True)
         (root / "resources_servers" / "maths" / "app.py").touch()
-    roots = gym_config.component_roots(mine / "resources_servers" / "maths" / "configs" / "a.yaml", (), site)
+    roots = gym_config.component_roots(
+        [mine / "resources_servers" / "maths" / "configs" / "a.yaml"], (), site
+    )
     (maths,) = [item for item in gym_config.instances(CONFIG) if item.name == "maths"]
     assert gym_config.directory_of(maths, roots) == mine / "resources_servers" / "maths"
     with pytest.raises(ConfigError, match="component_roots"):
@@ -344,3 +346,22 @@ def test_sampling_is_finite(value: Any) -> None:
     with pytest.raises(ValidationError, match="is not a finite number"):
         HTTPEndpoint(base_url="http://h/v1", sampling=(("top_p", value),))
     assert HTTPEndpoint(base_url="http://h/v1", sampling=(("top_p", 0.5), ("stop", "inf"))).sampling
+
+
+def test_the_policy_moves_to_the_address_for_sandboxes_and_nothing_else_does() -> None:
+    ports = {"policy_model": 2, "judge_model": 3}
+    placed = gym_config.with_ports(CONFIG, {"maths": 4, "solo": 5}, ports, policy_host="192.0.2.7")
+    models = {name: next(iter(placed[name]["responses_api_models"].values())) for name in ports}
+    assert (models["policy_model"]["host"], models["judge_model"]["host"]) == ("192.0.2.7", "127.0.0.1")
+    assert placed["maths"]["resources_servers"]["maths"]["host"] == "127.0.0.1"
+
+
+def test_an_agent_that_replaces_loopback_is_told_where_the_policy_is() -> None:
+    block = {"entrypoint": "app.py", "model_server": {"type": "responses_api_models", "name": "policy_model"}}
+    config = CONFIG | {"own": {"responses_api_agents": {"harness_agent": block}}}
+    placed = gym_config.with_ports(config, {"own": 1}, {"policy_model": 2, "judge_model": 3})
+    agent = placed["own"]["responses_api_agents"]["harness_agent"]
+    assert agent["sandbox_model_base_url"] == "http://127.0.0.1:2"
+    block["sandbox_model_base_url"] = "http://mine"
+    placed = gym_config.with_ports(config, {"own": 1}, {"policy_model": 2, "judge_model": 3})
+    assert placed["own"]["responses_api_agents"]["harness_agent"]["sandbox_model_base_url"] == "http://mine"

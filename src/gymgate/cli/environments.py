@@ -42,6 +42,7 @@ def stack_config(
         models=tuple(sorted(parse_judges(given.judges).items())),
         env_vars=checked_env_vars(given.env_vars),
         agent_processes=given.agent_processes,
+        gateway_host=given.gateway_host,
         hang_timeout_s=given.hang_timeout or None,
     )
 

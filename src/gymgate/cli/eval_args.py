@@ -21,6 +21,7 @@ REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
 FLAGS = {
     "data": "--env.taskset.data",
     "sandbox": "--env.taskset.sandbox",
+    "gateway_host": "--env.taskset.gateway-host",
     "agent": "--env.taskset.agent",
     "timeout": "--env.taskset.timeout-s",
     "agent_processes": "--env.taskset.agent-processes",

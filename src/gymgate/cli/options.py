@@ -166,6 +166,14 @@ agent_option = click.option(
 )
 
 
+gateway_host_option = click.option(
+    "--gateway-host",
+    metavar="ADDRESS",
+    help="Address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that "
+    "of Docker's bridge (172.17.0.1). [loopback only]",
+)
+
+
 ENVIRONMENT_OPTIONS = (
     judge_option,
     set_option,
@@ -173,6 +181,7 @@ ENVIRONMENT_OPTIONS = (
     config_option,
     agent_option,
     sandbox_option,
+    gateway_host_option,
     click.option(
         "--timeout",
         type=Seconds(0, min_open=True),
@@ -240,6 +249,7 @@ class EnvironmentOptions:
     config: tuple[str, ...]
     agent: str | None
     sandbox: str | None
+    gateway_host: str | None
     timeout: float
     agent_processes: int
     hang_timeout: float

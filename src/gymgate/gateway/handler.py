@@ -74,12 +74,23 @@ class StreamTimes(NamedTuple):
 
 
 class Handler:
-    """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these."""
+    """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these.
 
-    def __init__(self, gateway: Gateway, model_server: str, agent_ports: AgentPorts | None = None) -> None:
+    `key_required`: whoever sends no live rollout's key is refused, this user's own processes too.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        model_server: str,
+        agent_ports: AgentPorts | None = None,
+        *,
+        key_required: bool = False,
+    ) -> None:
         self._gateway = gateway
         self._model_server = model_server
         self._agent_ports = agent_ports
+        self._key_required = key_required
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = parse_path(request.raw_path)
@@ -148,11 +159,12 @@ class Handler:
 
     def _refuse_strangers(self, request: web.BaseRequest, path: Path) -> None:
         """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
-        if owner_of(request.transport) in (os.getuid(), 0):
+        if not self._key_required and owner_of(request.transport) in (os.getuid(), 0):
             return
         if _key_of(request, path) is not None:
             raise _unknown_key(path)
-        only = f"(without one, only processes of user {os.getuid()} are served)"
+        served = f"only processes of user {os.getuid()} are"
+        only = f"(without one, {'nobody is' if self._key_required else served} served)"
         raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}", "authentication_error")
 
     def _keyless_route(self) -> Route:

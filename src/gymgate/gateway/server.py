@@ -58,7 +58,8 @@ class Gateway:
     """Listens on loopback, one port per model server that Gym's configs name, for as long as it is entered.
 
     It belongs to the event loop that entered it. `judges` are the endpoints of model servers other than the policy's,
-    for every rollout that does not bring its own and for calls that carry no key. With `open_to_all` it answers every
+    for every rollout that does not bring its own and for calls that carry no key. At `sandbox_host`, an address beyond
+    loopback, the policy's port answers too, but no call without a key. With `open_to_all` it answers every
     request from that backend, whatever key the request carries; the backend stays the caller's to close.
     """
 
@@ -67,12 +68,15 @@ class Gateway:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        sandbox_host: str | None = None,
         judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
         open_to_all: Backend | None = None,
         stream_times: StreamTimes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
+        self.sandbox_host = sandbox_host
+        """Another address, at which the policy's port answers requests with a rollout's key."""
         self.stream_times = stream_times or StreamTimes()
         self.routes: dict[bytes, Route] = {}
         """By their key's digest, so that the time of a look-up reveals nothing about existing keys."""
@@ -227,19 +231,22 @@ class Gateway:
 
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()
-        server = web.Server(
-            Handler(self, model_server, agent_ports),
-            access_log=None,
-            auto_decompress=False,
-            logger=_http_logger,
-            keepalive_timeout=KEEPALIVE_S,
-            read_bufsize=READ_AHEAD,
-        )
-        port = self._port if model_server == POLICY and agent_ports is None else 0
-        listener = await loop.create_server(server, self.host, port, backlog=4096)
+        is_policy = model_server == POLICY and agent_ports is None
+        server = _server(Handler(self, model_server, agent_ports))
+        listener = await loop.create_server(server, self.host, self._port if is_policy else 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
         bound: int = listener.sockets[0].getsockname()[1]
         logger.info("gateway: %s listens on %s:%d", model_server, self.host, bound)
+        if is_policy and self.sandbox_host is not None:
+            keyed = _server(Handler(self, model_server, key_required=True))
+            try:
+                outer = await loop.create_server(keyed, self.sandbox_host, bound, backlog=4096)
+            except OSError as error:
+                raise ConfigError(
+                    f"the gateway cannot listen on {self.sandbox_host} port {bound}: {error.strerror}; give an address of "
+                    "this machine as gateway_host (--gateway-host)"
+                ) from error
+            self._exits.push_async_callback(_stop, outer, keyed)
         return bound
 
     async def _close_routes(self) -> None:
@@ -251,6 +258,17 @@ class Gateway:
             await backend.close()
         for pool in self._pools.values():
             await pool.close()
+
+
+def _server(handler: Handler) -> web.Server:
+    return web.Server(
+        handler,
+        access_log=None,
+        auto_decompress=False,
+        logger=_http_logger,
+        keepalive_timeout=KEEPALIVE_S,
+        read_bufsize=READ_AHEAD,
+    )
 
 
 def _digest(key: str) -> bytes:

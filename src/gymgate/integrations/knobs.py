@@ -84,6 +84,8 @@ class Knobs(BaseModel):
     """Policy calls a rollout may make; further calls are refused and the rollout counts as truncated."""
     agent_processes: int = Field(4, ge=1)
     """Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process."""
+    gateway_host: str | None = None
+    """IP address of this machine at which agents in sandboxes with a network of their own reach the policy; `None`: loopback."""
     start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
     """Seconds until NeMo Gym's servers must be up (installing nemo-gym is not counted)."""
     hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
@@ -148,6 +150,7 @@ class Knobs(BaseModel):
             env_vars=tuple(self.env_vars),
             component_roots=tuple(self.component_roots),
             agent_processes=self.agent_processes,
+            gateway_host=self.gateway_host,
             start_timeout_s=self.start_timeout_s,
             hang_timeout_s=self.hang_timeout_s,
             linger_s=self.linger_s,

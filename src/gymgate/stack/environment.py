@@ -34,6 +34,7 @@ from gymgate.stack.plan import (
     link_programs,
     make_plan,
     model_servers,
+    policy_host,
     require_judges,
     server_config,
     start_server,
@@ -255,7 +256,13 @@ class Environment:
         fork_server = await context.fork_server()
         labels = await container_labels(plan, context)
         config = await server_config(
-            plan, context, fork_server, self._all_ports(), context.gateway.port_for, labels
+            plan,
+            context,
+            fork_server,
+            self._all_ports(),
+            context.gateway.port_for,
+            labels,
+            policy_host(plan, context),
         )
         generation = self._generation = Generation(self._generation.number + 1, labels)
         try:

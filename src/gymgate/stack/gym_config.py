@@ -44,6 +44,11 @@ _KEY = "0" * 32
 _TRACING = frozenset({"simple_agent"})
 """Agents that record each rollout a second time while `observability_enabled` is on, and never use that record."""
 
+_SANDBOX_URL = "sandbox_model_base_url"
+_OWN_SANDBOX_URL = frozenset({"harness_agent"})
+"""Agents that, without this setting, give their sandbox the host's name in place of loopback. The others take the model
+server's address, and `anyswe_agent` and `anyterminal_agent` leave out the rollout's key where the setting is there."""
+
 _FOREIGN = frozenset({"tests", "site-packages", "dist-packages", "node_modules", "__pycache__"})
 """Names of directories beside a server's code that hold other code."""
 _OWN_MODEL = ("model_server", "policy_model_server")
@@ -218,12 +223,14 @@ def with_ports(
     gateway: Mapping[str, int],
     ray: str | None = None,
     *,
+    policy_host: str = LOOPBACK,
     capture: bool = False,
 ) -> dict[str, Any]:
     """Return the config that servers get: without environment servers, with models on the gateway and our ports.
 
     `ports` are those of the servers to start, `gateway` those that stand in for model servers, by instance, and
-    for models that a server reaches by a URL of its own (`judge_base_url`), by that key. `capture`: in this release
+    for models that a server reaches by a URL of its own (`judge_base_url`), by that key. `policy_host` is where agents reach
+    the policy. `capture`: in this release
     `token_id_capture` puts a rollout's key into URLs as `observability_enabled` does.
     """
     result: dict[str, Any] = {}
@@ -236,9 +243,13 @@ def with_ports(
         if server.kind == MODELS:
             if server.name == POLICY and POLICY_AS_JUDGE in gateway:
                 result[POLICY_AS_JUDGE] = _moved(server, gateway[POLICY_AS_JUDGE], entrypoint=False)
-            result[server.name] = _moved(server, gateway[server.name], entrypoint=False)
+            host = policy_host if server.name == POLICY else LOOPBACK
+            result[server.name] = _moved(server, gateway[server.name], entrypoint=False, host=host)
         elif server.name in ports:
             result[server.name] = _moved(server, ports[server.name], entrypoint=True)
+            if server.type in _OWN_SANDBOX_URL and POLICY in gateway:
+                block = result[server.name][server.kind][server.type]
+                block[_SANDBOX_URL] = block.get(_SANDBOX_URL) or f"http://{policy_host}:{gateway[POLICY]}"
             if server.kind == RESOURCES and POLICY_AS_JUDGE in gateway:
                 result[server.name] = _judged_by_policy(result[server.name])
     if ray is not None:
@@ -259,9 +270,9 @@ def _judged_by_policy(node: Any) -> Any:
     return [_judged_by_policy(child) for child in node] if isinstance(node, list) else node
 
 
-def _moved(server: ServerInstance, port: int, *, entrypoint: bool) -> Node:
+def _moved(server: ServerInstance, port: int, *, entrypoint: bool, host: str = LOOPBACK) -> Node:
     block = {key: value for key, value in server.block.items() if entrypoint or key != "entrypoint"}
-    return {server.kind: {server.type: {**block, "host": LOOPBACK, "port": port}}}
+    return {server.kind: {server.type: {**block, "host": host, "port": port}}}
 
 
 def directory_of(server: ServerInstance, roots: list[Path]) -> Path:

@@ -43,7 +43,8 @@ from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.routing import KeyForwarding, Strategy, refuse_unroutable
+from gymgate.stack.ports import LOOPBACK
+from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, refuse_unroutable
 
 
 @dataclass(frozen=True)
@@ -229,15 +230,34 @@ async def server_config(
     ports: Mapping[str, int],
     port_for: Callable[[str], Awaitable[int]],
     labels: Mapping[str, str],
+    policy_host: str = LOOPBACK,
 ) -> dict[str, Any]:
     """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives,
-    their Docker containers get `labels`."""
+    their Docker containers get `labels`, and the policy is reached at `policy_host`."""
     models = {name: await port_for(name) for name in model_servers(plan)}
     ray = await fork_server.ray_address(context.progress) if plan.ray else None
     config = gym_config.with_ports(
-        plan.config, ports, models, ray, capture="capture" in plan.forwarding.switches
+        plan.config,
+        ports,
+        models,
+        ray,
+        policy_host=policy_host,
+        capture="capture" in plan.forwarding.switches,
     )
     return with_labels(config, labels) if labels else config
+
+
+def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
+    """Return the address at which an environment's agents reach the policy.
+
+    Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
+    """
+    by_url = all(strategy in BY_URL for strategy in plan.strategies.values())
+    if context.config.gateway_host is not None and not by_url:
+        context.progress(
+            "warning: gateway_host has no effect: an agent does not put the rollout's key into its URL"
+        )
+    return (context.config.gateway_host if by_url else None) or LOOPBACK
 
 
 async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -> dict[str, str]:

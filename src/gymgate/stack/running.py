@@ -49,7 +49,7 @@ class RunningStack:
         self.config = config
         self.directory = directory
         self.environments: dict[str, Environment] = {}
-        self.gateway = Gateway(judges=with_address(dict(config.models)))
+        self.gateway = Gateway(judges=with_address(dict(config.models)), sandbox_host=config.gateway_host)
         self.client = new_client()
         self.file_limit = asyncio.Semaphore(max_rollouts())
         self._progress = progress
