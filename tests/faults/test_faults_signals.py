@@ -39,6 +39,9 @@ say("ended")
 """
 ENDS_S = 10.0
 """Stopping is bounded by 2.5 s and a grace period; the rest is for a busy machine."""
+GONE_S = 15.0
+"""For a daemon that was started at that instant to load its modules on a busy machine and see that nobody is left. Half of what
+it waits for a first lease, which would be too long here."""
 
 
 async def life_s(code: str) -> float:
@@ -83,7 +86,7 @@ async def rounds(ledger: Ledger, count: int, seed: int) -> None:
         code = LIFE if number % 2 == 0 else LIFE_SYNC
         after_s, signals = chance.uniform(0, longest_s), chance.choice(CHOICES)
         last = await disturbed(code, after_s, signals)
-        left = await asyncio.to_thread(ledger.settle, 5.0, ("processes", "traces"))
+        left = await asyncio.to_thread(ledger.settle, GONE_S, ("processes", "traces"))
         print(number, f"{after_s:.2f} s", [signal.Signals(one).name for one in signals], "after", repr(last))
         assert not left, (number, after_s, signals, last, left)
 
