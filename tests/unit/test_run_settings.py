@@ -23,7 +23,7 @@ other.key: text
 def test_a_file_is_its_leaves_and_later_settings_win(tmp_path: Path) -> None:
     (tmp_path / "over.yaml").write_text(NESTED)
     (one,) = environment_configs(
-        ["a"], None, None, [f"@{tmp_path}/over.yaml", "other.key=[1]", "new={x: {y: 2}}"]
+        ["a"], (), None, [f"@{tmp_path}/over.yaml", "other.key=[1]", "new={x: {y: 2}}"]
     )
     assert dict(one.overrides) == {
         "server.resources_servers.mine.worth": 0.5,
@@ -32,7 +32,7 @@ def test_a_file_is_its_leaves_and_later_settings_win(tmp_path: Path) -> None:
         "other.key": (1,),
         "new.x.y": 2,
     }
-    a, b = environment_configs(["a", "b"], None, None, [f"b:@{tmp_path}/over.yaml", "a:x=1"])
+    a, b = environment_configs(["a", "b"], (), None, [f"b:@{tmp_path}/over.yaml", "a:x=1"])
     assert (len(a.overrides), len(b.overrides)) == (1, 4)
 
 
@@ -50,7 +50,7 @@ def test_mappings_in_overrides_leave_a_config_hashable_and_the_same_after_a_trip
 def test_a_file_that_is_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "over.yaml").write_text(text)
     with pytest.raises(ConfigError, match=rf"^--set @.*over\.yaml: [^\n]*{said}[^\n]*$"):
-        environment_configs(["a"], None, None, [f"@{tmp_path}/over.yaml"])
+        environment_configs(["a"], (), None, [f"@{tmp_path}/over.yaml"])
 
 
 def test_variables_must_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
