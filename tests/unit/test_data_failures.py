@@ -152,7 +152,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["aime24", "gsm8k"], "one environment at a time, not 'gsm8k' as well"),
-        (["aime24", "--input", "x", "--", "--task", "y"], "one or the other"),
+        (["aime24", "--input", "x", "--", "--task", "y"], "name only one of them"),
         (["aime24", "--arg", "split"], "write KEY=VALUE"),
         (["aime24", "--arg", "split=["], "not YAML"),
     ],

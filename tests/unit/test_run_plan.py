@@ -41,7 +41,7 @@ def test_environment_options() -> None:
     (one,) = environment_configs(["a"], "c", "agent", ["x.y=1", "z=[a, b]", "x.url=http://h:1/v1"])
     assert (one.name, one.config, one.agent) == ("a", "c", "agent")
     assert dict(one.overrides) == {"x.y": 1, "z": ("a", "b"), "x.url": "http://h:1/v1"}
-    a, b = environment_configs(["a", "b"], None, None, ["b:x.y=true"])
+    a, b = environment_configs(["a", "b"], (), None, ["b:x.y=true"])
     assert (dict(a.overrides), dict(b.overrides)) == ({}, {"x.y": True})
 
 

@@ -85,12 +85,17 @@ async def ask(engine: ColocatedEngine, count: int, **sampling: Any) -> Sample:
 
 def test_a_request_joins_the_batch_at_the_next_step(vllm: ScriptedVLLM, loop: LoopThread) -> None:
     """Three turns of a short rollout beside one long answer; vLLM stays on the thread that serves."""
+    both_asked = threading.Event()
+    vllm.on_step = lambda number: both_asked.wait(30) or pytest.fail("nothing was asked")
 
     async def work(engine: ColocatedEngine) -> list[Sample]:
         async def turns() -> list[Sample]:
             return [await ask(engine, 2) for _ in range(3)]
 
-        answer, rest = await asyncio.gather(ask(engine, 8), turns())
+        answers = asyncio.gather(ask(engine, 8), turns())
+        await asyncio.sleep(0)  # both have asked
+        both_asked.set()
+        answer, rest = await answers
         return [answer, *rest]
 
     answer, *rest = serve(vllm, loop, work)
