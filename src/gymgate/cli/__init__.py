@@ -49,10 +49,7 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="gymgate")
 def cli() -> None:
-    """Run NVIDIA NeMo Gym environments from any eval or RL SDK.
-
-    A first run, without a model: gymgate run example_session_state_mgmt
-    """
+    """Run NVIDIA NeMo Gym environments from any eval or RL SDK."""
 
 
 def main(argv: list[str] | None = None) -> Any:
