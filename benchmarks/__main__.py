@@ -17,6 +17,7 @@ NAMES = {
     "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
     "agreement": "same rows, same vLLM server, temperature 0: gymgate beside NeMo Gym's own collector (in .venv-engine)",
+    "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",
 }
