@@ -94,3 +94,21 @@ def test_training_with_vllm(example: str, tmp_path: Path, vllm_server: str) -> N
         assert max(step["sampling/sampling_logp_difference/mean"] for step in steps) < 0.05
     else:
         assert steps[0]["ratio"] == pytest.approx(1.0, abs=0.1)
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("vllm") is None,
+    reason="needs a GPU and vllm (pip install 'trl[vllm]'), and GYMGATE_TEST_MODEL where the hub is out of reach",
+)
+@pytest.mark.parametrize("sleeps", [False, True], ids=["awake", "sleep mode"])
+def test_training_with_vllm_in_the_trainers_process(sleeps: bool, tmp_path: Path) -> None:
+    config = yaml.safe_load((ROOT / "examples/trl/workplace.yaml").read_text())
+    config["model"] = MODEL
+    config["nemo_gym"].update(data="example", eval_data=None, score_truncated=True)
+    config["grpo"].update(max_steps=3, max_completion_length=512, bf16=True, eval_strategy="no", report_to=[])
+    config["grpo"].update(vllm_mode="colocate", vllm_enable_sleep_mode=sleeps, vllm_max_model_length=8192)
+    config["grpo"]["vllm_gpu_memory_utilization"] = 0.3
+    steps = train(tmp_path, config)
+    assert len(steps) == 3
+    assert sum(step.get("nemo_gym/failed", 0) for step in steps) == 0
+    assert max(step["sampling/sampling_logp_difference/mean"] for step in steps) < 0.05

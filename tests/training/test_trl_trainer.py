@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
-from gymgate.errors import ConfigError, PolicyError  # noqa: E402
+from gymgate.errors import PolicyError  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
@@ -164,9 +165,52 @@ def test_a_killed_stack_costs_a_batch_and_is_started_again(spec: NeMoGymSpec, tm
     assert logged[1]["nemo_gym/reward"] == 1
 
 
-def test_colocated_vllm_is_refused(spec: NeMoGymSpec, tmp_path: Path) -> None:
+class ScriptedVLLM:
+    """TRL's `VLLMGeneration` in colocate mode, with a vLLM that gives one answer; writes down what it is asked for."""
+
+    mode, tensor_parallel_size, enable_sleep_mode = "colocate", 1, True
+
+    def __init__(self, answer: list[int]) -> None:
+        self.answer, self.calls, self._llm_weights_sleeping = answer, [], True
+        self.model_config = SimpleNamespace(max_model_len=64)
+        self.llm = SimpleNamespace(
+            llm_engine=self,
+            wake_up=lambda tags: self.calls.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.calls.append(f"sleep {level}"),
+        )
+        self.requests: list[str] = []
+
+    def sync_weights(self) -> None:
+        self.calls.append("weights")
+        self._llm_weights_sleeping = False
+
+    def add_request(self, request_id: str, prompt: Any, parameters: Any) -> None:
+        self.requests.append(request_id)
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.calls.append("abort")
+
+    def step(self) -> list[Any]:
+        logprobs = [{token: SimpleNamespace(logprob=-1.0)} for token in self.answer]
+        sampled = SimpleNamespace(token_ids=self.answer, logprobs=logprobs, finish_reason="stop")
+        ended, self.requests = self.requests, []
+        return [SimpleNamespace(request_id=name, finished=True, outputs=[sampled]) for name in ended]
+
+
+def test_vllm_in_the_trainers_process_is_awake_only_while_it_samples(
+    spec: NeMoGymSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL sends weights after a step, gymgate before a second evaluation: weights are gone when vLLM has slept."""
+    monkeypatch.setattr("gymgate.tokens.engines.colocated._parameters", dict)
     spec.engine = None
-    trainer = trainer_of(spec, tmp_path)
-    trainer.use_vllm, trainer.args.vllm_mode = True, "colocate"
-    with pytest.raises(ConfigError, match="use vllm_mode='server'"):
-        spec.rollout_func([], trainer)
+    trainer = trainer_of(spec, tmp_path, max_steps=2, per_device_eval_batch_size=4)
+    vllm = ScriptedVLLM(tiny()[1].encode("aaaa<|im_end|>", add_special_tokens=False))
+    trainer.use_vllm, trainer.args.vllm_mode, trainer.vllm_generation = True, "colocate", vllm
+    trainer._last_loaded_step = -1
+    trainer.train()
+    for _ in range(2):
+        trainer.evaluate(spec.train_dataset.select([0]))
+    batch = ["weights", "wake kv_cache", "sleep 2"]
+    assert vllm.calls == batch * 4
+    logged = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [(entry["reward"], entry["nemo_gym/failed"]) for entry in logged] == [(1.0, 0), (1.0, 0)]

@@ -15,9 +15,11 @@ from gymgate.integrations.trl.policy import (
     resolve,
     served_model,
     server_url,
+    trainer_engine,
     trainer_sampling,
+    vllm_awake,
 )
-from gymgate.tokens.engines import CallableEngine, Sample
+from gymgate.tokens.engines import CallableEngine, ColocatedEngine, Sample
 
 
 def test_sampling_is_what_the_trainer_set(caplog: pytest.LogCaptureFixture) -> None:
@@ -43,9 +45,63 @@ def test_the_servers_address() -> None:
     assert server_url(args) == "http://h:8"
     args.vllm_server_base_url = "http://there:9"
     assert server_url(args) == "http://there:9"
-    args.vllm_mode = "colocate"
-    with pytest.raises(ConfigError, match="'colocate' offers no token endpoint"):
-        server_url(args)
+
+
+class Vllm:
+    """TRL's `VLLMGeneration` in colocate mode; writes down what it is asked for."""
+
+    def __init__(self, *, sleeps: bool = True, size: int = 1) -> None:
+        self.mode, self.enable_sleep_mode, self.tensor_parallel_size = "colocate", sleeps, size
+        self._llm_weights_sleeping = sleeps
+        self.calls: list[str] = []
+        config = SimpleNamespace(max_model_len=512)
+        self.llm = SimpleNamespace(
+            llm_engine=SimpleNamespace(model_config=config),
+            wake_up=lambda tags: self.calls.append(f"wake {tags[0]}"),
+            sleep=lambda level: self.calls.append(f"sleep {level}"),
+        )
+
+    def sync_weights(self) -> None:
+        self.calls.append("weights")
+        self._llm_weights_sleeping = False
+
+
+def batch_of(vllm: Vllm) -> list[str]:
+    """What vLLM is asked for around a batch of rollouts."""
+    vllm.calls.clear()
+    with vllm_awake(SimpleNamespace(vllm_generation=vllm)):
+        vllm.calls.append("rollouts")
+    return vllm.calls
+
+
+def test_vllm_is_awake_with_weights_while_it_samples() -> None:
+    vllm = Vllm()
+    vllm.sync_weights()  # TRL does, after a step
+    assert batch_of(vllm) == ["wake kv_cache", "rollouts", "sleep 2"]
+    assert batch_of(vllm) == ["weights", "wake kv_cache", "rollouts", "sleep 2"]  # no step in between
+
+
+def test_vllm_sleeps_again_after_an_error() -> None:
+    vllm = Vllm()
+    with pytest.raises(PolicyError), vllm_awake(SimpleNamespace(vllm_generation=vllm)):
+        raise PolicyError("every rollout failed")
+    assert vllm.calls == ["weights", "wake kv_cache", "sleep 2"]
+    assert vllm._llm_weights_sleeping
+
+
+def test_vllm_that_never_sleeps_is_left_alone() -> None:
+    assert batch_of(Vllm(sleeps=False)) == ["rollouts"]
+    with vllm_awake(SimpleNamespace()):
+        """A trainer without vLLM."""
+
+
+def test_vllm_in_the_trainers_process_samples() -> None:
+    args = SimpleNamespace(vllm_mode="colocate")
+    engine, limit = trainer_engine(SimpleNamespace(use_vllm=True, args=args, vllm_generation=Vllm()))
+    assert isinstance(engine, ColocatedEngine)
+    assert limit == 512
+    with pytest.raises(ConfigError, match=r"vllm_tensor_parallel_size=2 .*; use vllm_tensor_parallel_size=1"):
+        trainer_engine(SimpleNamespace(use_vllm=True, args=args, vllm_generation=Vllm(size=2)))
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("FSDP", None), ("DEEPSPEED", 3), ("MEGATRON_LM", None)])

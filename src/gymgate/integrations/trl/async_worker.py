@@ -106,7 +106,9 @@ class RolloutWorker:
         reported = self._channels.heartbeat.value
         silent_s = time.monotonic() - (reported or self._started)
         if silent_s > (stale_after_s if reported else max(stale_after_s, START_TIMEOUT_S)):
-            raise StackLostError(f"the rollout process shows no life for {silent_s:.0f} s")
+            raise StackLostError(
+                f"the rollout process has not reported for {silent_s:.0f} s; see its standard error"
+            )
 
     def _failure(self) -> GymgateError:
         try:

@@ -6,7 +6,8 @@ import logging
 import secrets
 import urllib.request
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ import orjson
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import Renderer, make_renderer
-from gymgate.tokens.engines import VLLMCompletionsEngine
+from gymgate.tokens.engines import ColocatedEngine, VLLMCompletionsEngine
 from gymgate.tokens.sampling import NAMES
 
 logger = logging.getLogger(__name__)
@@ -120,11 +121,13 @@ def trainer_sampling(args: Any) -> dict[str, Any]:
 
 
 def trainer_engine(trainer: Any) -> tuple[Engine, int | None]:
-    """Return the trainer's vLLM server, or its model in this process, and the most ids of prompt and answer together.
+    """Return the trainer's vLLM, or its model in this process, and the most ids of prompt and answer together.
 
-    Raises `ConfigError` for vLLM in colocate mode, and for a model that is sharded over processes.
+    Raises `ConfigError` for a vLLM in this process, or a model, that is spread over processes.
     """
     if getattr(trainer, "use_vllm", False):
+        if trainer.args.vllm_mode == "colocate":
+            return colocated_engine(trainer.vllm_generation)
         url = server_url(trainer.args)
         model, limit = served_model(url)
         return TRLServerEngine(url, model, lambda: int(trainer.state.global_step)), limit
@@ -136,11 +139,42 @@ def trainer_engine(trainer: Any) -> tuple[Engine, int | None]:
 
 def server_url(args: Any) -> str:
     """Return the address of the vLLM server that a `GRPOConfig` names; TRL's client of it exists in the main process only."""
-    if args.vllm_mode != "server":
-        raise ConfigError(
-            f"vllm_mode={args.vllm_mode!r} offers no token endpoint; use vllm_mode='server', or use_vllm=False"
-        )
     return str(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}")
+
+
+def colocated_engine(generation: Any) -> tuple[ColocatedEngine, int]:
+    """Return an engine of the vLLM in a trainer's process, and its context length; `generation` is TRL's `VLLMGeneration`.
+
+    Raises `ConfigError` with tensor parallelism: its ranks would have to sample the same requests at the same steps.
+    """
+    if (size := generation.tensor_parallel_size) > 1:
+        raise ConfigError(
+            f"vllm_tensor_parallel_size={size} with vllm_mode='colocate': rollouts need a vLLM in each process;"
+            " use vllm_tensor_parallel_size=1, or vllm_mode='server'"
+        )
+    engine = ColocatedEngine(generation.llm)
+    return engine, engine.max_model_len
+
+
+@contextmanager
+def vllm_awake(trainer: Any) -> Iterator[None]:
+    """Keep the vLLM in a trainer's process awake, in the order in which TRL 1.16 wakes it up for its own sampling.
+
+    It discards its weights when it sleeps. TRL wakes it up and sends weights after a step; without a step in between, as
+    in two evaluations, this does. Every rank has to come here, because weights are gathered from all of them.
+    """
+    generation = getattr(trainer, "vllm_generation", None)
+    if generation is None or generation.mode != "colocate" or not generation.enable_sleep_mode:
+        yield
+        return
+    if generation._llm_weights_sleeping:
+        generation.sync_weights()
+    generation.llm.wake_up(tags=["kv_cache"])
+    try:
+        yield
+    finally:
+        generation.llm.sleep(level=2)
+        generation._llm_weights_sleeping = True
 
 
 def served_model(base_url: str) -> tuple[str, int | None]:

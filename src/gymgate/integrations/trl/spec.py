@@ -22,9 +22,11 @@ from gymgate.integrations.trl.policy import (
     TRLServerEngine,
     make_policy,
     tokenizer_of,
+    vllm_awake,
 )
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
+from gymgate.tokens.engines import ColocatedEngine
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -43,8 +45,8 @@ class NeMoGymSpec:
 
     `environments` are names, or paths to configs of your own; a mapping gives them weights. `data` and `eval_data` name
     the rows (see `gymgate.open_rows`) for all environments or for each. `rows` limits the rows of the training blend.
-    `engine` samples the tokens. Its default is the trainer's vLLM server for `use_vllm` with `vllm_mode="server"`, else
-    the trainer's own model in this process. `renderer` is a name in the `renderers` package; its default is what that
+    `engine` samples the tokens. Its default is the trainer's own: for `use_vllm` its vLLM server, or the vLLM in its
+    process; else its model in this process. `renderer` is a name in the `renderers` package; its default is what that
     package has for the model. Truncated rollouts are left out of the loss unless `score_truncated` is set.
 
     `sandbox` is the sandbox provider of environments that run commands in one. `stack` has further fields of
@@ -133,7 +135,10 @@ class NeMoGymSpec:
         if self._loop is None:
             self._loop = LoopThread()
             self._loop.enter()
-        rollouts = self._loop.call(self._run_all(prompts, self._policies[id(trainer)]))
+        policy = self._policies[id(trainer)]
+        serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
+        with vllm_awake(trainer):
+            rollouts = self._loop.call(self._run_all(prompts, policy), meanwhile=serve)
         self._guard.check(rollouts)
         return to_batch(
             rollouts,
