@@ -28,13 +28,14 @@ class _Request:
 
 
 class HuggingFaceEngine:
-    """Samples with `model.generate`, as many waiting requests at once as share their sampling parameters.
+    """Samples with `model.generate`; waiting requests with equal sampling parameters are generated together.
 
-    `model` is a causal LM or a function that returns the current one (a trainer swaps it). Requests that arrive while a batch is
-    being generated form the next. Generation runs in a worker thread, in eval mode and without gradients; the model's training
-    mode is put back. Logprobs are of the distribution at the requested temperature, before top-k, top-p and min-p cut it, which
-    is what trainers recompute. Rows stop at any of `stop_token_ids`; `stop` strings are refused, since ids are what is exact,
-    and so are parameters that `generate` does not know. A request with a seed is generated alone. For one event loop.
+    `model` is a causal LM, or a function that returns the current one, since a trainer may swap it. Requests that arrive
+    during a batch form the next one. Generation runs in a worker thread, in eval mode and without gradients; afterwards
+    the model's training mode is restored. Logprobs are of the distribution at the requested temperature, before top-k,
+    top-p and min-p cut it; trainers recompute these. An answer ends at any of `stop_token_ids`. `stop` strings are
+    refused, because they would cut text and not ids, and so are parameters that `generate` does not have. A request with a
+    seed is generated alone. For one event loop.
     """
 
     def __init__(
@@ -64,7 +65,9 @@ class HuggingFaceEngine:
         """See `Engine.generate`."""
         if refused := [name for name in _REFUSED if sampling.get(name)]:
             raise PolicyError(
-                f"the in-process engine knows no {', '.join(refused)}; it stops at token ids", retryable=False
+                f"HuggingFaceEngine does not support {', '.join(refused)};"
+                " answers end at stop_token_ids or max_tokens",
+                retryable=False,
             )
         request = _Request(list(prompt_ids), dict(sampling), asyncio.get_running_loop().create_future())
         self._waiting.append(request)

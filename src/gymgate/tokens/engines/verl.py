@@ -19,10 +19,10 @@ class ServerManager(Protocol):
 
 
 class ServerManagerEngine:
-    """Samples with `server_manager.generate`; the session is its sticky request id.
+    """Samples with `server_manager.generate`. The session is its request id, so a rollout stays with one server.
 
-    `sampling` reaches verl's servers as it is, under vLLM's names, which its SGLang servers take too. `logprobs` asks for them
-    (verl: `rollout.calculate_log_probs`). Policy versions are verl's `min_global_steps` and `max_global_steps`.
+    `sampling` is passed on under vLLM's names, which verl's SGLang servers accept too. `logprobs` requests logprobs, as
+    verl's `rollout.calculate_log_probs` does. Policy versions are verl's `min_global_steps` and `max_global_steps`.
     """
 
     def __init__(self, server_manager: ServerManager, *, logprobs: bool = True) -> None:
