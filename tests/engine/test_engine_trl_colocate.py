@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="needs torch: run ./dev engine")
 pytest.importorskip("trl", reason="needs trl: run ./dev engine")
 pytest.importorskip("vllm", reason="needs vLLM: run ./dev engine")
 
-pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(800)]
+pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(1600)]
 
 ASLEEP_AGAIN = ["wake weights", "wake kv_cache", "sleep 2"]
 
@@ -30,7 +30,7 @@ def test_a_training_samples_in_its_own_process(tmp_path: Path, model_directory: 
         env={"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
         capture_output=True,
         text=True,
-        timeout=700,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5000:]

@@ -111,14 +111,18 @@ def main(folder: Path, model_directory: str) -> None:
         calls = record_sleep(trainer)
         before = {name: value.detach().clone() for name, value in model.named_parameters()}
         trainer.train()
-        evaluations = [trainer.evaluate(spec.train_dataset.select([0])) for _ in range(2)]
         result = {
-            "calls": calls,
             "log": [entry for entry in trainer.state.log_history if "reward" in entry],
-            "evaluations": evaluations,
             "changed": any(bool((value != before[name]).any()) for name, value in model.named_parameters()),
-            "left": trainer.vllm_generation.llm.llm_engine.get_num_unfinished_requests(),
+            "calls": calls,
         }
+        report(folder, result)
+        result["evaluations"] = [trainer.evaluate(spec.train_dataset.select([0])) for _ in range(2)]
+        result["left"] = trainer.vllm_generation.llm.llm_engine.get_num_unfinished_requests()
+        report(folder, result)
+
+
+def report(folder: Path, result: dict[str, Any]) -> None:
     (folder / "result.json").write_text(json.dumps(result, default=float))
 
 
