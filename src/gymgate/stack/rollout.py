@@ -94,10 +94,9 @@ class RolloutRun:
             self._read(body)
         elif self.route.truncated is not None:  # the agent could not go on without the call that was refused
             self.fields = {"status": "truncated", "limit": self.route.truncated}
-        elif self.route.failure is not None:
-            self._fail(self.route.failure)
         else:
-            await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
+            if self.route.failure is None:
+                await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
             clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
             self._fail(self.route.failure or results.refused(status, clean, self.agent))
 
