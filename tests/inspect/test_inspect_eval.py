@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from faults_support import daemon_of
 from inspect_ai.event import ModelEvent
 from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
 from inspect_support import INSPECT, run, samples_of, score_of, start, the_log
@@ -135,6 +137,43 @@ async def test_a_mistake_is_said_before_anything_runs(tmp_path: Path, policy: Sc
         assert process.returncode != 0
         assert expected in out.decode()
         assert not policy.calls
+
+
+@pytest.mark.heavy
+async def test_a_cached_answer_asks_no_endpoint(
+    tmp_path: Path, policy: ScriptedPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INSPECT_CACHE_DIR", str(tmp_path / "cache"))
+    for number in (1, 2):
+        (tmp_path / f"{number}").mkdir()
+        log = await run(policy, tmp_path / f"{number}", "--limit", "1", "--cache", "1h")
+        (sample,) = samples_of(log)
+        assert score_of(sample).value == 1.0
+    assert policy.calls["chat"] == 4
+
+
+@pytest.mark.heavy
+async def test_a_stack_that_dies_fails_its_sample_and_the_next_gets_another(
+    tmp_path: Path, policy: ScriptedPolicy
+) -> None:
+    policy.hang = True
+    args = ("-T", f"env_vars={MARK}", "--limit", "2", "--max-samples", "1", "--no-fail-on-error")
+    process = await start(policy, tmp_path, *args, **{MARK: str(tmp_path)})
+    async with asyncio.timeout(120):
+        while not policy.calls["chat"]:  # noqa: ASYNC110 - another process sets no event
+            await asyncio.sleep(0.05)
+    daemon = daemon_of(process.pid)
+    assert daemon is not None
+    policy.hang = False
+    os.kill(daemon, signal.SIGKILL)
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out.decode()
+    lost, scored = sorted(samples_of(the_log(tmp_path)), key=lambda sample: sample.error is None)
+    assert lost.error is not None
+    assert lost.error.message.startswith("the stack's daemon is gone")
+    assert not lost.scores
+    assert not math.isnan(score_of(scored).value)
+    await until_none_is_left(str(tmp_path))
 
 
 def test_inspect_lists_the_task() -> None:
