@@ -112,7 +112,7 @@ def test_results_are_kept_by_settings_and_done_again_if_told(
     ("arguments", "said"),
     [
         ([], "name environments, or give --all"),
-        (["mcqa", "--page", "x.md"], "give -o FILE, too"),
+        (["mcqa", "--page", "x.md"], "name one with -o FILE"),
         (["mcqa", "calendar", "--set", "a=1"], "name exactly one"),
         (["no_such_environment"], "no environment 'no_such_environment'"),
     ],
@@ -142,7 +142,7 @@ def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path:
     done = subprocess.run(
         [*command, SIMPLE, "-o", str(results)], capture_output=True, text=True, timeout=60, check=True
     )
-    assert "1 of 1 are in" in done.stderr
+    assert "not checked again: 1 of 1" in done.stderr
     assert load_report(results) == [kept]
 
 
