@@ -188,9 +188,9 @@ def _agents(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_no_packaged_recording_is_taken_for_a_breakdown() -> None:
-    """Their rewards are the release's own examples; masked ones apart, each is a score."""
+    """Their rewards are the release's own examples; each is a score, but for masked ones and one environment's whose tests timed out."""
     site = ensure_runtime(runtime()).site
-    seen = 0
+    seen, broken = 0, []
     for path in site.glob("re*/*/data/example_rollouts.jsonl"):
         for line in path.read_bytes().splitlines():
             try:
@@ -199,9 +199,12 @@ def test_no_packaged_recording_is_taken_for_a_breakdown() -> None:
                 continue
             if isinstance(value, dict) and "reward" in value:
                 seen += 1
-                found = {agent: breakdown(value, agent) for agent in _agents_of(path)}
-                assert not any(found.values()), (path, found)
+                found = filter(None, (breakdown(value, agent) for agent in _agents_of(path)))
+                broken += [(path.parts[-3], reason) for reason in found]
     assert seen > 500
+    assert {(name, reason[:58]) for name, reason in broken} == {
+        ("terminal_bench_2_1", "the scoring did not complete: PTY command timed out after ")
+    }
 
 
 def _agents_of(path: Path) -> list[str]:
@@ -220,8 +223,14 @@ def test_the_installed_agent_writes_the_fields_that_are_read(agent: str) -> None
         "harbor_agent": ["trial_result if trial_result else {}", '"verifier_result"', '"exception_info"'],
         "mini_swe_agent": ['result.get("eval_report", {}) if result else {}'],
         "mini_swe_agent_2": ['error_info = {"error": str(e)', 'metadata=result.get("eval_report"'],
+        "miniswe_sandboxed_agent": ['reason="infrastructure_error"', "termination=termination", "detail="],
+        "opencode_sandboxed_agent": [
+            f'"opencode_{name}"' for name in ("failed", "error_type", "exit_code", "run_stderr")
+        ],
+        "pi_sandboxed_agent": [f'"pi_{name}"' for name in ("failed", "error_type", "exit_code")],
         "pinchbench": ['"status": "error"', '"status": "missing_task"'],
         "stirrup_agent": ['payload["error_message"] = reason'],
+        "terminus_2_sandboxed_agent": ['"terminus2_completed": terminus2_completed', '"error": error'],
         "vcqa_agent": ["error=run_error", 'error="empty model answer"'],
     }
     source = "".join(
