@@ -188,7 +188,7 @@ def _agents(path: Path) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_no_packaged_recording_is_taken_for_a_breakdown() -> None:
-    """Their rewards are the release's own examples; each is a score, but for masked ones and one environment's whose tests timed out."""
+    """Their rewards are the release's own examples: each is a score, but for masked ones and two whose tests timed out."""
     site = ensure_runtime(runtime()).site
     seen, broken = 0, []
     for path in site.glob("re*/*/data/example_rollouts.jsonl"):
