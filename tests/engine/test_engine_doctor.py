@@ -55,9 +55,7 @@ def test_each_missing_thing_is_one_line(vllm_url: str, model_directory: Path, tm
     assert "No renderer config registered" in checks["policy"][1]
 
 
-def test_a_renderer_of_another_model_is_found(vllm_url: str, model_directory: Path) -> None:
-    _, checks = doctor("--vllm", vllm_url, "--model", model_directory, "--renderer", "nemotron-3")
-    ok, detail = checks["chat template"]
-    assert ok is None
-    assert "differ from the server's chat template at" in detail
-    assert detail.endswith("name the model's renderer with --renderer")
+def test_a_renderer_of_another_model_is_refused(vllm_url: str, model_directory: Path) -> None:
+    code, checks = doctor("--vllm", vllm_url, "--model", model_directory, "--renderer", "nemotron-3")
+    assert code == 1
+    assert "Special token '<think>' not found in tokenizer vocabulary" in checks["policy"][1]
