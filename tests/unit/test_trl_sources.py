@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.training.rows import WeightedSource, in_turn, read_rows
-from gymgate.integrations.trl.dataset import weights_of
+from gymgate.integrations.trl.dataset import open_sources, weights_of
 
 
 def test_in_turn_is_every_row_once() -> None:
@@ -36,3 +39,14 @@ def test_names_get_weights() -> None:
     assert weights_of({"a": 2}) == {"a": 2.0}
     with pytest.raises(ConfigError, match="at least one"):
         weights_of([])
+
+
+@pytest.mark.gym
+def test_agents_of_an_environment_with_several_configs(tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text(
+        "mcqa_simple_agent:\n  responses_api_agents:\n    simple_agent:\n      max_steps: 2\n"
+    )
+    environment = EnvironmentConfig(name="mcqa", config=("mcqa", str(tmp_path / "more.yaml")))
+    config = StackConfig(environments=(environment,), runtime=RuntimeConfig(version="0.7.0"))
+    [source] = open_sources({"mcqa": 1.0}, "example", config)
+    assert source.agents == {"mcqa_simple_agent"}

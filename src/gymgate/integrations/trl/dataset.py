@@ -51,13 +51,15 @@ def open_sources(
     configured = {environment.name: environment for environment in config.environments}
     sources = []
     for name, weight in weights.items():
-        environment, path = catalog.find(name), data if isinstance(data, str) else data.get(name)
+        spec = configured.get(name)
+        environment = catalog.find(name, None if spec is None else spec.config)
+        path = data if isinstance(data, str) else data.get(name)
         if path is None:
             raise ConfigError(
                 f"data names no rows for environment {name!r}; it has {', '.join(sorted(data))}"
             )
         rows = open_rows(path, environment=environment)
-        agents = _agents(environment, configured.get(name))
+        agents = _agents(environment, spec)
         sources.append(WeightedSource(environment.name, rows, weight, agents))
     return sources
 
