@@ -16,6 +16,7 @@ import yaml
 
 from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, Node, servers_of
 from gymgate.config import POLICY
+from gymgate.errors import ConfigError
 
 _LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _POLICY_MODEL: Node = {MODELS: {"openai_model": {"entrypoint": "app.py"}}}
@@ -85,6 +86,16 @@ class ConfigReader:
             return [each for child in children[file] for each in flat(child)] + [file]
 
         return pending if self._old else [file for path in paths for file in flat(path)]
+
+
+def read_yaml(path: Path, name: str) -> Any:
+    """Return the value in a YAML file that the user named. Raises `ConfigError`, one line that begins with `name`."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
 
 
 def copied(value: Any) -> Any:

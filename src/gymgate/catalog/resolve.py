@@ -164,8 +164,9 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             paths.append(DEFAULT_MODEL)
         for name in undefined_models(merged) - {order["policy"]}:
             initial[name] = {MODELS: {"openai_model": dict(STAND_IN_MODEL)}}
-        _leave_room_for_sandbox(OmegaConf, initial, merged, order["sandbox"])
-        merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
+        if references := sandbox_references(merged):
+            _leave_room_for_sandboxes(OmegaConf, initial, merged, references, order["sandbox"])
+            merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
         values, missing = unset(merged)
         if missing:
             return {"missing": missing}
@@ -187,12 +188,14 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _leave_room_for_sandbox(OmegaConf: Any, initial: Any, merged: Node, chosen: str | None) -> None:
+def _leave_room_for_sandboxes(
+    OmegaConf: Any, initial: Any, merged: Node, references: Iterable[SandboxReference], chosen: str | None
+) -> None:
     """Let the parser accept blocks of sandboxes that the caller defines afterwards, and nothing of those that it replaces.
 
     A block that the parser reads may interpolate variables that are set only for those who use its provider.
     """
-    for reference in sandbox_references(merged):
+    for reference in references:
         key = reference.name or reference.setting
         block = value_at(merged, key)
         if block is None:

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from gymgate.catalog.parse import copied, merge
+from gymgate.catalog.parse import copied, merge, read_yaml
 from gymgate.catalog.resolve import (
     DEFAULT_METADATA,
     Node,
@@ -53,13 +51,7 @@ def sandbox_block(sandbox: str, site: Path) -> Node:
             f"there is no sandbox provider {sandbox!r}; this nemo-gym has {', '.join(packaged) or 'none'}, and a YAML file "
             "with a provider's settings is named by its path"
         )
-    try:
-        value = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"sandbox {sandbox!r} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"sandbox {sandbox!r} is not YAML: {' '.join(str(error).split())}") from None
-    block = value
+    value = block = read_yaml(path, f"sandbox {sandbox!r}")
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) not in packaged:
         block = next(iter(value.values()))
     if not isinstance(block, dict) or provider_in(block) is None:

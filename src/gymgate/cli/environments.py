@@ -11,6 +11,7 @@ import yaml
 
 from gymgate.catalog import Environment
 from gymgate.catalog.needs import refuse_unanswered
+from gymgate.catalog.parse import read_yaml
 from gymgate.catalog.sandboxes import packaged_providers, refuse_undefined
 from gymgate.cli.options import EnvironmentOptions
 from gymgate.config import (
@@ -156,12 +157,7 @@ def _target(text: str, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _yaml_file(path: Path) -> dict[str, Any]:
-    try:
-        value = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"--set @{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--set @{path}: not YAML: {' '.join(str(error).split())}") from None
+    value = read_yaml(path, f"--set @{path}")
     if not isinstance(value, dict):
         raise ConfigError(f"--set @{path}: the file must hold a mapping of keys to values")
     return value
