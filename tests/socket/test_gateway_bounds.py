@@ -24,12 +24,6 @@ UNKNOWN = "0" * 32
 
 
 @pytest.fixture
-async def policy() -> AsyncIterator[Upstream]:
-    async with upstream() as serving:
-        yield serving
-
-
-@pytest.fixture
 async def gateway(policy: Upstream) -> AsyncIterator[Gateway]:
     async with Gateway(judges={"judge": policy.endpoint()}) as running:
         yield running

@@ -20,12 +20,6 @@ BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "vendor_f
 
 
 @pytest.fixture
-async def policy() -> AsyncIterator[Upstream]:
-    async with upstream() as serving:
-        yield serving
-
-
-@pytest.fixture
 async def gateway() -> AsyncIterator[Gateway]:
     async with Gateway() as running:
         yield running

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from gateway_upstream import Upstream, upstream
+from gateway_upstream import Upstream
 from pydantic import ValidationError
 
 from gymgate.config import StackConfig
@@ -16,12 +16,6 @@ from gymgate.gateway import Gateway
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OUTSIDE = "127.0.0.2"
 """Another address of this machine that needs no interface; the gateway takes it for one of a sandbox's network."""
-
-
-@pytest.fixture
-async def policy() -> AsyncIterator[Upstream]:
-    async with upstream() as serving:
-        yield serving
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from gateway_upstream import RawConnection, Upstream, upstream
+from gateway_upstream import RawConnection, Upstream
 
 from gymgate.gateway import METADATA_KEY, Gateway, handler, peers
 from gymgate.gateway.peers import owner_of
@@ -27,12 +27,6 @@ asking.putheader("Content-Length", length)
 asking.endheaders(body.encode())
 print(asking.getresponse().status)
 """
-
-
-@pytest.fixture
-async def policy() -> AsyncIterator[Upstream]:
-    async with upstream() as serving:
-        yield serving
 
 
 @pytest.fixture
