@@ -115,7 +115,7 @@ def _integer(digits: str) -> int | float:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether orjson could not write the value within a record; to write it is faster than to count its brackets."""
+    """Whether orjson could not write the value inside a record. Writing it is faster than counting its brackets."""
     for _ in range(_LEVELS_LEFT):
         value = (value,)
     try:

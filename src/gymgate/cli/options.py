@@ -166,14 +166,6 @@ agent_option = click.option(
 )
 
 
-gateway_host_option = click.option(
-    "--gateway-host",
-    metavar="ADDRESS",
-    help="Address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that "
-    "of Docker's bridge (172.17.0.1). [loopback only]",
-)
-
-
 ENVIRONMENT_OPTIONS = (
     judge_option,
     set_option,
@@ -181,7 +173,12 @@ ENVIRONMENT_OPTIONS = (
     config_option,
     agent_option,
     sandbox_option,
-    gateway_host_option,
+    click.option(
+        "--gateway-host",
+        metavar="ADDRESS",
+        help="Address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that "
+        "of Docker's bridge (172.17.0.1). [loopback only]",
+    ),
     click.option(
         "--timeout",
         type=Seconds(0, min_open=True),

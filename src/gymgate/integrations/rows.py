@@ -22,7 +22,7 @@ class EvalRow(NamedTuple):
     """A row and where it runs."""
 
     id: str
-    """`ENVIRONMENT/KEY`, with `#2` and so on for further equal rows."""
+    """See `row_id`."""
     environment: str
     row: Row
 
@@ -34,10 +34,15 @@ class EvalRow(NamedTuple):
 
 def eval_rows(knobs: Knobs, progress: Progress) -> Iterator[EvalRow]:
     """Yield the rows that the knobs name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
-    seen: Counter[str] = Counter()
+    seen: Counter[tuple[str, str]] = Counter()
     for environment, row in itertools.islice(_rows(knobs, progress), knobs.tasks):
-        seen[identity := f"{environment}/{row.key}"] += 1
-        yield EvalRow(identity if seen[identity] == 1 else f"{identity}#{seen[identity]}", environment, row)
+        yield EvalRow(row_id(environment, row.key, seen[environment, row.key]), environment, row)
+        seen[environment, row.key] += 1
+
+
+def row_id(environment: str, key: str, occurrence: int) -> str:
+    """Return `ENVIRONMENT/KEY`, with `#2` and so on for further equal rows. `occurrence` counts from 0."""
+    return f"{environment}/{key}#{occurrence + 1}" if occurrence else f"{environment}/{key}"
 
 
 def json_safe(row: Row) -> dict[str, Any]:

@@ -49,9 +49,7 @@ def labels_of(stack: str, servers: str) -> dict[str, str]:
 def remove_labelled(label: str, value: str, after: float = 0.0, before: float = math.inf) -> None:
     """Remove all containers with a label that were made between two moments (Unix time), also those that appear meanwhile.
 
-    Blocks until none has been seen for a second.
-
-    Gives up after two minutes in which docker does not answer.
+    Blocks until none has been seen for a second, for two minutes at most.
     """
     quiet, deadline = 0, time.monotonic() + _GIVE_UP_S
     while quiet < _QUIET_ROUNDS and time.monotonic() < deadline:

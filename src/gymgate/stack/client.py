@@ -292,7 +292,7 @@ class Stack:
 
     def unregister(self, name: str) -> None:
         """Stop serving a callable that `register` was given; calls under way go on. Idempotent."""
-        self._forget(name)
+        self._connection.callables.pop(name, None)
 
     async def status(self) -> dict[str, Any]:
         """Return the environments with their servers' pids and ports, the rollouts in flight, and the leases."""
@@ -340,4 +340,4 @@ class Stack:
     def _forget(self, own: str | None) -> None:
         """Drop the callable that was registered for one rollout or route."""
         if own is not None:
-            self._connection.callables.pop(own, None)
+            self.unregister(own)

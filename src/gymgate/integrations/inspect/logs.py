@@ -33,6 +33,7 @@ from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
 from gymgate.integrations.inspect.task import conversation_of
+from gymgate.integrations.rows import row_id
 from gymgate.rollout import ModelCall, outcome_of
 
 SCORER = "reward"
@@ -214,8 +215,7 @@ def _order(rollout: CollectedRollout) -> tuple[Any, ...]:
 
 def _sample_id(rollout: CollectedRollout) -> str:
     """Return the id that the task `gymgate/nemo_gym` gives the row."""
-    key = f"{rollout.environment}/{rollout.row_key}"
-    return f"{key}#{rollout.occurrence + 1}" if rollout.occurrence else key
+    return row_id(rollout.environment, rollout.row_key, rollout.occurrence)
 
 
 def _rollout_id(value: Mapping[str, Any]) -> str:
