@@ -49,7 +49,7 @@ def test_mappings_in_overrides_leave_a_config_hashable_and_the_same_after_a_trip
 @pytest.mark.parametrize(("text", "said"), [("- 1\n", "must hold a mapping"), ("a: [", "not YAML")])
 def test_a_file_that_is_no_mapping_is_named(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "over.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=rf"^--set @.*over\.yaml: [^\n]*{said}[^\n]*$"):
+    with pytest.raises(ConfigError, match=rf"^--set @.*over\.yaml[: ][^\n]*{said}[^\n]*$"):
         environment_configs(["a"], (), None, [f"@{tmp_path}/over.yaml"])
 
 
