@@ -57,6 +57,8 @@ class Case:
     agent: str = "simple_agent"
     change: Callable[[int, Json], None] = lambda number, row: None
     """Turns a packaged row into a generated one."""
+    call: str = ""
+    """A call that the system message shows; a small model copies its format."""
 
     @property
     def agent_name(self) -> str:
@@ -92,14 +94,27 @@ CASES = (
     Case("gpqa_diamond", "one turn"),
     Case("ragtruth", "one turn"),
     Case("example_multi_turn_gymnasium", "several turns", agent="agent"),
-    Case("example_single_tool_call", "tool", REQUIRED, one_step("example_single_tool_call", 2)),
-    Case("example_tool_call_multireward", "tool", REQUIRED, one_step("example_tool_call_multireward")),
+    Case(
+        "example_single_tool_call",
+        "tool",
+        REQUIRED,
+        one_step("example_single_tool_call", 2),
+        call='{"name": "get_weather", "arguments": {"city": "Oslo"}}',
+    ),
+    Case(
+        "example_tool_call_multireward",
+        "tool",
+        REQUIRED,
+        one_step("example_tool_call_multireward"),
+        call='{"name": "get_weather", "arguments": {"city": "Oslo"}}',
+    ),
     Case(
         "example_session_state_mgmt",
         "tool, session",
         {"tool_choice": {"type": "function", "name": "increment_counter"}},
         one_step("example_session_state_mgmt"),
         change=counting,
+        call='{"name": "increment_counter", "arguments": {"count": 41}}',
     ),
     Case(
         "math_advanced_calculations",
@@ -107,6 +122,7 @@ CASES = (
         {"tool_choice": {"type": "function", "name": "multiply"}},
         one_step("math_advanced_calculations"),
         change=multiplying,
+        call='{"name": "multiply", "arguments": {"a": 5.0, "b": 9.0}}',
     ),
     Case("workplace_assistant", "tools", REQUIRED, one_step("workplace_assistant", 2)),
     Case(
@@ -131,7 +147,15 @@ def write_rows(case: Case, path: Path, count: int) -> int:
     with path.open("w") as file:
         for number, row in enumerate(rows):
             case.change(number, row)
-            row["responses_create_params"] |= {"temperature": 0, "max_output_tokens": TOKENS, **case.fields}
+            params = row["responses_create_params"]
+            params |= {"temperature": 0, "max_output_tokens": TOKENS, **case.fields}
+            for tool in params.get("tools", ()):
+                tool.pop(
+                    "strict", None
+                )  # Gym's vLLM server takes it out of chat requests, gymgate passes it on
+            if case.call:
+                shown = f"A call looks like this: <tool_call>{case.call}</tool_call>"
+                params["input"] = [{"role": "system", "content": shown}, *params["input"]]
             row["agent_ref"] = {"type": "responses_api_agents", "name": case.agent_name}
             file.write(json.dumps(row) + "\n")
     return len(rows)

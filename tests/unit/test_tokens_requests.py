@@ -34,6 +34,22 @@ class Renderer:
         return None
 
 
+async def test_strict_is_not_written_into_the_prompt() -> None:
+    """As in NeMo Gym's server for vLLM; most rows with tools set it."""
+    rendered: list[Any] = []
+
+    class Recorder(Renderer):
+        def render_ids(self, messages: list[Any], **given: Any) -> list[int]:
+            rendered.append(given["tools"])
+            return super().render_ids(messages)
+
+    engine = CallableEngine(lambda prompt_ids, sampling: Sample([7], [-0.5], "stop"))
+    policy = TokenPolicy(engine, Recorder(), sampling={"temperature": 1.0})
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    await policy.conversation()({"messages": [{"role": "user", "content": "hi"}], "tools": [strict]})
+    assert rendered == [[TOOL["function"]]]
+
+
 async def ask(**fields: Any) -> list[Any]:
     """What the engine was asked."""
     asked: list[Any] = []

@@ -73,8 +73,15 @@ def _renderable(message: Message) -> Message:
 
 
 def tool_specs(tools: Iterable[Any] | None) -> list[Any] | None:
-    """The functions of a request's `tools`."""
-    return None if tools is None else [tool.get("function", tool) for tool in tools]
+    """Return the functions of a request's `tools`, without `strict`.
+
+    Templates write every field of a function into the prompt. NeMo Gym's server for vLLM takes `strict` out, so that a
+    model sees the same prompt in training as there.
+    """
+    if tools is None:
+        return None
+    functions = (tool.get("function", tool) for tool in tools)
+    return [{name: value for name, value in function.items() if name != "strict"} for function in functions]
 
 
 def history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
