@@ -150,9 +150,7 @@ def write_rows(case: Case, path: Path, count: int) -> int:
             params = row["responses_create_params"]
             params |= {"temperature": 0, "max_output_tokens": TOKENS, **case.fields}
             for tool in params.get("tools", ()):
-                tool.pop(
-                    "strict", None
-                )  # Gym's vLLM server takes it out of chat requests, gymgate passes it on
+                tool["strict"] = None  # Gym's vLLM server takes it out of chat requests, gymgate passes it on
             if case.call:
                 shown = f"A call looks like this: <tool_call>{case.call}</tool_call>"
                 params["input"] = [{"role": "system", "content": shown}, *params["input"]]
