@@ -255,9 +255,10 @@ def measure(
     """The table and the differences."""
     judge = folder / "judge.yaml"
     judge.write_text(JUDGE)
-    overrides = {"policy_model_name": MODEL}
+    server = "policy_model.responses_api_models.vllm_model"
+    overrides = {"policy_model_name": MODEL, f"{server}.replace_developer_role_with_system": "true"}
     if dialect == "responses":
-        overrides["policy_model.responses_api_models.vllm_model.is_responses_native"] = "true"
+        overrides[f"{server}.is_responses_native"] = "true"
     for case in cases:
         overrides |= case.settings
         write_rows(case, folder / f"{case.environment}.jsonl", count)
