@@ -217,6 +217,10 @@ def compare(
     executed = [sum(item[0] == "function_call_output" for item in outcome.transcript) for outcome in ours]
     policy = [sum(call["model_server"] == "policy_model" for call in line["calls"]) for line in lines]
     judged = [len(line["calls"]) - calls for line, calls in zip(lines, policy, strict=True)]
+    more = sum(
+        run > 0 or turns > 1 or judges > 0
+        for run, turns, judges in zip(executed, policy, judged, strict=True)
+    )
     equal = sum(mine.reward == other.reward for mine, other in zip(ours, theirs, strict=True))
     return [
         case.environment,
@@ -224,6 +228,7 @@ def compare(
         str(len(ours)),
         f"{sum(same)}",
         f"{equal}",
+        f"{more}",
         f"{mean(policy):.1f}",
         f"{mean(executed):.1f}",
         f"{mean(judged):.1f}",
@@ -233,6 +238,7 @@ def compare(
 
 HEAD = [
     *("environment", "kind", "rows", "same transcript", "same reward"),
+    "rows with a tool, turns or a judge",
     *("policy calls a row", "tools run a row", "judge calls a row", "rewards"),
 ]
 
