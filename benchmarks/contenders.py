@@ -60,7 +60,8 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
         try:
             await environment.start()
             assert environment.default_agent is not None
-            yield f"http://127.0.0.1:{environment.port(environment.default_agent)}/run"
+            with environment.agent_port(environment.default_agent) as port:
+                yield f"http://127.0.0.1:{port}/run"
         finally:
             await environment.stop()
             await fork_servers.close()

@@ -127,7 +127,7 @@ def stack_config(
     return StackConfig(environments=environments or (SIMPLE,), runtime=runtime(version), **fields)
 
 
-def faulty(directory: Path, **settings: str) -> EnvironmentConfig:
+def faulty(directory: Path, **settings: Any) -> EnvironmentConfig:
     """An environment of a user's own; `settings` are those of its resources server."""
     home = directory / "resources_servers" / "faulty"
     if not home.exists():

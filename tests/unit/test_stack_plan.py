@@ -35,7 +35,7 @@ def context(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> An
 
     return SimpleNamespace(
         fork_server=fork_server,
-        config=SimpleNamespace(component_roots=()),
+        config=SimpleNamespace(component_roots=(), agent_processes=4),
         runtime=SimpleNamespace(version="9.9.9", site=root),
         directory=root,
     )

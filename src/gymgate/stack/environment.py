@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -57,7 +59,8 @@ class Generation:
     number: int
     labels: dict[str, str] = field(default_factory=dict)
     """Of the Docker containers that these servers start."""
-    servers: list[Child] = field(default_factory=list)
+    servers: dict[Child, int] = field(default_factory=dict)
+    """Each with its port."""
     users: dict[asyncio.Task[Any], float] = field(default_factory=dict)
     """Rollouts in flight on these servers, and when each began (Unix time)."""
     error: ServerDiedError | None = None
@@ -82,7 +85,10 @@ class Environment:
         self._config_files = config_files
         self._context = context
         self._plan: EnvironmentPlan | None = None
-        self._ports: dict[str, HeldPort] = {}
+        self._ports: dict[str, list[HeldPort]] = {}
+        """Of each server's workers."""
+        self._rollouts: Counter[int] = Counter()
+        """In flight at each port of an agent."""
         self._generation = Generation(0)
         self._awaited: set[Child] = set()
         """Servers that do not listen yet."""
@@ -104,7 +110,7 @@ class Environment:
                 self._plan = await make_plan(self.spec, self._config_files, self._context, self._logs)
             require_judges(self._plan, self.name, dict(self._context.config.models))
             self.judges = frozenset(model_servers(self._plan)) - {POLICY}
-            for warning in judge_warnings(self._plan):
+            for warning in (*judge_warnings(self._plan), *self._plan.workers.warnings):
                 self._context.progress(f"{self.name}: warning: {warning}")
             await asyncio.to_thread(link_programs, self._plan, self._context)
             async with asyncio.timeout(self._timeout_s):
@@ -137,8 +143,15 @@ class Environment:
             raise refuse_unroutable(agent, self.agents[agent], self._context.runtime.version)
         return strategy
 
-    def port(self, server: str) -> int:
-        return self._ports[server].number
+    @contextlib.contextmanager
+    def agent_port(self, agent: str) -> Iterator[int]:
+        """Give a rollout the port of the agent's worker with the fewest rollouts."""
+        port = min((each.number for each in self._ports[agent]), key=self._rollouts.__getitem__)
+        self._rollouts[port] += 1
+        try:
+            yield port
+        finally:
+            self._rollouts[port] -= 1
 
     def remove_abandoned(self, generation: Generation, began: float | None) -> None:
         """Have the containers of cancelled rollouts removed that the servers do not remove themselves.
@@ -201,15 +214,16 @@ class Environment:
         if self._watcher is not None:
             self._watcher.cancel()
         await self._end_everything(grace_s=children.GRACE_S)
-        for port in self._ports.values():
-            port.close()
+        for ports in self._ports.values():
+            for port in ports:
+                port.close()
 
     def describe(self) -> dict[str, Any]:
         """Return the state, for `Stack.status`."""
         generation = self._generation
         servers = {
-            child.name: {"pid": child.pid, "port": self.port(child.name), "alive": child.alive}
-            for child in generation.servers
+            child.name: {"pid": child.pid, "port": port, "alive": child.alive}
+            for child, port in generation.servers.items()
         }
         for pool in self.agent_processes.values():
             servers |= pool.describe()
@@ -228,8 +242,8 @@ class Environment:
         """Yield each live server, its port, and whether a rollout may wait for it."""
         generation = self._generation
         if self.state == "up":
-            for child in generation.servers:
-                yield child, self.port(child.name), bool(generation.users)
+            for child, port in generation.servers.items():
+                yield child, port, bool(generation.users)
         for pool in self.agent_processes.values():
             yield from pool.servers()
 
@@ -238,7 +252,7 @@ class Environment:
         return self._context.config.start_timeout_s
 
     def _hold_ports(self, plan: EnvironmentPlan) -> None:
-        """Reserve ports for the servers, and agent processes for the agents that need them."""
+        """Reserve ports for the servers' workers, and agent processes for the agents that need them."""
         context = self._context
         for instance in plan.servers:
             if plan.strategies.get(instance.name) == "process":
@@ -246,7 +260,7 @@ class Environment:
                 pool = AgentProcessPool(self.name, size, context.gateway.agent_ports, start)
                 self.agent_processes[instance.name] = pool
             else:
-                self._ports[instance.name] = HeldPort()
+                self._ports[instance.name] = [HeldPort() for _ in range(plan.workers.counts[instance.name])]
 
     async def _launch(self, plan: EnvironmentPlan) -> None:
         """Start the servers of a new generation and wait until each listens."""
@@ -255,25 +269,25 @@ class Environment:
         self._awaited.clear()
         fork_server = await context.fork_server()
         labels = await container_labels(plan, context)
-        config = await server_config(
-            plan,
-            context,
-            fork_server,
-            self._all_ports(),
-            context.gateway.port_for,
-            labels,
-            policy_host(plan, context),
-        )
+        host = policy_host(plan, context)
+        configs = [
+            await server_config(
+                plan, context, fork_server, self._ports_for(worker), context.gateway.port_for, labels, host
+            )
+            for worker in range(max(plan.workers.counts.values()))
+        ]
         generation = self._generation = Generation(self._generation.number + 1, labels)
         try:
             for instance in plan.servers:
-                if (name := instance.name) not in self.agent_processes:
+                ports = self._ports.get(instance.name, [])
+                for worker, port in enumerate(ports):
+                    name = f"{instance.name} worker {worker + 1}" if len(ports) > 1 else instance.name
                     context.progress(f"{self.name}: starting {name}")
-                    child = await start_server(plan, fork_server, self._logs, instance, name, config)
-                    generation.servers.append(child)
+                    child = await start_server(plan, fork_server, self._logs, instance, name, configs[worker])
+                    generation.servers[child] = port.number
             async with asyncio.TaskGroup() as group:
-                for child in generation.servers:
-                    group.create_task(self._listens(child, self.port(child.name)))
+                for child, number in generation.servers.items():
+                    group.create_task(self._listens(child, number))
         except BaseException as error:
             await asyncio.shield(children.end(generation.servers))
             context.containers.remove(labels)
@@ -300,7 +314,7 @@ class Environment:
         child: Child | None = None
         try:
             async with asyncio.timeout(self._timeout_s):
-                ports = self._all_ports() | {instance.name: process.port}
+                ports = self._ports_for(process.number - 1) | {instance.name: process.port}
                 labels = await container_labels(plan, context)
                 config = await server_config(plan, context, fork_server, ports, port_for, labels)
                 name = f"{instance.name} process {process.number}"
@@ -314,10 +328,14 @@ class Environment:
                 raise children.too_slow(self.name, self._timeout_s, child) from None
             raise
 
-    def _all_ports(self) -> dict[str, int]:
-        """Return the port of each server. Servers that call an agent with a process per rollout find its first process."""
+    def _ports_for(self, worker: int) -> dict[str, int]:
+        """Return the port at which a server's worker of this number, from 0, finds each server and itself.
+
+        It is always the same worker's port, which knows the sessions of its rollouts. Servers that call an agent with a
+        process per rollout find its first process.
+        """
         ports = {agent: pool.all[0].port for agent, pool in self.agent_processes.items()}
-        return ports | {name: port.number for name, port in self._ports.items()}
+        return ports | {name: held[worker % len(held)].number for name, held in self._ports.items()}
 
     async def _listens(self, child: Child, port: int) -> None:
         self._awaited.add(child)

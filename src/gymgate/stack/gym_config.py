@@ -272,6 +272,8 @@ def _judged_by_policy(node: Any) -> Any:
 
 def _moved(server: ServerInstance, port: int, *, entrypoint: bool, host: str = LOOPBACK) -> Node:
     block = {key: value for key, value in server.block.items() if entrypoint or key != "entrypoint"}
+    if "num_workers" in block:
+        block["num_workers"] = 1  # each of its processes is a server with one
     return {server.kind: {server.type: {**block, "host": host, "port": port}}}
 
 

@@ -45,6 +45,7 @@ from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, refuse_unroutable
+from gymgate.stack.workers import Workers, count_workers
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class EnvironmentPlan:
     default_agent: str
     forwarding: KeyForwarding
     """What this release's base classes do with a rollout's key."""
+    workers: Workers
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,12 @@ async def make_plan(
     default = spec.agent or next(iter(agents))
     if strategies[default] == "none":
         raise refuse_unroutable(default, agents[default], context.runtime.version)
+    own_process = {name for name, strategy in strategies.items() if strategy == "process"}
+    workers = await asyncio.to_thread(
+        count_workers, config, servers, directories, own_process, context.config.agent_processes
+    )
     return EnvironmentPlan(
-        config, servers, directories, frozenset(ray), urls, agents, strategies, default, forwarding
+        config, servers, directories, frozenset(ray), urls, agents, strategies, default, forwarding, workers
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -141,8 +142,10 @@ class RolloutRun:
         async with stack.file_limit:
             self.waits_for = "the environment's servers"
             generation = await self.environment.generation()
-            with stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges):
-                url = f"http://{LOOPBACK}:{port or self.environment.port(self.agent)}/run"
+            agent_port = contextlib.nullcontext(port) if port else self.environment.agent_port(self.agent)
+            judges = stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges)
+            with judges, agent_port as number:
+                url = f"http://{LOOPBACK}:{number}/run"
                 await self._while_alive(generation, self.post(stack.client, url))
 
     async def _while_alive(self, servers: Generation | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
