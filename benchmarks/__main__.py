@@ -15,6 +15,7 @@ NAMES = {
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
     "growth": "routes, environments and dataset rows: what grows, and how",
     "scaling": "what a node, ten and a thousand carry, from measured costs, and where the next wall is",
+    "workers": "calls/s of one environment whose servers have several workers, and the limit of each kind of process",
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
     "agreement": "same rows, same vLLM server, temperature 0: gymgate beside NeMo Gym's own collector (in .venv-engine)",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",

@@ -1,6 +1,6 @@
 """What a node, ten and a thousand carry, computed from measured costs, with a simulation of one node beside it.
 
-    ./dev python -m benchmarks scaling [--cores 2,16,64] [--nodes 1,10,1000] [--policy-s 0.54] [--calls 4.5]
+    ./dev python -m benchmarks scaling [--cores 2,16,64] [--nodes 1,10,1000] [--workers 1] [--policy-s 0.54] [--calls 4.5]
 
 The costs below are processor milliseconds per model call, measured by the other benchmarks (docs/benchmarks.md); measure
 them on a machine of yours and pass them with `--costs`. The simulation is a closed network: each rollout alternates
@@ -20,7 +20,8 @@ from benchmarks.machine import numbers, print_table
 
 COSTS = {"agent": 1.55, "resources": 1.0, "daemon": 0.5, "sdk": 0.15}
 """Processor ms per model call: simple_agent, a light resources server, the stack's daemon, the SDK's process."""
-MEMORY_MB = {"stack": 120.0, "environment": 71.0}
+MEMORY_MB = {"stack": 120.0, "environment": 71.0, "worker": 60.0}
+"""A worker: one more process of the agent and one of the resources server."""
 MEMORY_KB_ROLLOUT = 40.0
 DESCRIPTORS_PER_CALL = 4
 """Sockets of the daemon while a call is in flight: the agent's connection and ours to the endpoint, each way of a proxy."""
@@ -32,14 +33,14 @@ class Node:
 
     cores: int
     costs_ms: dict[str, float]
-    environments: int = 1
+    workers: int = 1
+    """Processes of the agents, and of the resources servers, of all environments."""
 
 
-def bounds(cores: int, costs: dict[str, float], environments: int) -> dict[str, float]:
-    """Model calls/s that each resource allows; agents and resources servers are one process per environment."""
+def bounds(cores: int, costs: dict[str, float], workers: int) -> dict[str, float]:
+    """Model calls/s that each resource allows; `workers` are the processes of agents, and of resources servers."""
     limits = {
-        name: 1000 / cost * (environments if name in ("agent", "resources") else 1)
-        for name, cost in costs.items()
+        name: 1000 / cost * (workers if name in ("agent", "resources") else 1) for name, cost in costs.items()
     }
     limits["cores"] = cores * 1000 / sum(costs.values())
     return limits
@@ -51,7 +52,7 @@ def simulate(concurrency: int, policy_s: float, node: Node, *, seconds: float = 
     stations = [
         f"{name}-{number}" if name in ("agent", "resources") else name
         for name in node.costs_ms
-        for number in range(node.environments if name in ("agent", "resources") else 1)
+        for number in range(node.workers if name in ("agent", "resources") else 1)
     ]
     queues: dict[str, deque[int]] = {name: deque() for name in stations}
     busy: set[str] = set()
@@ -64,7 +65,7 @@ def simulate(concurrency: int, policy_s: float, node: Node, *, seconds: float = 
 
     def place(rollout: int) -> str:
         name = route[step[rollout]]
-        return f"{name}-{rollout % node.environments}" if name in ("agent", "resources") else name
+        return f"{name}-{rollout % node.workers}" if name in ("agent", "resources") else name
 
     def start_waiting() -> None:
         nonlocal running
@@ -98,12 +99,13 @@ def simulate(concurrency: int, policy_s: float, node: Node, *, seconds: float = 
 def rows_of(args: argparse.Namespace) -> list[list[str]]:
     """One line per size of node and cluster: what limits it, and what that allows."""
     found = []
+    workers = args.environments * args.workers
     for cores in args.cores:
-        limits = bounds(cores, args.costs, args.environments)
+        limits = bounds(cores, args.costs, workers)
         wall = min(limits, key=lambda name: limits[name])
         calls = limits[wall]
         live = calls * args.policy_s
-        simulated = simulate(int(live * 1.5) or 1, args.policy_s, Node(cores, args.costs, args.environments))
+        simulated = simulate(int(live * 1.5) or 1, args.policy_s, Node(cores, args.costs, workers))
         for nodes in args.nodes:
             found.append(
                 [
@@ -113,18 +115,17 @@ def rows_of(args: argparse.Namespace) -> list[list[str]]:
                     f"{nodes * simulated:,.0f}",
                     f"{nodes * calls / args.calls * 3600:,.0f}",
                     f"{nodes * live:,.0f}",
-                    f"{memory_gb(live, args.environments):.1f}",
+                    f"{memory_gb(live, args.environments, workers):.1f}",
                     f"{live * DESCRIPTORS_PER_CALL:,.0f}",
                 ]
             )
     return found
 
 
-def memory_gb(live: float, environments: int) -> float:
-    """Of one node: the stack, its environments, and what live rollouts hold."""
-    return (
-        MEMORY_MB["stack"] + environments * MEMORY_MB["environment"] + live * MEMORY_KB_ROLLOUT / 1024
-    ) / 1024
+def memory_gb(live: float, environments: int, workers: int) -> float:
+    """Of one node: the stack, its environments and their further workers, and what live rollouts hold."""
+    servers = environments * MEMORY_MB["environment"] + (workers - environments) * MEMORY_MB["worker"]
+    return (MEMORY_MB["stack"] + servers + live * MEMORY_KB_ROLLOUT / 1024) / 1024
 
 
 HEAD = [
@@ -148,6 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--environments", type=int, default=1, help="in one stack, with rows spread over them"
     )
+    parser.add_argument("--workers", type=int, default=1, help="processes of each server (num_workers)")
     parser.add_argument("--policy-s", type=float, default=0.54, help="mean seconds of a policy call")
     parser.add_argument("--calls", type=float, default=4.5, help="mean calls of a rollout")
     parser.add_argument("--costs", type=_costs, default=COSTS, help="agent=1.55,resources=1.0,... in ms")

@@ -1,0 +1,105 @@
+"""What `num_workers` of an environment's servers comes to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gymgate.errors import ConfigError
+from gymgate.stack import gym_config
+from gymgate.stack.workers import Workers, count_workers
+
+REFERENCE = {"type": "resources_servers", "name": "maths"}
+
+
+def workers(
+    root: Path,
+    maths: dict[str, Any],
+    solver: dict[str, Any] | None = None,
+    *,
+    code: str = "",
+    in_processes: tuple[str, ...] = (),
+    **others: Any,
+) -> Workers:
+    """The workers of a resources server and an agent with these settings; `code` is the agent's."""
+    solver = {"resources_server": REFERENCE, **(solver or {})}
+    config: dict[str, Any] = {
+        "maths": {"resources_servers": {"maths": {"entrypoint": "app.py", **maths}}},
+        "solver": {"responses_api_agents": {"own": {"entrypoint": "app.py", **solver}}},
+        **others,
+    }
+    directories = {}
+    for name, text in (("maths", ""), ("solver", code)):
+        directories[name] = root / name / "code"
+        directories[name].mkdir(parents=True, exist_ok=True)
+        (directories[name] / "app.py").write_text(text)
+    servers = gym_config.servers_to_start(config, None)
+    return count_workers(config, servers, directories, in_processes, 3)
+
+
+@pytest.mark.parametrize("nothing", [{}, {"num_workers": None}, {"num_workers": 1}, {"num_workers": 0}])
+def test_one_unless_the_config_says_more(tmp_path: Path, nothing: dict[str, Any]) -> None:
+    assert workers(tmp_path, nothing) == Workers({"maths": 1, "solver": 1}, ())
+
+
+def test_an_agent_has_as_many_as_the_resources_server_that_it_names(tmp_path: Path) -> None:
+    assert workers(tmp_path, {}, {"num_workers": 4}).counts == {"maths": 1, "solver": 4}
+    assert workers(tmp_path, {"num_workers": "4"}).counts == {"maths": 4, "solver": 4}
+    assert workers(tmp_path, {"num_workers": 2}, {"num_workers": 4}).counts == {"maths": 2, "solver": 4}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "if self.config.num_workers not in (None, 1):\n    raise ValueError",
+        "if (self.num_workers or 1) > 1:\n    raise ValueError",
+        "class Config(Base):\n    num_workers: Literal[1] = 1",
+    ],
+)
+def test_a_server_whose_code_limits_its_workers(tmp_path: Path, code: str) -> None:
+    """Then a resources server that only this agent calls can have one, too."""
+    found = workers(tmp_path, {"num_workers": 2}, {"num_workers": 4}, code=code)
+    assert found.counts == {"maths": 1, "solver": 1}
+    assert found.warnings == (
+        "solver.responses_api_agents.own.num_workers=4 has no effect: its code limits it (code/app.py)",
+        "maths.resources_servers.maths.num_workers=2 has the effect of 1: no agent has more processes",
+    )
+
+
+def test_a_setting_of_its_own_with_that_name_is_no_limit(tmp_path: Path) -> None:
+    code = "class Config(Base):\n    num_workers: int | None\nPool(max_workers=num_workers)"
+    assert workers(tmp_path, {}, {"num_workers": 4}, code=code).counts["solver"] == 4
+
+
+def test_an_agent_with_a_process_per_rollout(tmp_path: Path) -> None:
+    """Of its three processes each calls a worker of the resources server; a fourth worker would be idle."""
+    found = workers(tmp_path, {"num_workers": 4}, {"num_workers": 2}, in_processes=("solver",))
+    assert found.counts == {"maths": 3, "solver": 1}
+    assert [line.partition(": ")[2] for line in found.warnings] == [
+        "it has one process per rollout; set agent_processes (--agent-processes)",
+        "no agent has more processes",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["responses_api_models", "environment_servers"])
+def test_servers_that_gymgate_stands_in_for(tmp_path: Path, kind: str) -> None:
+    found = workers(tmp_path, {}, other={kind: {"some": {"entrypoint": "app.py", "num_workers": 16}}})
+    assert found.counts == {"maths": 1, "solver": 1}
+    assert found.warnings == (
+        f"other.{kind}.some.num_workers=16 has no effect: gymgate's daemon answers in its place",
+    )
+
+
+@pytest.mark.parametrize("value", ["many", [4]])
+def test_no_number(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ConfigError, match=r"solver.*num_workers is .*; give a whole number"):
+        workers(tmp_path, {}, {"num_workers": value})
+
+
+def test_servers_are_told_of_one_worker_each() -> None:
+    """NeMo Gym's own way to several fails for agents that are not made for it, and each process is one of ours."""
+    config = {"maths": {"resources_servers": {"maths": {"entrypoint": "app.py", "num_workers": 4}}}}
+    placed = gym_config.with_ports(config, {"maths": 7}, {})
+    assert placed["maths"]["resources_servers"]["maths"]["num_workers"] == 1
