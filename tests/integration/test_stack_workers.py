@@ -29,8 +29,8 @@ from gymgate.stack import Stack, acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 
-AGENT = f"{SESSIONS}_simple_agent"
-SERVER_KEY = f"{SESSIONS}.resources_servers.{SESSIONS}.num_workers"
+AGENT, SERVER = f"{SESSIONS}_simple_agent", f"{SESSIONS}_resources_server"
+SERVER_KEY = f"{SERVER}.resources_servers.{SESSIONS}.num_workers"
 AGENT_KEY = f"{AGENT}.responses_api_agents.simple_agent.num_workers"
 
 
@@ -70,7 +70,7 @@ async def test_a_rollout_finds_its_session_in_one_of_several_workers(version: st
         rollouts = await run_together(stack, 12)
         assert [(each.reward, each.error) for each in rollouts] == [(1.0, None)] * 12
         status = await stack.status()
-        assert len(workers_of(status, SESSIONS)) == len(workers_of(status, AGENT)) == 3
+        assert len(workers_of(status, SERVER)) == len(workers_of(status, AGENT)) == 3
     assert await all_gone(pids_of(status))
 
 
@@ -91,7 +91,7 @@ def tool_output(rollout: Rollout) -> dict[str, Any]:
     return output
 
 
-@pytest.mark.parametrize("server", [SESSIONS, AGENT])
+@pytest.mark.parametrize("server", [SERVER, AGENT])
 async def test_a_killed_worker_fails_its_environments_rollouts_and_comes_back(server: str) -> None:
     async with acquire(stack_config(with_workers((SERVER_KEY, 2)))) as stack:
         asked = asyncio.Event()
@@ -134,7 +134,7 @@ async def test_workers_of_a_daemon_that_is_killed_are_gone() -> None:
     async with acquire(stack_config(with_workers((AGENT_KEY, 3)))) as stack:
         status = await stack.status()
         assert len(workers_of(status, AGENT)) == 3
-        assert not workers_of(status, SESSIONS)
+        assert not workers_of(status, SERVER)
         os.kill(status["pid"], signal.SIGKILL)
         assert await all_gone(pids_of(status))
 

@@ -92,6 +92,16 @@ def test_servers_that_gymgate_stands_in_for(tmp_path: Path, kind: str) -> None:
     )
 
 
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    """A mistake in the name of a `--set`."""
+    found = workers(tmp_path, {}, mathe={"resources_servers": {"maths": {"num_workers": 4}}})
+    assert found.counts == {"maths": 1, "solver": 1}
+    assert found.warnings == (
+        "mathe.resources_servers.maths.num_workers=4 has no effect: the config has no server of this name with an "
+        "entrypoint",
+    )
+
+
 @pytest.mark.parametrize("value", ["many", [4]])
 def test_no_number(tmp_path: Path, value: Any) -> None:
     with pytest.raises(ConfigError, match=r"solver.*num_workers is .*; give a whole number"):

@@ -44,7 +44,10 @@ def count_workers(
     """
     counts = {server.name: 1 for server in servers}
     warnings = []
-    for server in [*servers, *(each for each in servers_of(config) if each.kind not in (AGENTS, RESOURCES))]:
+    others = (
+        each for each in servers_of(config) if each.kind not in (AGENTS, RESOURCES) or not each.entrypoint
+    )
+    for server in (*servers, *others):
         if (asked := _asked(server)) > 1:
             if (reason := _reason_for_one(server, directories, in_processes)) is None:
                 counts[server.name] = asked
@@ -73,6 +76,8 @@ def _reason_for_one(
     server: ServerInstance, directories: Mapping[str, Path], in_processes: Collection[str]
 ) -> str | None:
     """Return why a server has no more than one worker, if that is so."""
+    if not server.entrypoint:
+        return "the config has no server of this name with an entrypoint"
     if server.kind not in (AGENTS, RESOURCES):
         return "gymgate's daemon answers in its place"
     if server.name in in_processes:
