@@ -8,7 +8,7 @@ What it keeps for all rollouts, such as a limit on its concurrency, each of its 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,12 @@ def count_workers(
         if wanted > 1 and _reason_for_one(agent, directories, in_processes) is None:
             counts[agent.name] = wanted
     usable = max(agent_processes if each.name in in_processes else counts[each.name] for each in agents)
-    warnings += _without_agent(servers, counts, usable)
+    for server in servers:
+        if (count := counts[server.name]) > usable:
+            counts[server.name] = usable
+            warnings.append(
+                f"{server.key}.num_workers={count} has the effect of {usable}: no agent has more processes"
+            )
     return Workers(counts, tuple(warnings))
 
 
@@ -86,11 +91,3 @@ def _reason_for_one(
         if _LIMITS_WORKERS.search(path.read_text(errors="replace")):
             return f"its code limits it ({path.relative_to(directories[server.name].parent)})"
     return None
-
-
-def _without_agent(servers: Sequence[ServerInstance], counts: dict[str, int], usable: int) -> Iterator[str]:
-    """Lower the counts of resources servers to the workers that agents can use, and yield a line for each."""
-    for server in servers:
-        if (count := counts[server.name]) > usable:
-            counts[server.name] = usable
-            yield f"{server.key}.num_workers={count} has the effect of {usable}: no agent has more processes"
