@@ -111,7 +111,7 @@ class Environment:
             require_judges(self._plan, self.name, dict(self._context.config.models))
             self.judges = frozenset(model_servers(self._plan)) - {POLICY}
             for warning in (*judge_warnings(self._plan), *self._plan.workers.warnings):
-                self._context.progress(f"{self.name}: warning: {warning}")
+                self._context.progress(f"warning: {self.name}: {warning}")
             await asyncio.to_thread(link_programs, self._plan, self._context)
             async with asyncio.timeout(self._timeout_s):
                 self._hold_ports(self._plan)

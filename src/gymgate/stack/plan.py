@@ -168,7 +168,7 @@ def _require_sandbox(
         choices = usable_choices(packaged_providers(context.runtime.site))
         refuse_undefined(spec.name, used, choices)
     if spec.sandbox is not None and not used:
-        context.progress(f"{spec.name}: warning: its servers use no sandbox; {spec.sandbox!r} has no effect")
+        context.progress(f"warning: {spec.name}: its servers use no sandbox; {spec.sandbox!r} has no effect")
 
 
 def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
