@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +51,19 @@ def stack_config(*environments: EnvironmentConfig, **fields: Any) -> StackConfig
 
 
 def follows(
-    commands: Sequence[str], outputs: list[str] | None = None, seen: asyncio.Event | None = None
+    commands: Sequence[str], outputs: list[str] | None = None, goes_on: asyncio.Event | None = None
 ) -> Policy:
     """A chat policy that calls the tool `bash` with each command in turn and then says that it is done.
 
-    It appends what the tool gave to `outputs` and sets `seen` with the first request.
+    It appends what the tool gave to `outputs`, and answers a second request once `goes_on` is set.
     """
 
     async def policy(body: dict[str, Any]) -> dict[str, Any]:
-        if seen is not None:
-            seen.set()
         results = [message["content"] for message in body["messages"] if message["role"] == "tool"]
         if outputs is not None and results:
             outputs.append(str(results[-1]))
+        if goes_on is not None and results:
+            await goes_on.wait()
         return chat(commands[len(results)] if len(results) < len(commands) else None)
 
     return policy
@@ -89,15 +89,15 @@ def chat(command: str | None) -> dict[str, Any]:
 
 
 def containers() -> list[str]:
-    """The names of all containers that Gym's servers have started, running or not."""
-    command = ["docker", "ps", "-a", "--filter", "label=nemo-gym.sandbox=1", "--format", "{{.Names}}"]
+    """The ids (also their hostnames) of all containers that Gym's servers have started, running or not."""
+    command = ["docker", "ps", "-a", "--filter", "label=nemo-gym.sandbox=1", "--format", "{{.ID}}"]
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
 
 
-async def no_containers(seconds: float = 10.0) -> float | None:
-    """Seconds until there is no container any more; `None` if one is there after so many."""
+async def no_containers(seconds: float = 10.0, but: Collection[str] = ()) -> float | None:
+    """Seconds until there is no container any more but these; `None` if one is there after so many."""
     began = time.monotonic()
-    while await asyncio.to_thread(containers):
+    while {*await asyncio.to_thread(containers)} - {*but}:
         if time.monotonic() - began > seconds:
             return None
         await asyncio.sleep(0.1)

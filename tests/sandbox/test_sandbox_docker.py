@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,14 @@ from gymgate.cli import cli
 from gymgate.config import EnvironmentConfig, RolloutLimits
 from gymgate.runtime import containers as found_containers
 from gymgate.stack.client import Stack
+from gymgate.stack.containers import Containers
+from gymgate.stack.forkserver import rollout_label
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 
 SLOW = ("sleep 300",)
+QUIET_S = 7.0
+"""After so long the remover has looked several times for containers of a rollout that ended, and found none."""
 IMAGE_OF = "fix_repo.resources_servers.fix_repo.sandbox_spec.image"
 NETWORK = "sandbox.docker.create.network"
 
@@ -72,8 +76,7 @@ async def test_a_missing_image_fails_and_is_never_a_score(docker: str) -> None:
 
 
 async def test_a_container_that_died_is_no_score(stack: Stack) -> None:
-    began = asyncio.Event()
-    policy = follows(["touch here", "ls", "ls"], seen=began)
+    policy = follows(["touch here", "ls", "ls"])
 
     async def removing(body: dict[str, Any]) -> dict[str, Any]:
         if any(message["role"] == "tool" for message in body["messages"]):
@@ -85,27 +88,80 @@ async def test_a_container_that_died_is_no_score(stack: Stack) -> None:
     assert rollout.status == "failed" or rollout.result["failure_kind"] == "sandbox_error"
 
 
-async def begun(stack: Stack, **fields: Any) -> asyncio.Task[Any]:
-    """A rollout whose container sleeps for five minutes."""
+async def begun(stack: Stack, others: Collection[str] = (), **fields: Any) -> asyncio.Task[Any]:
+    """A rollout whose container, one beside the others, sleeps for five minutes."""
     task = asyncio.create_task(stack.run(ROWS[0], policy=follows(SLOW), **fields))
-    while not await asyncio.to_thread(containers):
+    while not {*await asyncio.to_thread(containers)} - {*others}:
         assert not task.done(), task.result()
         await asyncio.sleep(0.05)
     return task
 
 
-async def test_containers_are_gone_after_a_deadline(stack: Stack) -> None:
-    task = await begun(stack, limits=RolloutLimits(timeout_s=8))
-    assert (await task).error.kind == "timeout"
-    assert await no_containers() is not None
+async def held(stack: Stack, count: int, goes_on: asyncio.Event) -> tuple[list[asyncio.Task[Any]], list[str]]:
+    """Rollouts that repair the repository once `goes_on` is set, and the container of each."""
+    outputs: list[list[str]] = [[] for _ in range(count)]
+    policies = [follows(("hostname", *SOLVE), seen, goes_on) for seen in outputs]
+    tasks = [asyncio.create_task(stack.run(ROWS[0], policy=policy)) for policy in policies]
+    while not all(outputs):
+        assert not any(task.done() for task in tasks)
+        await asyncio.sleep(0.05)
+    found = await asyncio.to_thread(containers)
+    return tasks, [next(name for name in found if name in seen[0]) for seen in outputs]
 
 
-async def test_containers_are_gone_after_a_cancellation(stack: Stack) -> None:
-    task = await begun(stack)
-    task.cancel()
+async def test_a_cancelled_rollouts_container_goes_and_nineteen_others_stay(stack: Stack) -> None:
+    goes_on = asyncio.Event()
+    (cancelled, *tasks), (_, *others) = await held(stack, 20, goes_on)
+    cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
-    assert await no_containers() is not None
+        await cancelled
+    assert await no_containers(but=others) is not None
+    assert sorted(await asyncio.to_thread(containers)) == sorted(others)
+    goes_on.set()
+    assert [rollout.reward for rollout in await asyncio.gather(*tasks)] == [1.0] * 19
+
+
+async def test_containers_are_gone_after_a_deadline_while_another_stays(stack: Stack) -> None:
+    goes_on = asyncio.Event()
+    (other,), names = await held(stack, 1, goes_on)
+    task = await begun(stack, names, limits=RolloutLimits(timeout_s=8))
+    assert (await task).error.kind == "timeout"
+    assert await no_containers(but=names) is not None
+    goes_on.set()
+    assert (await other).reward == 1.0
+
+
+async def test_containers_are_gone_after_a_policy_failed_while_another_stays(stack: Stack) -> None:
+    """The agent gives up then, and nobody asks the resources server to end the container."""
+    goes_on = asyncio.Event()
+    (other,), names = await held(stack, 1, goes_on)
+
+    async def failing(body: dict[str, Any]) -> dict[str, Any]:
+        raise RuntimeError("no model")
+
+    rollout = await stack.run(ROWS[0], policy=failing)
+    assert (rollout.status, rollout.reward) == ("failed", None)
+    assert await no_containers(but=names) is not None
+    goes_on.set()
+    assert (await other).reward == 1.0
+
+
+async def test_a_container_that_appears_after_its_rollout_is_removed(docker: str) -> None:
+    """`docker run` may pull its image for minutes after the rollout was cancelled."""
+    found = Containers()
+    try:
+        labels = found.new_labels()
+        found.remove_of_rollout("0" * 32)
+        await asyncio.sleep(QUIET_S)
+        labels |= {found_containers.ROLLOUT: rollout_label("0" * 32), "nemo-gym.sandbox": "1"}
+        words = [word for each in labels.items() for word in ("--label", "=".join(each))]
+        command = ["docker", "run", "-d", "--network", "none", *words, docker, "sleep", "100"]
+        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+        assert await no_containers() is not None
+    finally:
+        found.close()
+        assert found._remover is not None
+        await asyncio.to_thread(found._remover.wait, 60)
 
 
 @pytest.mark.parametrize("server", ["fix_repo", "fix_repo_simple_agent"])

@@ -10,9 +10,10 @@ import orjson
 import pytest
 
 from gymgate.rollout import result as results
-from gymgate.rollout.breakdowns import AGENTS, breakdown
+from gymgate.rollout.breakdowns import AGENTS, SCORINGS, breakdown
 
 DOCS = Path(__file__).parents[2] / "docs" / "outcomes.md"
+SANDBOXES = DOCS.with_name("sandboxes.md")
 SAID = {"output": [{"type": "message"}]}
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
@@ -26,6 +27,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
         "harbor_agent",
         {"metadata": {"exception_info": {"exception_type": "OSError", "exception_message": "no\nimage"}}},
         "no verifier result: OSError: no image",
+    ),
+    (
+        "harbor_agent",
+        {"metadata": {"verifier_result": {"rewards": {"reward": 0.0, "verifier_error": 1}}}},
+        "the verifier raised",
     ),
     ("mini_swe_agent", {"metadata": {}, "response": {"output": []}}, "its run raised"),
     ("mini_swe_agent_2", {"metadata": {"error": "no such image", "traceback": "..."}}, "no such image"),
@@ -136,6 +142,96 @@ def test_a_scoring_that_could_not_run_is_no_score(result: dict[str, Any], told: 
     assert f"the scoring did not complete: {told}" in made["error"]["message"]
 
 
+SCORED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "evaluation_completed",
+        {"evaluation_completed": False, "error": "Verification failed: no image"},
+        "Verification failed: no image",
+    ),
+    (
+        "container_stderr",
+        {
+            "container_exit_code": 1,
+            "container_stderr": "[01-sim] sandbox create failed for service '01-sim': docker run failed (code=125)",
+        },
+        "sandbox create failed for service '01-sim': docker run failed",
+    ),
+    (
+        "container_stderr",
+        {"container_stderr": "[a] ok\n[b] workspace snapshot failed for service 'b': No such container"},
+        "workspace snapshot failed for service 'b': No such container",
+    ),
+    (
+        "failure_reason",
+        {
+            "failure_reason": "browser unreachable while scoring: TargetClosedError: closed",
+            "failure_kind": None,
+        },
+        "browser unreachable while scoring",
+    ),
+    (
+        "failure_reason",
+        {"failure_reason": "browser session not found at verify"},
+        "browser session not found",
+    ),
+    (
+        "details.harness_fault",
+        {"status": "error", "details": {"harness_fault": True}, "failure_reason": "runner_crashed"},
+        "runner_crashed",
+    ),
+    (
+        "results",
+        {
+            "test_plans_graded": 1,
+            "results": [
+                {"test_plan": "a", "seeding_failed": False, "error": None},
+                {"test_plan": "b", "seeding_failed": False, "error": "Traceback\nFileNotFoundError: docker"},
+            ],
+        },
+        "b: FileNotFoundError: docker",
+    ),
+    (
+        "verification_result.status",
+        {"verification_result": {"status": "error", "resolution": None}},
+        "its process could not run",
+    ),
+]
+"""The field, a result as a server of nemo-gym 0.7.0 makes it, and what the error says."""
+SCORED_SOUND: list[tuple[str, dict[str, Any]]] = [
+    ("evaluation_completed", {"evaluation_completed": True, "error": "1 test failed"}),
+    ("container_stderr", {"container_stderr": "[01-sim] sandbox exec timed out after 600s"}),
+    ("container_stderr", {"container_stderr": "parse_failed: could not extract RTL from model output"}),
+    ("failure_reason", {"failure_reason": "no_sql_extracted"}),
+    ("details.harness_fault", {"details": {"harness_fault": False}, "failure_reason": None}),
+    (
+        "results",
+        {
+            "test_plans_graded": 0,
+            "results": [{"test_plan": "a", "seeding_failed": True, "error": "no start.sh"}],
+        },
+    ),
+    ("results", {"results": [{"error": "of another environment"}]}),
+    ("verification_result.status", {"verification_result": {"status": "timeout"}}),
+]
+
+
+@pytest.mark.parametrize(("field", "result", "told"), SCORED)
+def test_each_field_by_which_a_scoring_says_that_it_could_not_run(
+    field: str, result: dict[str, Any], told: str
+) -> None:
+    made = results.settled({"reward": 0.0, **result}, agent_type="simple_agent")
+    assert (made["status"], made.get("reward")) == ("failed", None)
+    assert f"the scoring did not complete: {told}" in made["error"]["message"], field
+    row = orjson.dumps(result)
+    assert results.settled({"reward": 1.0, **result}, row, agent_type="simple_agent")["reward"] == 1.0
+
+
+@pytest.mark.parametrize(("field", "result"), SCORED_SOUND)
+def test_a_scoring_that_blames_the_policy_is_a_score(field: str, result: dict[str, Any]) -> None:
+    made = results.settled({"reward": 0.0, **result}, agent_type="simple_agent")
+    assert (made["status"], made["reward"]) == ("completed", 0.0), field
+
+
 def test_a_scoring_that_ran_is_a_score() -> None:
     """A patch that does not apply is the policy's, and a masked rollout stays one."""
     for result in (
@@ -174,4 +270,7 @@ def test_a_breakdown_over_a_limit_is_a_truncation_without_a_reward() -> None:
 def test_the_docs_name_the_agents() -> None:
     named = re.findall(r"^\| `(\w+)` \|", DOCS.read_text(), re.MULTILINE)
     assert {*AGENTS} <= {*named}
+    assert {field for field, _, _ in SCORED} == {field for field, _ in SCORED_SOUND} == {*SCORINGS}
+    named = SANDBOXES.read_text()
+    assert all(f"`{field}" in named for field in SCORINGS)
     assert {agent for agent, _, _ in BROKEN} == {agent for agent, _ in SOUND} - {"simple_agent"} == {*AGENTS}

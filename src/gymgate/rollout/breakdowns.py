@@ -23,6 +23,11 @@ _REASONS = (
 )
 
 _SCORING_SANDBOX = "verifier_sandbox_observation.error_type"
+_CVDP_SANDBOX = re.compile(
+    r"^\[[^]]*\] ((?:sandbox (?:create|operation)|workspace (?:setup|snapshot)) failed for service .*)",
+    re.MULTILINE,
+)
+_BROWSER = re.compile("browser session not found|browser unreachable")
 _TIMEOUT = re.compile("timeout|timed out", re.IGNORECASE)
 _TIMED_OUT = 124
 """Status of a program that `timeout` ended."""
@@ -60,18 +65,71 @@ def _by_collector_keys(result: Result, row: Mapping[str, Any]) -> str | None:
 
 
 def _scoring(result: Result, row: Mapping[str, Any]) -> str | None:
-    """Why resources servers that score in a sandbox could not: a reward of 0 stands for the missing one.
+    """Why resources servers that score in a sandbox could not: a reward of 0 stands for the missing one."""
+    if is_masked(result):
+        return None
+    reason = next((why for read in SCORINGS.values() if (why := read(result, row)) is not None), None)
+    return None if reason is None else f"the scoring did not complete: {reason}"
 
-    SWE-bench's own scoring reports a patch that does not apply in the same way, so it has to name an error of its sandbox.
-    """
-    if result.get("evaluation_completed") is not False or "evaluation_completed" in row or is_masked(result):
+
+def _incomplete(result: Result, row: Mapping[str, Any]) -> str | None:
+    """SWE-bench's own scoring reports a patch that does not apply in the same way, so it has to name an error of its sandbox."""
+    if result.get("evaluation_completed") is not False or "evaluation_completed" in row:
         return None
     named = (result.get("error"), result.get("verifier_error"), _at(result, _SCORING_SANDBOX))
     reason = next((str(each) for each in named if each), None)
     if reason is None and "model_patch" not in result:
-        lines = str(result.get("test_output") or "").strip().splitlines()
-        reason = lines[-1] if lines else "no output of its tests"
-    return None if reason is None else f"the scoring did not complete: {reason}"
+        reason = _last_line(result.get("test_output")) or "no output of its tests"
+    return reason
+
+
+def _cvdp_service(result: Result, row: Mapping[str, Any]) -> str | None:
+    """A simulation that fails or takes too long is the policy's; a container that could not be made or used is not."""
+    found = _CVDP_SANDBOX.search(str(result.get("container_stderr") or ""))
+    return found[1] if found and "container_stderr" not in row else None
+
+
+def _browser(result: Result, row: Mapping[str, Any]) -> str | None:
+    reason = str(result.get("failure_reason") or "")
+    return reason if _BROWSER.match(reason) and row.get("failure_reason") != reason else None
+
+
+def _code_runner(result: Result, row: Mapping[str, Any]) -> str | None:
+    """scicodepile blames itself (`harness_fault`) only for what is not the policy's."""
+    fault = _at(result, "details.harness_fault") is True and "details" not in row
+    return str(result.get("failure_reason") or "harness_fault") if fault else None
+
+
+def _vibench_plan(result: Result, row: Mapping[str, Any]) -> str | None:
+    """An app that cannot be seeded is the policy's. A plan that was seeded and has no report counts as 0 all the same."""
+    plans = result.get("results") if "test_plans_graded" in result and "results" not in row else None
+    broken = [each for each in plans or () if _at(each, "error") and not _at(each, "seeding_failed")]
+    return f"{broken[0].get('test_plan')}: {_last_line(broken[0]['error'])}" if broken else None
+
+
+def _swerl(result: Result, row: Mapping[str, Any]) -> str | None:
+    """Its process could not be started. A run without a verdict may be the patch's."""
+    own = "verification_result" not in row
+    return (
+        "its process could not run" if own and _at(result, "verification_result.status") == "error" else None
+    )
+
+
+SCORINGS: Mapping[str, Callable[[Result, Mapping[str, Any]], str | None]] = MappingProxyType(
+    {
+        "evaluation_completed": _incomplete,
+        "container_stderr": _cvdp_service,
+        "failure_reason": _browser,
+        "details.harness_fault": _code_runner,
+        "results": _vibench_plan,
+        "verification_result.status": _swerl,
+    }
+)
+"""Field of a resources server's result -> reader of why its scoring could not run. The row's own fields say nothing."""
+
+
+def _last_line(text: Any) -> str:
+    return (str(text or "").strip().splitlines() or [""])[-1]
 
 
 def _why(result: Result) -> str:
@@ -98,6 +156,10 @@ def _nothing_ran(result: Result) -> str | None:
 
 
 def _harbor(result: Result) -> str | None:
+    if _at(
+        result, "metadata.verifier_result.rewards.verifier_error"
+    ):  # legal_agent_bench writes its reward 0
+        return "the verifier raised (see its transcript)"
     if (reason := _nothing_ran(result)) is not None or _at(result, "metadata.verifier_result"):
         return reason
     kind, message = (_at(result, f"metadata.exception_info.exception_{name}") for name in ("type", "message"))

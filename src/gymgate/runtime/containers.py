@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-import time
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +15,21 @@ from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
 
-STACK, SERVERS, MACHINE, PROCESS, USER = (
-    f"gymgate.{name}" for name in ("stack", "servers", "machine", "process", "user")
+STACK, SERVERS, ROLLOUT, MACHINE, PROCESS, USER = (
+    f"gymgate.{name}" for name in ("stack", "servers", "rollout", "machine", "process", "user")
 )
-"""Labels: the stack; the servers in it that started the container; the machine, daemon process and user of the stack."""
+"""Labels: the stack; the servers in it that started the container, and for which rollout, where that is known; the machine,
+daemon process and user of the stack."""
 _TIMEOUT_S = 30.0
-_PAUSE_S = 0.5
-_QUIET_ROUNDS = 3
-"""Looks that find no container before it is believed: `docker run` may be under way when the servers end."""
-_GIVE_UP_S = 120.0
+
+
+class Selection(NamedTuple):
+    """The containers with a label. With moments (Unix time): of these, those made between them for an unknown rollout."""
+
+    label: str
+    value: str
+    after: float = 0.0
+    before: float = math.inf
 
 
 class Leftover(NamedTuple):
@@ -46,38 +52,35 @@ def labels_of(stack: str, servers: str) -> dict[str, str]:
     }
 
 
-def remove_labelled(label: str, value: str, after: float = 0.0, before: float = math.inf) -> None:
-    """Remove all containers with a label that were made between two moments (Unix time), also those that appear meanwhile.
+def remove_selected(stack: str, selections: Collection[Selection]) -> set[Selection]:
+    """Remove a stack's containers in any of the selections, and return the selections that had some.
 
-    Blocks until none has been seen for a second, for two minutes at most.
+    All had some where docker fails: what there is cannot be known. Blocks.
     """
-    quiet, deadline = 0, time.monotonic() + _GIVE_UP_S
-    while quiet < _QUIET_ROUNDS and time.monotonic() < deadline:
-        try:
-            ids = _docker("ps", "-aq", "--filter", f"label={label}={value}").split()
-            if ids and before != math.inf:
-                ids = _made_between(ids, after, before)
-            if ids:
-                _docker("rm", "-f", *ids)
-        except CommandError:
-            ids = ["unknown"]
-        quiet = 0 if ids else quiet + 1
-        time.sleep(_PAUSE_S)
+    try:
+        lines = _docker(
+            "ps", "-a", "--filter", f"label={STACK}={stack}", "--format", "{{json .}}"
+        ).splitlines()
+        labels = {each["ID"]: _labels(each["Labels"]) for each in map(json.loads, lines)}
+        found = {
+            each: [name for name in labels if labels[name].get(each.label) == each.value]
+            for each in selections
+        }
+        for each in [each for each in found if each.before != math.inf]:
+            unclaimed = [name for name in found[each] if ROLLOUT not in labels[name]]
+            found[each] = [name for name in unclaimed if each.after <= _made(name) <= each.before]
+        if ids := {name for names in found.values() for name in names}:
+            _docker("rm", "-f", *ids)
+    except CommandError:
+        return {*selections}
+    return {each for each, names in found.items() if names}
 
 
-def _made_between(ids: list[str], after: float, before: float) -> list[str]:
-    lines = _docker("inspect", "--format", "{{.Id}} {{.Created}}", *ids).splitlines()
-    made = (
-        (name, datetime.fromisoformat(_microseconds(text)).timestamp())
-        for name, text in map(str.split, lines)
-    )
-    return [name for name, moment in made if after <= moment <= before]
-
-
-def _microseconds(text: str) -> str:
-    """Return docker's time, which has nanoseconds or none, as `datetime` reads it."""
+def _made(container: str) -> float:
+    """Return when a container was made (Unix time). Docker's text has nanoseconds, or no fraction."""
+    text = _docker("inspect", "--format", "{{.Created}}", container).strip()
     seconds, _, fraction = text.rstrip("Z").partition(".")
-    return f"{seconds}.{fraction[:6] or '0':0<6}+00:00"
+    return datetime.fromisoformat(f"{seconds}.{fraction[:6] or '0':0<6}+00:00").timestamp()
 
 
 def leftovers() -> list[Leftover]:

@@ -1,4 +1,4 @@
-"""Containers that a stack's servers start by themselves: labelled, and removed when the servers have ended, however they ended.
+"""Containers that a stack's servers start by themselves: labelled, and removed when their rollout or the servers have ended.
 
 A process that was killed removes nothing, so a small process of its own waits for the end of the daemon: this module's `main`.
 """
@@ -6,9 +6,10 @@ A process that was killed removes nothing, so a small process of its own waits f
 from __future__ import annotations
 
 import itertools
+import json
 import logging
-import math
 import os
+import queue
 import secrets
 import signal
 import subprocess
@@ -16,11 +17,18 @@ import sys
 import threading
 import time
 
-from gymgate.runtime.containers import SERVERS, STACK, labels_of, remove_labelled
+from gymgate.runtime.containers import ROLLOUT, SERVERS, STACK, Selection, labels_of, remove_selected
 from gymgate.stack import forkserver
 
 GRACE_S = 3.0
-"""For servers to remove the containers of a rollout that was cancelled."""
+"""For servers that still run to remove the containers of a rollout that has ended."""
+_PAUSE_S = 0.5
+_LONG_PAUSE_S = 4.0
+_QUIET_LOOKS = 3
+"""Looks that find no container before it is believed."""
+_GIVE_UP_S = 120.0
+_PULL_S = 600.0
+"""How long a rollout's containers are looked for, with the long pause: its `docker run` may be pulling an image."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,16 +48,18 @@ class Containers:
             self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return labels_of(self._stack, f"{self._stack}.{next(self._numbers)}")
 
-    def remove(self, labels: dict[str, str], after: float = 0.0, before: float = math.inf) -> None:
-        """Have the containers with these labels removed that were made between two moments (Unix time). Does not wait.
+    def remove(self, labels: dict[str, str]) -> None:
+        """Have the containers with these labels removed, whose servers have ended. Does not wait."""
+        if labels:
+            self._order(Selection(SERVERS, labels[SERVERS]), 0.0)
 
-        Where `before` is given, their servers still run and have `GRACE_S` to remove them themselves.
-        """
-        if labels and self._remover is not None and self._remover.stdin is not None:
-            try:
-                os.write(self._remover.stdin.fileno(), f"{labels[SERVERS]} {after} {before}\n".encode())
-            except OSError as error:
-                logger.warning("containers of %s are not removed: %s", labels[SERVERS], error.strerror)
+    def remove_of_rollout(self, key: str) -> None:
+        """Have the containers removed that were made for a rollout, by its key. Does not wait; servers have `GRACE_S`."""
+        self._order(Selection(ROLLOUT, forkserver.rollout_label(key)), GRACE_S)
+
+    def remove_unclaimed(self, labels: dict[str, str], after: float, before: float) -> None:
+        """Have these servers' containers removed that were made between two moments (Unix time) for an unknown rollout."""
+        self._order(Selection(SERVERS, labels[SERVERS], after, before), GRACE_S)
 
     @property
     def pids(self) -> set[int]:
@@ -63,26 +73,61 @@ class Containers:
         if self._remover is not None and self._remover.stdin is not None:
             self._remover.stdin.close()
 
+    def _order(self, selection: Selection, grace_s: float) -> None:
+        if self._remover is not None and self._remover.stdin is not None:
+            try:
+                os.write(self._remover.stdin.fileno(), json.dumps([*selection, grace_s]).encode() + b"\n")
+            except OSError as error:
+                logger.warning("containers of %s are not removed: %s", selection.value, error.strerror)
 
-def _remove(servers: str, after: str, before: str) -> None:
-    until = float(before)
-    if until != math.inf:
-        time.sleep(GRACE_S)
-    remove_labelled(SERVERS, servers, float(after), until)
+
+class _Removal:
+    """When to look for containers: from `begins` on (monotonic), until several looks in a row find none."""
+
+    def __init__(self, selection: Selection, begins: float) -> None:
+        self.next = begins
+        self._gives_up = begins + _GIVE_UP_S
+        self._patient_until = begins + (_PULL_S if selection.label == ROLLOUT else 0.0)
+        self._quiet = 0
+
+    def goes_on(self, found: bool) -> bool:
+        """Count a look; whether another one is due, at `next`."""
+        self._quiet = 0 if found else self._quiet + 1
+        now, is_quiet = time.monotonic(), self._quiet >= _QUIET_LOOKS
+        self.next = now + (_LONG_PAUSE_S if is_quiet else _PAUSE_S)
+        return now < (self._patient_until if is_quiet else self._gives_up)
+
+
+def _read(orders: queue.SimpleQueue[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        orders.put(line)
+    orders.put(b"")
 
 
 def main() -> None:
-    """Remove containers: of servers that are named on standard input, and of the whole stack when that ends."""
+    """Remove containers: those that are ordered on standard input, and all of the stack when that ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    removals = []
-    for line in sys.stdin:
-        removal = threading.Thread(target=_remove, args=line.split())
-        removal.start()
-        removals.append(removal)
-    remove_labelled(STACK, sys.argv[1])
-    for removal in removals:
-        removal.join()
+    stack, ended = sys.argv[1], False
+    orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=[orders], daemon=True).start()
+    removals: dict[Selection, _Removal] = {}
+    while removals or not ended:
+        while not orders.empty() or not (removals or ended):
+            now = time.monotonic()
+            if line := orders.get():
+                *selection, grace_s = json.loads(line)
+                each = Selection(*selection)
+                removals[each] = _Removal(each, now + grace_s)
+            else:
+                each, ended = Selection(STACK, stack), True
+                removals = {each: _Removal(each, now)}  # which are all
+        due = [each for each, removal in removals.items() if removal.next <= time.monotonic()]
+        found = remove_selected(stack, due) if due else set()
+        for each in due:
+            if not removals[each].goes_on(each in found):
+                del removals[each]
+        time.sleep(_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -153,20 +153,24 @@ class Environment:
         finally:
             self._rollouts[port] -= 1
 
-    def remove_abandoned(self, generation: Generation, began: float | None) -> None:
-        """Have the containers of cancelled rollouts removed that the servers do not remove themselves.
+    def remove_containers(self, generation: Generation, key: str, began: float, *, cancelled: bool) -> None:
+        """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
 
-        Call it after each rollout; `began` is when it did, if it was cancelled. A container does not tell whose it is:
-        those made while a cancelled rollout ran go once every rollout has ended that was there when they were made.
+        Some containers do not tell whose they are (Ray tasks make them). Those made while a cancelled rollout ran go once
+        every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
         """
-        now = time.time()
-        if began is not None and generation.labels:
-            generation.abandoned.append((began, now))
+        if generation.labels:
+            self._context.containers.remove_of_rollout(key)
+            if cancelled:
+                generation.abandoned.append((began, time.time()))
+
+    def remove_unclaimed(self, generation: Generation) -> None:
+        """Have the containers of cancelled rollouts removed that do not tell whose they are. Call it after each rollout."""
         running = generation.users.values()
         for window in [*generation.abandoned]:
             until = min([window[1], *running])
             if until > window[0]:
-                self._context.containers.remove(generation.labels, window[0], until)
+                self._context.containers.remove_unclaimed(generation.labels, window[0], until)
             if until == window[1]:
                 generation.abandoned.remove(window)
 

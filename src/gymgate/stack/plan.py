@@ -37,6 +37,7 @@ from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress
+from gymgate.runtime.containers import ROLLOUT
 from gymgate.runtime.sandboxes import usable_choices
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
@@ -248,7 +249,8 @@ async def server_config(
         models,
         ray,
         policy_host=policy_host,
-        capture="capture" in plan.forwarding.switches,
+        capture="capture" in plan.forwarding.switches
+        and not labels,  # it names no rollout to resources servers
     )
     return with_labels(config, labels) if labels else config
 
@@ -268,9 +270,12 @@ def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
 
 async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -> dict[str, str]:
     """Return labels for the Docker containers of servers that are about to start; empty if they start none."""
-    if not any(name == DOCKER for name, _ in providers_of(plan.config)):
-        return {}
-    return await asyncio.to_thread(context.containers.new_labels)
+    return await asyncio.to_thread(context.containers.new_labels) if starts_containers(plan) else {}
+
+
+def starts_containers(plan: EnvironmentPlan) -> bool:
+    """Whether servers of an environment make their sandboxes with Docker."""
+    return any(name == DOCKER for name, _ in providers_of(plan.config))
 
 
 async def start_server(
@@ -290,6 +295,7 @@ async def start_server(
         instance=instance.name,
         config=config,
         ray=instance.name in plan.ray,
+        rollout_label=ROLLOUT if starts_containers(plan) else None,
     )
 
 

@@ -153,18 +153,20 @@ class RolloutRun:
         task = asyncio.current_task()
         assert task is not None
         servers.users[task] = began = time.time()
-        abandoned = False
+        cancelled = False
         try:
             await work
         except asyncio.CancelledError:
-            abandoned = True
+            cancelled = True
             if servers.error is None or task.uncancel() > 0:
                 raise
             self._fail(servers.error)
         finally:
             servers.users.pop(task, None)
             if isinstance(servers, Generation):
-                self.environment.remove_abandoned(servers, began if abandoned else None)
+                if self.result is None:
+                    self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)
+                self.environment.remove_unclaimed(servers)
 
     def _read(self, body: bytes) -> None:
         """Set what an agent's answer with status 200 comes to."""

@@ -4,6 +4,7 @@
 nothing here imports anything of ours but its siblings. The daemon uses what is exported here.
 """
 
+from .labelling import rollout_label
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SERVER_TAG,
@@ -19,5 +20,6 @@ __all__ = [
     "descendants",
     "helpers_of",
     "prctl",
+    "rollout_label",
     "send_signal",
 ]

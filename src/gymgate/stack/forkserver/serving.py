@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 import select
 import sys
 from pathlib import Path
 from typing import Any
 
+from .labelling import ROLLOUT_KEY, label_containers
 from .processes import descendants
 
 RAY_PROCESSES = ("gcs_server", "raylet")
 """Without these a Ray does nothing any more, though its drivers keep waiting for it."""
-ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
 
 
 def serve(order: dict[str, Any]) -> None:
@@ -37,6 +36,8 @@ def serve(order: dict[str, Any]) -> None:
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    if label := order.get("rollout_label"):
+        label_containers(label)
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
