@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
@@ -146,22 +147,46 @@ async def test_containers_are_gone_after_a_policy_failed_while_another_stays(sta
     assert (await other).reward == 1.0
 
 
-async def test_a_container_that_appears_after_its_rollout_is_removed(docker: str) -> None:
-    """`docker run` may pull its image for minutes after the rollout was cancelled."""
+def started(image: str, labels: dict[str, str]) -> str:
+    words = [word for each in labels.items() for word in ("--label", "=".join(each))]
+    command = ["docker", "run", "-d", "--network", "none", *words, image, "sleep", "100"]
+    made = subprocess.run(command, capture_output=True, text=True, check=True)
+    return made.stdout.strip()[:12]
+
+
+@pytest_asyncio.fixture
+async def remover(docker: str) -> AsyncIterator[Containers]:
     found = Containers()
-    try:
-        labels = found.new_labels()
-        found.remove_of_rollout("0" * 32)
-        await asyncio.sleep(QUIET_S)
-        labels |= {found_containers.ROLLOUT: rollout_label("0" * 32), "nemo-gym.sandbox": "1"}
-        words = [word for each in labels.items() for word in ("--label", "=".join(each))]
-        command = ["docker", "run", "-d", "--network", "none", *words, docker, "sleep", "100"]
-        await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
-        assert await no_containers() is not None
-    finally:
-        found.close()
-        assert found._remover is not None
-        await asyncio.to_thread(found._remover.wait, 60)
+    yield found
+    found.close()
+    assert found._remover is not None
+    await asyncio.to_thread(found._remover.wait, 60)
+
+
+async def test_a_container_that_appears_after_its_rollout_is_removed(
+    docker: str, remover: Containers
+) -> None:
+    """`docker run` may pull its image for minutes after the rollout was cancelled."""
+    labels = remover.new_labels()
+    remover.remove_of_rollout("0" * 32)
+    await asyncio.sleep(QUIET_S)
+    rollout = {found_containers.ROLLOUT: rollout_label("0" * 32), "nemo-gym.sandbox": "1"}
+    await asyncio.to_thread(started, docker, labels | rollout)
+    assert await no_containers() is not None
+
+
+async def test_a_container_of_an_unknown_rollout_goes_by_when_it_was_made(
+    docker: str, remover: Containers
+) -> None:
+    """Ray tasks make such containers. One that tells its rollout stays, and so does one that was made later."""
+    labels, began = remover.new_labels() | {"nemo-gym.sandbox": "1"}, time.time()
+    await asyncio.to_thread(started, docker, labels)
+    other = await asyncio.to_thread(started, docker, labels | {found_containers.ROLLOUT: "f" * 32})
+    until = time.time()
+    later = await asyncio.to_thread(started, docker, labels)
+    remover.remove_unclaimed(labels, began, until)
+    assert await no_containers(but=[other, later]) is not None
+    assert sorted(await asyncio.to_thread(containers)) == sorted([other, later])
 
 
 @pytest.mark.parametrize("server", ["fix_repo", "fix_repo_simple_agent"])
@@ -211,10 +236,7 @@ def test_leftovers_are_found_and_cleaned(
         labels = found_containers.labels_of("s", "s.1") | (
             {found_containers.PROCESS: process} if process else {}
         )
-        words = [word for each in labels.items() for word in ("--label", "=".join(each))]
-        command = ["docker", "run", "-d", "--network", "none", *words, docker, "sleep", "100"]
-        made = subprocess.run(command, capture_output=True, text=True, check=True)
-        names[name] = made.stdout.strip()[:12]
+        names[name] = started(docker, labels)
     try:
         assert names["dead"] in [each.id for each in found_containers.leftovers()]
         assert names["live"] not in [each.id for each in found_containers.leftovers()]

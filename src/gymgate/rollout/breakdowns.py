@@ -109,10 +109,8 @@ def _vibench_plan(result: Result, row: Mapping[str, Any]) -> str | None:
 
 def _swerl(result: Result, row: Mapping[str, Any]) -> str | None:
     """Its process could not be started. A run without a verdict may be the patch's."""
-    own = "verification_result" not in row
-    return (
-        "its process could not run" if own and _at(result, "verification_result.status") == "error" else None
-    )
+    broken = _at(result, "verification_result.status") == "error" and "verification_result" not in row
+    return "its process could not run" if broken else None
 
 
 SCORINGS: Mapping[str, Callable[[Result, Mapping[str, Any]], str | None]] = MappingProxyType(
@@ -156,9 +154,8 @@ def _nothing_ran(result: Result) -> str | None:
 
 
 def _harbor(result: Result) -> str | None:
-    if _at(
-        result, "metadata.verifier_result.rewards.verifier_error"
-    ):  # legal_agent_bench writes its reward 0
+    """legal_agent_bench gives 0 with `verifier_error` where its verifier raised."""
+    if _at(result, "metadata.verifier_result.rewards.verifier_error"):
         return "the verifier raised (see its transcript)"
     if (reason := _nothing_ran(result)) is not None or _at(result, "metadata.verifier_result"):
         return reason
