@@ -31,8 +31,8 @@ from benchmarks.litellm_proxy import litellm_proxy
 from benchmarks.machine import describe, print_table
 from benchmarks.progress import Steps
 from gymgate.config import HTTPEndpoint
-from gymgate.gateway import Gateway
 from gymgate.gateway.limits import relax_collector
+from gymgate.gateway.server import Gateway
 
 ROUTES = 500
 CONCURRENCY = 64

@@ -29,7 +29,8 @@ from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset import RowFile
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 from gymgate.stack import acquire
 
 ENVIRONMENTS = (

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.engine.server import MODEL
 
 from gymgate.config import HTTPEndpoint
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 pytestmark = pytest.mark.timeout(500)  # the first test waits for the server
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway_upstream import Seen, chat_answer, upstream
 from stack_support import runtime
 
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 from gymgate.runtime import clean_env, ensure_runtime
 
 pytestmark = pytest.mark.gym

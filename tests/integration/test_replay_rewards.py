@@ -20,7 +20,7 @@ import pytest_asyncio
 from gymgate.catalog import Catalog
 from gymgate.config import ReplayEndpoint, RuntimeConfig, StackConfig
 from gymgate.dataset import open_rows
-from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts
+from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
 from gymgate.rollout import Rollout
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway import Gateway
-from gymgate.gateway.backends.base import fault_of
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+from gymgate.gateway.dialects.reading import fault_of
+from gymgate.gateway.server import Gateway
 
 ANSWER = {
     "id": "chatcmpl-1",

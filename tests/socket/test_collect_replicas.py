@@ -10,8 +10,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -22,8 +22,10 @@ from pydantic import ValidationError
 
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
-from gymgate.gateway import Gateway
-from gymgate.gateway.backends import BalancedBackend, ReplicaPool, balance, make_backend
+from gymgate.gateway.backends import balance
+from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
+from gymgate.gateway.server import Gateway
+from gymgate.http_client import HTTPClient
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
 
@@ -186,47 +188,48 @@ async def test_a_replica_that_comes_back_is_used_again() -> None:
                     seen |= {pid for pids in runs for pid in pids}
 
 
+@asynccontextmanager
+async def pool_of(*urls: str, wait_s: float = balance.WAIT_S) -> AsyncIterator[ReplicaPool]:
+    async with HTTPClient() as client:
+        pool = ReplicaPool(urls, client, wait_s=wait_s)
+        yield pool
+        await pool.close()
+
+
 async def test_waiting_for_a_replica_has_an_end() -> None:
     urls = ("http://127.0.0.1:9/v1", "http://127.0.0.1:10/v1")
-    pool = ReplicaPool(urls, wait_s=0.3)
-    backend = BalancedBackend(
-        HTTPEndpoint(base_url=urls[0], replicas=urls[1:], max_retries=0), pool, owns_pool=True
-    )
     body = {"model": "m", "messages": []}
-    with pytest.raises(PolicyError, match=r"cannot connect to http://127\.0\.0\.1:10"):
-        await backend.call(body)
-    with pytest.raises(
-        PolicyError, match=r"none of 2 replicas is healthy, after 0\.3 s of waiting: http.*:9.*:10"
-    ):
-        await backend.call(body)
-    await backend.close()
+    async with pool_of(*urls, wait_s=0.3) as pool:
+        backend = BalancedBackend(HTTPEndpoint(base_url=urls[0], replicas=urls[1:], max_retries=0), pool)
+        with pytest.raises(PolicyError, match=r"cannot connect to http://127\.0\.0\.1:10"):
+            await backend.call(body)
+        with pytest.raises(
+            PolicyError, match=r"none of 2 replicas is healthy, after 0\.3 s of waiting: http.*:9.*:10"
+        ):
+            await backend.call(body)
 
 
 async def test_a_refusal_is_not_taken_to_another_replica() -> None:
     async def refuse(seen: Seen) -> aiohttp.web.Response:
         return aiohttp.web.json_response({"error": {"message": "too long"}}, status=400)
 
-    async with upstream(refuse) as first, upstream() as second:
-        backend = make_backend(HTTPEndpoint(base_url=first.url, replicas=(second.url,)))
-        assert isinstance(backend, BalancedBackend)
+    async with upstream(refuse) as first, upstream() as second, pool_of(first.url, second.url) as pool:
+        backend = BalancedBackend(HTTPEndpoint(base_url=first.url, replicas=(second.url,)), pool)
         with pytest.raises(PolicyError, match="too long"):
             await backend.call({"model": "m", "messages": []})
         assert not second.seen
-        await backend.close()
 
 
 async def test_a_busy_replica_hands_over_and_stays() -> None:
     async def busy(seen: Seen) -> aiohttp.web.Response:
         return aiohttp.web.json_response({"error": {"message": "slow down"}}, status=429)
 
-    async with upstream(busy) as first, upstream() as second:
-        pool = ReplicaPool((first.url, second.url))
-        backend = BalancedBackend(first.endpoint(replicas=(second.url,)), pool, owns_pool=True)
+    async with upstream(busy) as first, upstream() as second, pool_of(first.url, second.url) as pool:
+        backend = BalancedBackend(first.endpoint(replicas=(second.url,)), pool)
         answer = await backend.call({"model": "m", "messages": []})
         assert answer.details["replica"] == second.url
         assert answer.retries == 1
         assert [replica.failures for replica in pool.replicas] == [0, 0]
-        await backend.close()
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -243,11 +246,9 @@ async def test_a_replica_is_left_alone_for_as_long_as_it_asks(status: int) -> No
         )
 
     async with upstream(busy_at_first) as first, upstream(busy_at_first) as second:
-        pool = ReplicaPool((first.url, second.url))
         policy = first.endpoint(replicas=(second.url,), max_retries=1)
-        backend = BalancedBackend(policy, pool, owns_pool=True)
-        answer = await backend.call({"model": "m", "messages": []})
-        await backend.close()
+        async with pool_of(first.url, second.url) as pool:
+            answer = await BalancedBackend(policy, pool).call({"model": "m", "messages": []})
     assert answer.retries == 2
     assert len(asked) == 3
     assert asked[2] - asked[0] >= 1.5
@@ -257,14 +258,12 @@ async def test_other_rollouts_spare_a_replica_that_asked_for_time() -> None:
     async def busy(seen: Seen) -> aiohttp.web.StreamResponse:
         return aiohttp.web.json_response({}, status=429, headers={"Retry-After": "3600"})
 
-    async with upstream(busy) as first, upstream() as second:
+    async with upstream(busy) as first, upstream() as second, pool_of(first.url, second.url) as pool:
         policy = first.endpoint(replicas=(second.url,))
-        pool = ReplicaPool((first.url, second.url))
         for _ in range(5):
             await BalancedBackend(policy, pool).call({"model": "m", "messages": []})
         assert len(first.seen) == 1
         assert pool.describe()[first.url]["healthy"]
-        await pool.close()
 
 
 def test_an_address_given_twice_is_refused() -> None:

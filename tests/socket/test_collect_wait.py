@@ -23,8 +23,9 @@ from gymgate.config import HTTPEndpoint
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway.backends import make_backend
+from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.backends.ready import wait_until_ready
+from gymgate.http_client import HTTPClient
 from gymgate.rollout import Rollout, RolloutError
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
@@ -104,7 +105,8 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
     monkeypatch.setattr(collector, "wait_s", lambda failures: 0.0)
     process, port = await start(0)
     endpoint = HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", max_retries=0)
-    backend = make_backend(endpoint)
+    client = HTTPClient()
+    backend = HTTPBackend(endpoint, client)
     gone = asyncio.Event()
 
     async def run_one(planned: PlannedRollout) -> Rollout:
@@ -140,7 +142,7 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
     finally:
         process.kill()
         await process.wait()
-        await backend.close()
+        await client.close()
     assert (progress.finished, progress.failed) == (60, 0)
     assert progress.failures
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from gateway_upstream import Seen, upstream
 
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from gateway_upstream import Seen, chat_answer, responses_answer, upstream
 
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 TOOL: Any = {
     "name": "Bash",

@@ -16,7 +16,7 @@ from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 from gymgate import codec, http_client
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = json.dumps(BODY).encode()

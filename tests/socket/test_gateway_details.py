@@ -12,7 +12,7 @@ from aiohttp import web
 from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}

@@ -18,7 +18,10 @@ from gateway_upstream import RawConnection, Script, Seen, chat_answer, drop, dro
 from gymgate import retrying
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
-from gymgate.gateway import CallableBackend, Gateway, Route, StreamTimes
+from gymgate.gateway.backends.callable import CallableBackend
+from gymgate.gateway.handler import StreamTimes
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 SECRET = "sk-very-secret"

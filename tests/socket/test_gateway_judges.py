@@ -12,7 +12,8 @@ import pytest
 from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 
 FAILS = {"model": "m", "messages": [{"role": "user", "content": "fail"}]}
 OTHER = {"model": "m", "messages": [{"role": "user", "content": "another question"}]}

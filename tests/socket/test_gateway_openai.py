@@ -9,7 +9,7 @@ import openai
 import pytest
 from gateway_upstream import upstream
 
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 ENDPOINTS = ["chat", "responses"]
 

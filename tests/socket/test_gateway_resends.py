@@ -15,9 +15,11 @@ import uvloop
 from aiohttp import web
 from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
-from gymgate.gateway import CallableBackend, Gateway, Route
+from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.call import Call
 from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, RetryDeduplicator
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 

@@ -14,7 +14,9 @@ from gateway_upstream import Seen, Upstream, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.errors import ConfigError
-from gymgate.gateway import METADATA_KEY, Gateway, Route
+from gymgate.gateway.requests import METADATA_KEY
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "vendor_field": {"kept": [1, 2.50]}}
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from gymgate.config import StackConfig
 from gymgate.errors import ConfigError
-from gymgate.gateway import Gateway
+from gymgate.gateway.server import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OUTSIDE = "127.0.0.2"

@@ -12,8 +12,10 @@ import aiohttp
 import pytest
 from gateway_upstream import RawConnection, Upstream
 
-from gymgate.gateway import METADATA_KEY, Gateway, handler, peers
+from gymgate.gateway import handler, peers
 from gymgate.gateway.peers import owner_of
+from gymgate.gateway.requests import METADATA_KEY
+from gymgate.gateway.server import Gateway
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 NOBODY = 65534

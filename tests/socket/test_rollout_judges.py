@@ -12,7 +12,8 @@ from aiohttp import web
 from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client
 
 SCORED = {"response": {"output": []}, "reward": 0.0}

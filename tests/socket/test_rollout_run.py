@@ -16,7 +16,8 @@ from aiohttp import web
 from gateway_upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 from gymgate.config import RolloutLimits
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

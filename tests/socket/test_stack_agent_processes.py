@@ -17,7 +17,8 @@ import pytest
 from gateway_upstream import upstream
 
 from gymgate.errors import StackStartError
-from gymgate.gateway import Gateway, Route
+from gymgate.gateway.route import Route
+from gymgate.gateway.server import Gateway
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient

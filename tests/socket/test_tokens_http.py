@@ -119,10 +119,10 @@ async def test_missing_logprobs_stay_none(server: Server) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "message", "retryable"),
     [
-        ("upstream gone", 503, r"answered 503: upstream gone \(after 3 attempts\)", True),
-        ({"error": "no"}, 400, "answered 400", False),
-        ("<html>", 200, "gave no JSON: '<html>'", None),
-        ([1], 200, "not an object", None),
+        ("upstream gone", 503, r"answered HTTP 503: .*upstream gone.* \(after 3 attempts\)", True),
+        ({"error": "no"}, 400, "answered HTTP 400", False),
+        ("<html>", 200, "is not JSON: '<html>'", False),
+        ([1], 200, "gave no usable answer", None),
         ({"choices": [], "meta_info": {}}, 200, "gave no usable answer", None),
     ],
 )

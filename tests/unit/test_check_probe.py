@@ -15,7 +15,7 @@ from gymgate.check.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, Ordere
 from gymgate.check.probe import RewardProbe
 from gymgate.check.report import count_rewards
 from gymgate.errors import UnknownConversationError
-from gymgate.gateway.replay import recorded_rollouts
+from gymgate.gateway.replay.recording import recorded_rollouts
 from gymgate.rollout import ModelCall, Rollout
 from gymgate.stack import Policy
 

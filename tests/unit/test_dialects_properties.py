@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.gateway.backends.base import fault_of
 from gymgate.gateway.dialects import (
     ConversationMemory,
     finish_reason_of,
@@ -23,6 +22,7 @@ from gymgate.gateway.dialects import (
     usage_of,
 )
 from gymgate.gateway.dialects.memory import message_fingerprint
+from gymgate.gateway.dialects.reading import fault_of
 
 Json = dict[str, Any]
 FAST = settings(max_examples=60, deadline=None)

@@ -133,10 +133,10 @@ def test_whoever_trains_is_told_of_logprobs_that_do_not_fit_the_ids() -> None:
 
 
 def test_error_bodies() -> None:
-    assert error_body("responses", 404, "gone", "not_found_error") == {
+    assert error_body("responses", 404, "gone") == {
         "error": {"message": "gone", "type": "not_found_error", "param": None, "code": None}
     }
-    assert error_body("chat", 400, "bad", "invalid_request_error")["error"]["type"] == "invalid_request_error"
+    assert error_body("chat", 400, "bad")["error"]["type"] == "invalid_request_error"
     for status, kind in ((400, "invalid_request_error"), (429, "rate_limit_error"), (502, "api_error")):
-        body = error_body("messages", status, "m", "api_error")
+        body = error_body("messages", status, "m")
         assert body == {"type": "error", "error": {"type": kind, "message": "m"}}

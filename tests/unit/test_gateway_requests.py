@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gymgate.gateway.backends.base import error_text, fault_of, shortened
 from gymgate.gateway.call import Call
+from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.requests import (
     METADATA_KEY,
     key_of_headers,
@@ -14,6 +14,7 @@ from gymgate.gateway.requests import (
     without_attempt,
 )
 from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
+from gymgate.json_server import error_text, shortened
 
 KEY = "0123456789abcdef" * 2
 

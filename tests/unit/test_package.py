@@ -20,6 +20,7 @@ ROOMS = {
     "files": 1,
     "config": 1,
     "retrying": 1,
+    "json_server": 1,
     "rollout": 2,
     "catalog": 3,
     "dataset": 4,

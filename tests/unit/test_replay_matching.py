@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
 from gymgate.errors import ConfigError, UnknownConversationError
-from gymgate.gateway.replay import Recording, ReplayIndex, Turn, blocks_of, load_index
 from gymgate.gateway.replay.backend import ReplayBackend
+from gymgate.gateway.replay.conversation import blocks_of
+from gymgate.gateway.replay.index import ReplayIndex, load_index
+from gymgate.gateway.replay.recording import Recording, Turn
 
 CLICK = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
 SYSTEM = {"role": "system", "content": "be good"}

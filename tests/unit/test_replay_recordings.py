@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError
-from gymgate.gateway.replay import Recording, pair_rows, recorded_rollouts, recorded_rows
+from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts, recorded_rows
 
 
 def user(text: str) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import subprocess
 from unittest.mock import AsyncMock
 
 from gymgate.config import ReplayEndpoint
-from gymgate.gateway import Gateway
-from gymgate.gateway.server import KEPT_REPLAYS
+from gymgate.gateway.server import KEPT_REPLAYS, Gateway
 from gymgate.stack.client import Connection
 from gymgate.stack.leases import Registry
 

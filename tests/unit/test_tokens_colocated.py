@@ -14,6 +14,7 @@ from gymgate.errors import PolicyError, TokenDataError
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens.engines import ColocatedEngine, Sample
 from gymgate.tokens.engines import colocated as module
+from gymgate.tokens.sampling import Gate, sample_resuming
 
 
 class ScriptedVLLM:
@@ -107,7 +108,8 @@ def test_a_request_joins_the_batch_at_the_next_step(vllm: ScriptedVLLM, loop: Lo
 
 def test_what_cannot_be_sampled_fails_alone(vllm: ScriptedVLLM, loop: LoopThread) -> None:
     async def work(engine: ColocatedEngine) -> list[Any]:
-        asked = ask(engine, 3, min_p=-1), ask(engine, 5), ask(engine, 6), ask(engine, 9)
+        checked = sample_resuming(engine, Gate(), [9, 1], {}, session="s")
+        asked = ask(engine, 3, min_p=-1), ask(engine, 5), ask(engine, 6), checked
         return await asyncio.gather(*asked, return_exceptions=True)
 
     refused, cut, broken, unfit = serve(vllm, loop, work)

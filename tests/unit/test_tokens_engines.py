@@ -9,6 +9,7 @@ import pytest
 
 from gymgate.errors import PolicyError, TokenDataError
 from gymgate.tokens.engines import CallableEngine, Sample, ServerManagerEngine
+from gymgate.tokens.sampling import Gate, sample_resuming
 
 
 class Manager:
@@ -59,7 +60,7 @@ async def test_verls_missing_logprobs_are_an_error_if_wanted_and_none_if_not() -
 
 async def test_verls_lengths_are_checked() -> None:
     with pytest.raises(TokenDataError, match="1 logprobs for 2"):
-        await ServerManagerEngine(Manager(log_probs=[-1.0])).generate([1], {}, session="s")
+        await sample_resuming(ServerManagerEngine(Manager(log_probs=[-1.0])), Gate(), [1], {}, session="s")
 
 
 async def test_a_function_is_an_engine() -> None:

@@ -13,9 +13,10 @@ from gymgate.check.known import known
 from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import UnknownConversationError
-from gymgate.gateway.replay import Block, Match, Recording, ReplayIndex, blocks_of, items_of
 from gymgate.gateway.replay.backend import recorded_answer, response_object
-from gymgate.gateway.replay.conversation import Item, exact_key
+from gymgate.gateway.replay.conversation import Block, Item, blocks_of, exact_key, items_of
+from gymgate.gateway.replay.index import Match, ReplayIndex
+from gymgate.gateway.replay.recording import Recording
 
 STAND_IN = "[[A=B]]\nYes\n1"
 """A judge's answer without content, from which many judges' parsers read a verdict or a number."""

@@ -12,7 +12,7 @@ import orjson
 from gymgate.catalog import EnvConfig, Environment
 from gymgate.check.known import known
 from gymgate.errors import GymgateError
-from gymgate.gateway.replay import Recording, pair_rows, recorded_rollout
+from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollout
 
 DERIVED = ("materialized_inputs", "reward_profiling")
 """Parts of the names of files that NeMo Gym derives from recorded rollouts."""

@@ -24,7 +24,7 @@ from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
 
 if TYPE_CHECKING:
-    from gymgate.gateway.replay import Recording
+    from gymgate.gateway.replay.recording import Recording
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 MODELS_TIMEOUT_S = 10.0
@@ -171,14 +171,14 @@ def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: L
 
     Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
     """
-    from gymgate.gateway.replay import recorded_rollouts
+    from gymgate.gateway.replay.recording import recorded_rollouts
 
     recordings = recorded_rollouts(endpoint.rollouts)
     return [_recorded(source, recordings, log) for source in sources]
 
 
 def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:
-    from gymgate.gateway.replay import recorded_rows
+    from gymgate.gateway.replay.recording import recorded_rows
 
     source.refuse_empty()
     whole = list(replace(source, limit=None).readable())

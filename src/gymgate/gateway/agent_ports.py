@@ -35,5 +35,5 @@ class AgentPorts:
     def holder(self) -> Route:
         """Return the rollout's route. Raises `Refusal` if no live rollout holds the ports."""
         if self.route is None or self.route.closed:
-            raise Refusal(404, _NOT_HELD, "not_found_error")
+            raise Refusal(404, _NOT_HELD)
         return self.route

@@ -99,7 +99,7 @@ class Handler:
                 return await self._model_call(request, path)
             return self._other(request, path)
         except Refusal as refusal:
-            return _error_response(path.dialect, refusal.status, refusal.message, refusal.kind)
+            return _error_response(path.dialect, refusal.status, refusal.message)
         except ConnectionError:
             return web.Response()  # the agent closed the connection in the middle of its request
 
@@ -165,16 +165,16 @@ class Handler:
             raise _unknown_key(path)
         served = f"only processes of user {os.getuid()} are"
         only = f"(without one, {'nobody is' if self._key_required else served} served)"
-        raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}", "authentication_error")
+        raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}")
 
     def _keyless_route(self) -> Route:
         keyless, name = self._gateway.keyless, self._model_server
         if name == POLICY:
-            raise Refusal(401, _HOW_TO_SEND_A_KEY, "authentication_error")
+            raise Refusal(401, _HOW_TO_SEND_A_KEY)
         if keyless.target(name) is None:
             message = _NO_ENDPOINT_OF_ITS_OWN.format(name)
             keyless.judges.refused(name, PolicyError(message, status_code=404, retryable=False))
-            raise Refusal(404, message, "not_found_error")
+            raise Refusal(404, message)
         return keyless
 
     def _other(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:
@@ -182,7 +182,7 @@ class Handler:
         if operation == "" and path.key is None:
             return web.Response(text="gymgate gateway\n")  # NeMo Gym's health checks
         if operation in REFUSED:
-            raise Refusal(404, _NO_TOKENIZER, "not_found_error")
+            raise Refusal(404, _NO_TOKENIZER)
         if operation in DIALECTS:
             raise Refusal(405, f"{request.method} is not allowed here; POST the call")
         name, _, model = operation.partition("/")
@@ -192,7 +192,7 @@ class Handler:
                 route = self._other_route(request, path)
             return self._models(route, one=bool(model))
         choices = ", ".join([*DIALECTS, "models"])
-        raise Refusal(404, f"the gateway does not serve /{operation}; it serves {choices}", "not_found_error")
+        raise Refusal(404, f"the gateway does not serve /{operation}; it serves {choices}")
 
     def _models(self, route: Route, *, one: bool) -> web.Response:
         target = route.target(self._model_server)
@@ -207,8 +207,8 @@ def _key_of(request: web.BaseRequest, path: Path) -> str | None:
 
 
 def _unknown_key(path: Path) -> Refusal:
-    status, kind = (401, "authentication_error") if path.key is None else (404, "not_found_error")
-    return Refusal(status, f"no rollout has this key: it was never opened, or {_RELEASED}", kind)
+    message = f"no rollout has this key: it was never opened, or {_RELEASED}"
+    return Refusal(401 if path.key is None else 404, message)
 
 
 async def _body(request: web.BaseRequest) -> bytes:
@@ -231,9 +231,8 @@ def _too_long() -> Refusal:
     return Refusal(413, f"the request's body is longer than {http_client.MAX_BODY} bytes")
 
 
-def _error_response(dialect: Dialect, status: int, message: str, kind: str) -> web.Response:
-    """An error in the envelope of `dialect`."""
-    body = codec.dumps(error_body(dialect, status, message, kind))
+def _error_response(dialect: Dialect, status: int, message: str) -> web.Response:
+    body = codec.dumps(error_body(dialect, status, message))
     return web.Response(body=body, status=status, headers=ERROR_HEADERS)
 
 
@@ -248,7 +247,7 @@ async def _deliver(
 
 def _response(call: Call) -> web.Response:
     if call.status is None:
-        return _error_response(call.dialect, 404, _RELEASED, "not_found_error")
+        return _error_response(call.dialect, 404, _RELEASED)
     if call.status != 200:
         return web.Response(body=call.payload, status=call.status, headers=ERROR_HEADERS)
     return web.Response(body=call.payload, headers=STREAM_HEADERS if call.streamed else JSON_HEADERS)
@@ -284,6 +283,6 @@ async def _deliver_late_stream(
 
 
 def _error_event(call: Call) -> bytes:
-    body: dict[str, Any] = error_body(call.dialect, 404, _RELEASED, "not_found_error")
-    payload = call.payload if call.status is not None else codec.dumps(body)
+    released = codec.dumps(error_body(call.dialect, 404, _RELEASED))
+    payload = call.payload if call.status is not None else released
     return b"event: error\ndata: " + payload + b"\n\n"

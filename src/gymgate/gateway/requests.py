@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from gymgate import codec
 from gymgate.config import Dialect
+from gymgate.gateway.dialects.reading import without
 
 METADATA_KEY = "gymgate_route"
 """Entry of a request's `metadata` with the rollout's key, or a base URL that holds it, where the URL cannot carry it."""
@@ -47,11 +48,10 @@ class Path(NamedTuple):
 class Refusal(Exception):
     """A request that is answered with an error and reaches no endpoint."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+    def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
-        self.kind = kind
 
 
 def parse_path(raw_path: str) -> Path:
@@ -114,8 +114,6 @@ def take_routing_entry(body: dict[str, Any]) -> tuple[dict[str, Any], str | None
     if not isinstance(metadata, dict) or METADATA_KEY not in metadata:
         return body, None
     key = metadata[METADATA_KEY]
-    rest = {name: value for name, value in metadata.items() if name != METADATA_KEY}
-    stripped = {**body, "metadata": rest}
-    if not rest:
-        del stripped["metadata"]
+    rest = without(metadata, METADATA_KEY)
+    stripped = {**body, "metadata": rest} if rest else without(body, "metadata")
     return stripped, key.partition(_PREFIX)[2].partition("/")[0] or key if isinstance(key, str) else None

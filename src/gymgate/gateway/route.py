@@ -28,6 +28,7 @@ from gymgate.gateway.dialects import (
     usage_of,
     with_usage_details,
 )
+from gymgate.gateway.dialects.reading import without
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
@@ -42,7 +43,6 @@ CLOSE_TIMEOUT_S = 0.5
 """Wait for cancelled calls to end; a backend that cannot be cancelled goes on, and nothing of it is recorded."""
 _KEYLESS_RESEND_S = 60.0
 _OVERFLOW = re.compile(r"context[ _](length|window)", re.IGNORECASE)
-_STREAM_FIELDS = ("stream", "stream_options")
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Route:
             self.judges.refused(model_server, error)
         else:
             self.failure = self.failure or error
-        return Refusal(404, message, "not_found_error")
+        return Refusal(404, message)
 
     async def _perform(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
         started = self._clock()
@@ -250,9 +250,8 @@ class Route:
         if call.model_server != POLICY:
             error.message = f"model server {call.model_server!r}: {error.message}"
             error.args = (error.message,)
-        kind = "invalid_request_error" if status < 500 else "api_error"
         call.streamed = False
-        call.payload = codec.dumps(error_body(call.dialect, status, error.message, kind))
+        call.payload = codec.dumps(error_body(call.dialect, status, error.message))
         call.response = call.payload if self._record_bodies else None
         call.error = error.message
         call.failure = error.with_traceback(None)
@@ -298,4 +297,4 @@ def _without_stream(body: dict[str, Any]) -> dict[str, Any]:
     """Remove the fields that ask for a stream: endpoints answer whole. The same object comes back if there are none."""
     if body.get("stream") is not True:
         return body
-    return {name: value for name, value in body.items() if name not in _STREAM_FIELDS}
+    return without(body, "stream", "stream_options")

@@ -25,9 +25,12 @@ from gymgate.config import (
 )
 from gymgate.errors import ConfigError
 from gymgate.gateway.agent_ports import AgentPorts
-from gymgate.gateway.backends import Backend, ReplicaPool, make_backend
+from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
+from gymgate.gateway.backends.base import Backend
+from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.handler import Handler, StreamTimes
 from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.http_client import HTTPClient
 
@@ -60,7 +63,7 @@ class Gateway:
     It belongs to the event loop that entered it. `judges` are the endpoints of model servers other than the policy's,
     for every rollout that does not bring its own and for calls that carry no key. At `sandbox_host`, an address beyond
     loopback, the policy's port answers too, but no call without a key. With `open_to_all` it answers every
-    request from that backend, whatever key the request carries; the backend stays the caller's to close.
+    request from that backend, whatever key the request carries.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Gateway:
         raise_file_limit()
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self._client)
-            exits.push_async_callback(self._close_backends)
+            exits.push_async_callback(self._close_pools)
             self._exits = exits
             keyless = {
                 name: None if judge == "none" else Target(self._backend(judge), memory=None)
@@ -176,8 +179,7 @@ class Gateway:
 
         `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, `"none"` refuses its
         calls, and the name `"*"` stands for every one not named. `judge_policy` answers in `endpoint`'s place where
-        a judge is the policy. A backend given as such stays the caller's to close.
-        Raises `ConfigError` if an endpoint cannot be used.
+        a judge is the policy. Raises `ConfigError` if an endpoint cannot be used.
         """
         policy = self._backend(endpoint)
         judging = policy if judge_policy is None else self._backend(judge_policy)
@@ -213,21 +215,22 @@ class Gateway:
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):
-            backend = self._replays.pop(endpoint, None) or make_backend(endpoint)
+            backend = self._replays.pop(endpoint, None) or ReplayBackend(endpoint.rollouts, endpoint.index)
             self._replays[endpoint] = backend
             if len(self._replays) > KEPT_REPLAYS:
                 del self._replays[next(iter(self._replays))]  # routes that use it keep it
             return backend
-        if isinstance(endpoint, HTTPEndpoint | CallableEndpoint):
-            return make_backend(endpoint, client=self._client, pool=self._pool(endpoint))
-        return endpoint
-
-    def _pool(self, endpoint: HTTPEndpoint | CallableEndpoint) -> ReplicaPool | None:
-        if not isinstance(endpoint, HTTPEndpoint) or not endpoint.replicas:
-            return None
+        if isinstance(endpoint, CallableEndpoint):
+            raise ConfigError(
+                f"callable {endpoint.name!r} can be called only through the process that registered it"
+            )
+        if not isinstance(endpoint, HTTPEndpoint):
+            return endpoint
+        if not endpoint.replicas:
+            return HTTPBackend(endpoint, self._client)
         if endpoint.base_urls not in self._pools:
             self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._client)
-        return self._pools[endpoint.base_urls]
+        return BalancedBackend(endpoint, self._pools[endpoint.base_urls])
 
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()
@@ -253,9 +256,7 @@ class Gateway:
         routes = [*self.routes.values(), self.keyless]
         await asyncio.gather(*(route.close() for route in routes))
 
-    async def _close_backends(self) -> None:
-        for backend in self._replays.values():
-            await backend.close()
+    async def _close_pools(self) -> None:
         for pool in self._pools.values():
             await pool.close()
 

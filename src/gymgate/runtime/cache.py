@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from gymgate.config import cache_dir
 from gymgate.runtime.command import Progress
 from gymgate.runtime.held import alone, hold, holders
 from gymgate.runtime.lockfile import package_of
-from gymgate.runtime.venv import MARKER, UNFINISHED, discard, locked, remove, writing
+from gymgate.runtime.venv import MARKER, UNFINISHED, discard, locked, read_marker, remove, writing
 
 Kind = Literal["runtime", "command", "downloads", "index", "leftover", "other"]
 
@@ -187,7 +186,7 @@ def _remove(entry: CacheEntry) -> None:
 
 
 def _entry(path: Path) -> CacheEntry:
-    kind, marker = path.parent.name, _marker(path)
+    kind, marker = path.parent.name, read_marker(path)
     if kind == "data":
         return CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", path / _LOCK)
     if kind == "catalog":
@@ -207,14 +206,6 @@ def _entry(path: Path) -> CacheEntry:
 def _leftover(path: Path) -> CacheEntry:
     lock = path.parent / _LOCK
     return CacheEntry("leftover", path, "an interrupted installation", lock if lock.exists() else None)
-
-
-def _marker(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads((path / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
 
 
 def _children(directory: Path) -> list[Path]:

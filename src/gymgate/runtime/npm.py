@@ -12,7 +12,6 @@ import platform
 import re
 import shlex
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from gymgate.errors import NeedMissingError, SetupError
 from gymgate.runtime.command import CommandError, Progress, run_command
 from gymgate.runtime.environment import clean_env, installer_env
 from gymgate.runtime.held import hold
-from gymgate.runtime.venv import MARKER, UNFINISHED, locked, writing
+from gymgate.runtime.venv import MARKER, build_once
 
 _VERSION_TIMEOUT_S = 20.0
 _INSTALL_TIMEOUT_S = 900.0
@@ -86,11 +85,13 @@ def ensure_agent_command(agent_type: str, settings: Mapping[str, Any], progress:
             f"{wanted.package}; put the command on PATH, or install Node.js with npm",
             need=f"{wanted.command} (npm: {wanted.package})",
         )
-    with writing(root), locked(root, f"installing {place.name}", progress):
-        if not (command.exists() and (place / MARKER).exists()):
-            progress(f"installing {wanted.package} {version} with npm")
-            _install_whole(npm, wanted, version, place)
-        hold(place / MARKER)
+
+    def make(prefix: Path, lock: int) -> dict[str, Any]:
+        progress(f"installing {wanted.package} {version} with npm")
+        install_package(npm, wanted.package, version, wanted.command, prefix, place)
+        return {"package": f"{wanted.package}@{version}", "command": wanted.command}
+
+    build_once(root, place.name, make, progress, lambda path: command.exists() and (path / MARKER).exists())
     return command
 
 
@@ -100,18 +101,6 @@ def _is_version(command: str, version: str) -> bool:
     except CommandError:
         return False
     return version in answer.split()
-
-
-def _install_whole(npm: str, wanted: AgentCommand, version: str, place: Path) -> None:
-    """Install a command at `place`, all of it or nothing."""
-    with tempfile.TemporaryDirectory(prefix=f"{place.name}{UNFINISHED}", dir=place.parent) as unfinished:
-        prefix = Path(unfinished) / "made"
-        install_package(npm, wanted.package, version, wanted.command, prefix, place)
-        about = {"package": f"{wanted.package}@{version}", "command": wanted.command}
-        (prefix / MARKER).write_text(json.dumps(about), encoding="utf-8")
-        if place.exists():  # incomplete: it has no marker
-            shutil.rmtree(place)
-        prefix.rename(place)
 
 
 def install_package(npm: str, package: str, version: str, command: str, prefix: Path, place: Path) -> None:

@@ -1,4 +1,4 @@
-"""A directory of virtual environments. Each is made once: under a file lock, beside its place, then renamed into it."""
+"""Virtual environments and npm's packages: each is made once, under a file lock, beside its place, then renamed into it."""
 
 from __future__ import annotations
 
@@ -43,17 +43,26 @@ class Installed:
 
 
 Make = Callable[[Path, int], dict[str, Any]]
-"""Makes an environment at a path and returns its marker's content. Children inherit the descriptor, which is the lock."""
+"""Fills a directory and returns its marker's content. Children inherit the descriptor, which is the lock."""
+
+
+def read_marker(path: Path) -> dict[str, Any] | None:
+    """Return the content of the marker in a directory; `None` if there is none, or it is not ours."""
+    try:
+        content = json.loads((path / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def read_installed(path: Path) -> Installed | None:
     """Return what the marker says; `None` if the environment is not complete or its interpreter is gone."""
     try:
-        marker = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        marker = read_marker(path) or {}
         interpreter = Path(marker["interpreter"]["path"])
         installed = Installed(path / marker["site"], marker["nemo_gym"], marker["python"], interpreter)
         stamp = marker["interpreter"].get("stamp")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError):
         return None
     python = path / "bin" / "python"
     if not os.access(python, os.X_OK):
@@ -61,17 +70,24 @@ def read_installed(path: Path) -> Installed | None:
     return installed if stamp == _stamp(python) or _same_minor(python, installed.python) else None
 
 
-def build_once(root: Path, name: str, make: Make, progress: Progress) -> Path:
-    """Return the environment `root/name`, made if it is not there; any number of processes may call this at once.
+def is_whole(path: Path) -> bool:
+    """Return whether the directory is an environment that can be used."""
+    return read_installed(path) is not None
 
-    An interrupted call leaves nothing that counts, and the next call removes it. The environment stays while this process
+
+def build_once(
+    root: Path, name: str, make: Make, progress: Progress, usable: Callable[[Path], bool] = is_whole
+) -> Path:
+    """Return the directory `root/name`, made if none is there that is `usable`. Many processes may call this at once.
+
+    An interrupted call leaves nothing that counts, and the next call removes it. The directory stays while this process
     lives (see `hold`). Raises `SetupError` if `root` cannot be written, and what `make` raises.
     """
     place = root / name
     with writing(root), locked(root, f"making {name}", progress) as lock:
         for leftover in root.glob(f"*{UNFINISHED}*"):
             remove(leftover)
-        if read_installed(place) is not None and hold(place / MARKER):
+        if usable(place) and hold(place / MARKER):
             return place
         unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{UNFINISHED}", dir=root))
         try:

@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from gymgate.errors import GymgateError, ServerDiedError, StackLostError
-from gymgate.gateway import AgentPorts, Route
+from gymgate.gateway.agent_ports import AgentPorts
+from gymgate.gateway.route import Route
 from gymgate.stack import children
 from gymgate.stack.children import Child
 from gymgate.stack.ports import HeldPort

@@ -26,7 +26,7 @@ from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, unpack_rollout
 
 if TYPE_CHECKING:
-    from gymgate.gateway import CallableBackend
+    from gymgate.gateway.backends.callable import CallableBackend
 
 PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 """Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""

@@ -24,8 +24,8 @@ import uvloop
 
 from gymgate.config import StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
-from gymgate.gateway import Route
 from gymgate.gateway.limits import relax_collector
+from gymgate.gateway.route import Route
 from gymgate.stack import forkserver
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import locked, remove_traces

@@ -32,8 +32,8 @@ from gymgate.catalog.sandboxes import (
 )
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
 from gymgate.errors import ConfigError
-from gymgate.gateway import Gateway
 from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.gateway.server import Gateway
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress

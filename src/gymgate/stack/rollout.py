@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.config import POLICY
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
-from gymgate.gateway import Route
+from gymgate.gateway.route import Route
 from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
 from gymgate.stack.agent_processes import AgentProcess

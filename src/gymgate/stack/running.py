@@ -18,8 +18,8 @@ from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import sandbox_block
 from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError, StackStartError
-from gymgate.gateway import Gateway
 from gymgate.gateway.limits import raise_file_limit
+from gymgate.gateway.server import Gateway
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.runtime.command import Progress
 from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables

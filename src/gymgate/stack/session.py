@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import PolicyError, StackLostError
-from gymgate.gateway import Route
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.route import Route
 from gymgate.stack import routing
 from gymgate.stack.protocol import PROTOCOL, Handler, Peer, Reply
 from gymgate.stack.rollout import RolloutRun
@@ -178,6 +178,3 @@ class _RemoteBackend:
             return BackendAnswer(*codec.parse(answer.body))
         except ValueError as error:
             raise PolicyError(f"callable {self._name!r} returned a dict that is {error}") from error
-
-    async def close(self) -> None:
-        """Nothing to release."""

@@ -25,7 +25,7 @@ from gymgate.rollout.result import measured
 from gymgate.stack.protocol import Reply
 
 if TYPE_CHECKING:
-    from gymgate.gateway import Route
+    from gymgate.gateway.route import Route
 
 _ENDPOINT: TypeAdapter[JudgeEndpoint] = TypeAdapter(JudgeEndpoint)
 _ANSWERS = ("response", "upstream_response")

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.rollout.record import Segment
@@ -33,8 +33,8 @@ from gymgate.tokens.messages import (
     tool_specs,
 )
 from gymgate.tokens.sampling import Gate, SamplingGuard, requested_sampling, sample_resuming
-from gymgate.tokens.segments import SampledCall, TokenTurn, check_turn, longest_extended, segments_of
-from gymgate.tokens.templates import extend_by_template
+from gymgate.tokens.segments import SampledCall, TokenTurn, longest_extended, segments_of
+from gymgate.tokens.templates import Renderer, extend_by_template
 
 logger = logging.getLogger(__name__)
 
@@ -45,29 +45,6 @@ Result = TypeVar("Result")
 def _rendering_thread(pid: int) -> ThreadPoolExecutor:
     """One thread per process: its policies may share a tokenizer, which cannot encode on two threads at once."""
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="gymgate-render")
-
-
-class Renderer(Protocol):
-    """The methods used of a `renderers.Renderer`."""
-
-    def render_ids(
-        self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
-    ) -> list[int]: ...
-
-    def parse_response(
-        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
-    ) -> Any: ...
-
-    def get_stop_token_ids(self) -> list[int]: ...
-
-    def bridge_to_next_turn(
-        self,
-        previous_prompt_ids: list[int],
-        previous_completion_ids: list[int],
-        new_messages: list[Any],
-        *,
-        tools: list[Any] | None = None,
-    ) -> Any: ...
 
 
 def make_renderer(
@@ -266,7 +243,6 @@ class TokenConversation:
     def _record(self, request: Mapping[str, Any], prepared: _Prepared, sample: Sample) -> dict[str, Any]:
         """Keep the call and return its answer."""
         turn = TokenTurn(prepared.prompt_ids, sample.token_ids, sample.logprobs, sample.policy_version)
-        check_turn(turn)
         answer = self._answer(request, prepared.prompt_ids, sample)
         call = SampledCall.after(prepared.earlier, turn)
         self._calls.append(call)

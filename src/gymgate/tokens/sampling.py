@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gymgate.errors import PolicyError
 from gymgate.tokens.engines.base import NEUTRAL, Engine, Sample
-from gymgate.tokens.segments import version_span
+from gymgate.tokens.segments import TokenTurn, check_turn, version_span
 
 logger = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ async def sample_resuming(
     """Sample once. A part that the engine aborted (a weight update) is kept, and the rest is sampled after it.
 
     Every part waits at the gate. `version` stamps the parts of an engine that gives no policy versions, before and after.
-    Raises `PolicyError` for an engine that goes on aborting.
+    Raises `PolicyError` for an engine that goes on aborting, `TokenDataError` for ids and logprobs that do not fit together.
     """
     done = Sample([], None, "abort")
     for attempt in range(MAX_RESUMES):
@@ -170,6 +170,8 @@ async def sample_resuming(
             part = await engine.generate(
                 [*prompt_ids, *done.token_ids], _rest(sampling, len(done.token_ids)), session=session
             )
+            where = type(engine).__name__
+            check_turn(TokenTurn(prompt_ids, part.token_ids, part.logprobs), where)
             if part.policy_version is None and version and before is not None:
                 part = replace(part, policy_version=(before, version()))
         done = joined(done, part) if attempt else part

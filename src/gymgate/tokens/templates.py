@@ -1,4 +1,4 @@
-"""The next prompt of a conversation for a renderer that knows nothing but a chat template."""
+"""Renderers, and the next prompt of a conversation for one that knows nothing but a chat template."""
 
 from __future__ import annotations
 
@@ -6,18 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
-class TemplateRenderer(Protocol):
-    """The methods used of a renderer."""
+class Renderer(Protocol):
+    """The methods used of a `renderers.Renderer`."""
 
     def render_ids(
         self, messages: list[Any], *, tools: list[Any] | None = None, add_generation_prompt: bool = False
     ) -> list[int]: ...
 
+    def parse_response(
+        self, token_ids: list[int], *, tools: list[Any] | None = None, prompt_ids: list[int] | None = None
+    ) -> Any: ...
+
     def get_stop_token_ids(self) -> list[int]: ...
+
+    def bridge_to_next_turn(
+        self,
+        previous_prompt_ids: list[int],
+        previous_completion_ids: list[int],
+        new_messages: list[Any],
+        *,
+        tools: list[Any] | None = None,
+    ) -> Any: ...
 
 
 def extend_by_template(
-    renderer: TemplateRenderer,
+    renderer: Renderer,
     prompt_ids: Sequence[int],
     completion_ids: Sequence[int],
     messages: Sequence[Mapping[str, Any]],

@@ -65,13 +65,10 @@ class Replica:
 class ReplicaPool:
     """Health and load of replicas, shared by every rollout that uses them; belongs to one event loop."""
 
-    def __init__(
-        self, urls: Sequence[str], client: HTTPClient | None = None, *, wait_s: float = WAIT_S
-    ) -> None:
+    def __init__(self, urls: Sequence[str], client: HTTPClient, *, wait_s: float = WAIT_S) -> None:
         self.replicas = [Replica(url) for url in urls]
-        self.client = client if client is not None else HTTPClient()
+        self.client = client
         """For calls to the replicas."""
-        self._owns_client = client is None
         self._wait_s = wait_s
         self._changed = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -154,12 +151,10 @@ class ReplicaPool:
         }
 
     async def close(self) -> None:
-        """Stop watching; close the client, if it is the pool's own."""
+        """Stop watching."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        if self._owns_client:
-            await self.client.close()
 
     def _seen(self, replica: Replica) -> None:
         if replica.failures:
@@ -227,12 +222,11 @@ class BalancedBackend:
     dialect: Dialect
     model: str | None
 
-    def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool, *, owns_pool: bool = False) -> None:
+    def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool) -> None:
         self.dialect = endpoint.dialect
         self.model = endpoint.model
         self._endpoint = endpoint.resolved()
         self._pool = pool
-        self._owns_pool = owns_pool
         self._backends: dict[Replica, HTTPBackend] = {}
         self._replica: Replica | None = None
 
@@ -255,11 +249,6 @@ class BalancedBackend:
             answer.retries += attempt
             return answer
         raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """Close the pool, if it is this backend's own."""
-        if self._owns_pool:
-            await self._pool.close()
 
     def _backend(self, replica: Replica) -> HTTPBackend:
         if replica not in self._backends:

@@ -13,7 +13,9 @@ from typing import Any
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import GymgateError, PolicyError, described
-from gymgate.gateway.backends.base import BackendAnswer, fault_of, shortened
+from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.dialects.reading import fault_of
+from gymgate.json_server import shortened
 
 PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 
@@ -57,9 +59,6 @@ class CallableBackend:
             cause = error.__cause__ if isinstance(error, _InThread) else error
             raise self._error(f"raised {shortened(described(cause or error))}") from cause
         return self._checked(answer)
-
-    async def close(self) -> None:
-        """Release nothing: the callable belongs to the caller."""
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         answer: Any = self._fn(body) if self._is_async else await _in_thread(self._fn, body)

@@ -1,8 +1,9 @@
-"""Endpoints' answers: checked, and in the dialect of the agent that asked."""
+"""Endpoints' answers in the dialect of the agent that asked."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -15,7 +16,7 @@ from gymgate.gateway.dialects.content import (
     message_reasoning,
     split_think_tags,
 )
-from gymgate.gateway.dialects.reading import Json, answer_list, as_text, joined_text, new_id
+from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id
 from gymgate.gateway.dialects.responses_request import wants_logprobs
 from gymgate.gateway.dialects.usage import (
     chat_usage_to_anthropic,
@@ -44,27 +45,15 @@ class Reply(NamedTuple):
     finish_reason: str
 
 
-def checked_chat_answer(answer: Json) -> Json:
-    """Return `answer` with one choice and an id on every call; `PolicyError` if it is no chat completion."""
-    choices = answer_list(answer, "choices", "chat completion")
-    if not choices:
-        raise PolicyError("the endpoint's answer is not a chat completion: 'choices' is empty")
-    message = choices[0].get("message")
-    if not isinstance(message, dict):
-        raise PolicyError(
-            f"the endpoint's answer is not a chat completion: choices[0].message is {message!r}"
-        )
-    if choices[0].get("finish_reason") == "error":
-        reason = choices[0].get("error") or answer.get("error") or "no message"
-        raise PolicyError(f"the endpoint's answer has finish_reason 'error': {reason!r:.200}")
+def with_call_ids(answer: Json) -> Json:
+    """Return a chat answer whose message is an assistant's and has an id on every call; the same object if it is so."""
+    choice, message = answer["choices"][0], answer["choices"][0]["message"]
     calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise PolicyError(f"the endpoint's answer has tool_calls that are no list of objects: {calls!r:.200}")
     if all(call.get("id") for call in calls) and message.get("role") == "assistant":
         return answer
     named = [call if call.get("id") else {**call, "id": new_id("call")} for call in calls]
     fixed = {**message, "role": "assistant", **({"tool_calls": named} if named else {})}
-    return {**answer, "choices": [{**choices[0], "message": fixed}, *choices[1:]]}
+    return {**answer, "choices": [{**choice, "message": fixed}, *answer["choices"][1:]]}
 
 
 def read_reply(answer: Json) -> Reply:
@@ -89,28 +78,44 @@ def chat_answer_to_responses(answer: Json, request: Json) -> Json:
     reply = read_reply(answer)
     reason = _INCOMPLETE.get(reply.finish_reason)
     logprobs = answer["choices"][0].get("logprobs") if wants_logprobs(request) else None
-    created = answer.get("created")
+    status = "incomplete" if reason else "completed"
+    return {
+        **response_object(_output(reply, _output_logprobs(logprobs), status), request),
+        # An integer: verifiers and others refuse a fraction.
+        "created_at": _seconds(answer.get("created")),
+        "status": status,
+        "incomplete_details": {"reason": reason} if reason else None,
+        "model": answer.get("model") or request.get("model") or "",
+        "reasoning": request.get("reasoning"),
+        "usage": chat_usage_to_responses(answer.get("usage")),
+        **{name: request[name] for name in _ECHOED if request.get(name) is not None},
+    }
+
+
+def response_object(output: list[Json], request: Mapping[str, Any]) -> Json:
+    """Make a completed Responses object with every field that clients require, the request's parameters included."""
     return {
         "id": new_id("resp"),
         "object": "response",
-        # An integer: verifiers and others refuse a fraction.
-        "created_at": int(created if isinstance(created, int | float) else time.time()),
-        "status": "incomplete" if reason else "completed",
+        "created_at": 0,
+        "model": request.get("model"),
+        "status": "completed",
         "error": None,
-        "incomplete_details": {"reason": reason} if reason else None,
+        "incomplete_details": None,
         "instructions": request.get("instructions"),
         "metadata": request.get("metadata") or {},
-        "model": answer.get("model") or request.get("model") or "",
-        "output": _output(reply, _output_logprobs(logprobs), "incomplete" if reason else "completed"),
+        "output": output,
         "parallel_tool_calls": _or(request.get("parallel_tool_calls"), True),
         "temperature": request.get("temperature"),
         "tool_choice": _or(request.get("tool_choice"), "auto"),
         "tools": request.get("tools") or [],
         "top_p": request.get("top_p"),
-        "reasoning": request.get("reasoning"),
-        "usage": chat_usage_to_responses(answer.get("usage")),
-        **{name: request[name] for name in _ECHOED if request.get(name) is not None},
+        "usage": None,
     }
+
+
+def _seconds(moment: Any) -> int:
+    return int(moment if isinstance(moment, int | float) else time.time())
 
 
 def _or(value: Any, default: Any) -> Any:
@@ -187,30 +192,13 @@ def _logprob(entry: Json) -> Json:
     }
 
 
-def checked_responses_answer(answer: Json) -> Json:
-    """Return `answer`; `PolicyError` if it is no Responses object, or one whose generation failed."""
-    items = answer_list(answer, "output", "Responses object")
-    status = answer.get("status")
-    if status not in ("completed", "incomplete", None):
-        error = answer.get("error")
-        reason = error.get("message") if isinstance(error, dict) else error
-        raise PolicyError(f"the endpoint's response has status {status!r}: {reason or 'no message'}")
-    for item in items:
-        if item.get("type") == "function_call" and not (item.get("call_id") and item.get("name")):
-            raise PolicyError(
-                f"the endpoint's answer has a function call without call_id or name: {item!r:.200}"
-            )
-    return answer
-
-
 def responses_answer_to_chat(answer: Json, request: Json) -> Json:
     """Make the chat completion for a checked Responses answer to `request` (the agent's chat request)."""
     logprobs = _chat_logprobs(answer["output"]) if request.get("logprobs") else None
-    created = answer.get("created_at")
     completion: Json = {
         "id": str(answer.get("id") or new_id("chatcmpl")),
         "object": "chat.completion",
-        "created": int(created if isinstance(created, int | float) else time.time()),
+        "created": _seconds(answer.get("created_at")),
         "model": answer.get("model") or request.get("model") or "",
         "choices": [
             {
@@ -254,12 +242,13 @@ def _message_parts(item: Json) -> list[Any]:
 
 
 def _chat_call(item: Json) -> Json:
-    call_id = item.get("call_id")
+    call_id, name = item.get("call_id"), item.get("name")
     if item.get("type") == "custom_tool_call":
-        custom = {"name": item.get("name"), "input": item.get("input") or ""}
+        custom = {"name": name, "input": item.get("input") or ""}
         return {"id": call_id, "type": "custom", "custom": custom}
-    arguments = item.get("arguments")
-    function = {"name": item.get("name"), "arguments": "{}" if arguments is None else as_text(arguments)}
+    if not (call_id and name):
+        raise PolicyError(f"the endpoint's answer has a function call without call_id or name: {item!r:.200}")
+    function = {"name": name, "arguments": as_text(_or(item.get("arguments"), "{}"))}
     return {"id": call_id, "type": "function", "function": function}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects.reading import Json, metadata_of
+from gymgate.gateway.dialects.reading import Json, metadata_of, without
 
 _FILES = ("audio_path", "audio_paths")
 _CONSUMED = ("extra_body", "chat_template_kwargs", "audio_data")
@@ -31,10 +31,8 @@ def apply_gym_metadata(body: Json) -> Json:
         merged["chat_template_kwargs"] = {**(body.get("chat_template_kwargs") or {}), **kwargs}
     if audio := metadata.get("audio_data"):
         merged["messages"] = _with_audio(body.get("messages") or [], audio)
-    merged["metadata"] = {name: value for name, value in metadata.items() if name not in _CONSUMED}
-    if not merged["metadata"]:
-        del merged["metadata"]
-    return merged
+    kept = without(metadata, *_CONSUMED)
+    return {**merged, "metadata": kept} if kept else without(merged, "metadata")
 
 
 def _refuse_files(metadata: Json) -> None:

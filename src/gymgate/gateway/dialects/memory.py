@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gymgate.config import Dialect
 from gymgate.gateway.dialects.content import BOTH_FIELDS, ReasoningStyle, item_reasoning, message_reasoning
-from gymgate.gateway.dialects.reading import Json, canonical_json, joined_text
+from gymgate.gateway.dialects.reading import Json, canonical_json, joined_text, without, without_none
 
 Content = tuple[str, ...]
 """The parts of an item or block that an agent sends back unchanged."""
@@ -129,7 +129,7 @@ def _item_content(kind: str, item: Json) -> tuple[str, ...]:
         return (*_call_content(item), canonical_json(item.get("arguments")))
     if kind == "custom_tool_call":
         return (*_call_content(item), str(item.get("input")))
-    return (canonical_json({name: value for name, value in item.items() if value is not None}),)
+    return (canonical_json(without_none(item)),)
 
 
 def _call_content(item: Json) -> tuple[str, str]:
@@ -164,14 +164,10 @@ def _tool_call_content(call: Json) -> tuple[str, ...]:
 def block_fingerprint(block: Json) -> Fingerprint:
     """The fingerprint of a content block of an assistant's Anthropic message."""
     kind = str(block.get("type"))
-    if kind == "text":
-        return Fingerprint((kind, str(block.get("text") or "")))
-    if kind == "thinking":
-        return Fingerprint((kind, str(block.get("thinking") or "")))
+    if kind in ("text", "thinking"):
+        return Fingerprint((kind, str(block.get(kind) or "")))
     if kind == "tool_use":
         return Fingerprint(
             (kind, str(block.get("id")), str(block.get("name")), canonical_json(block.get("input")))
         )
-    return Fingerprint(
-        (kind, canonical_json({name: value for name, value in block.items() if name != "cache_control"}))
-    )
+    return Fingerprint((kind, canonical_json(without(block, "cache_control"))))

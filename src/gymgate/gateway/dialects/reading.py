@@ -1,4 +1,4 @@
-"""Reads dicts that others wrote: returns a field, or raises an error that says what was expected."""
+"""Reads dicts that others wrote: returns a field, or says what was expected."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any
 import orjson
 
 from gymgate import codec
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.config import Dialect
+from gymgate.errors import ConfigError
+from gymgate.json_server import error_text, message_in, shortened
 
 Json = dict[str, Any]
+_CONTENT: Mapping[Dialect, str] = {"chat": "choices", "responses": "output", "messages": "content"}
 
 
 def mappings(value: Any, what: str) -> list[Json]:
     """Return a request's list of objects; `ConfigError` for anything else."""
     if not isinstance(value, list):
-        raise ConfigError(f"{what} must be a list, not {_shown(value)}")
+        raise ConfigError(f"{what} must be a list, not {shortened(repr(value), 80)}")
     for index, entry in enumerate(value):
         if not isinstance(entry, dict):
-            raise ConfigError(f"{what}[{index}] must be an object, not {_shown(entry)}")
+            raise ConfigError(f"{what}[{index}] must be an object, not {shortened(repr(entry), 80)}")
     return value
 
 
@@ -35,18 +38,8 @@ def field(value: Mapping[str, Any], name: str, what: str) -> Any:
 def metadata_of(body: Mapping[str, Any]) -> Json:
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict):
-        raise ConfigError(f"metadata must be an object, not {_shown(metadata)}")
+        raise ConfigError(f"metadata must be an object, not {shortened(repr(metadata), 80)}")
     return metadata
-
-
-def answer_list(answer: Mapping[str, Any], name: str, what: str) -> list[Json]:
-    """Return a list of objects that an endpoint's answer must have; `PolicyError` without it."""
-    value = answer.get(name)
-    if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise PolicyError(
-            f"the endpoint's answer is not a {what}: {name!r} is {_shown(value)}; {_summary(answer)}"
-        )
-    return value
 
 
 def objects(value: Any) -> list[Json]:
@@ -64,6 +57,11 @@ def joined_text(parts: Iterable[Any], separator: str = "") -> str:
     """Join the text of content parts; parts without text are left out."""
     texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
     return separator.join(text for text in texts if isinstance(text, str) and text)
+
+
+def without(value: Mapping[str, Any], *names: str) -> Json:
+    """Return a copy of an object without some of its fields."""
+    return {name: entry for name, entry in value.items() if name not in names}
 
 
 def without_none(value: Mapping[str, Any]) -> Json:
@@ -94,16 +92,36 @@ def stable_id(prefix: str, *parts: str) -> str:
     return f"{prefix}_{digest.hexdigest()}"
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def fault_of(answer: Any, dialect: Dialect) -> str | None:
+    """Say why `answer` is not an answer in `dialect`, as in "answered with ..."; `None` if it is one.
+
+    An answer without text and tool calls is valid: models do give it, and agents handle it.
+    """
+    if not isinstance(answer, dict):
+        return f"answered with a JSON {type(answer).__name__}, not a JSON object"
+    if answer.get("error"):
+        return f"answered with an error: {error_text(answer)}"
+    if dialect == "responses" and answer.get("status") not in ("completed", "incomplete", None):
+        return f"answered with status {answer['status']!r} and no reason"
+    name = _CONTENT[dialect]
+    parts = answer.get(name)
+    if parts is None:
+        said = message_in(answer) or f"it has {', '.join(answer) or 'nothing'}"
+        return f"answered without {name!r} ({said})"
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        return f"answered with {name!r} that is no list of objects: {parts!r:.80}"
+    return _fault_of_choices(parts) if dialect == "chat" else None
 
 
-def _summary(answer: Mapping[str, Any]) -> str:
-    error = answer.get("error")
-    message = error.get("message") if isinstance(error, dict) else error
-    if message is None:
-        message = answer.get("message")
-    return (
-        f"it says {_shown(message)}" if message else f"its fields are {', '.join(sorted(answer)) or 'none'}"
-    )
+def _fault_of_choices(choices: list[Json]) -> str | None:
+    if not choices:
+        return "answered with an empty list 'choices'"
+    choice, message = choices[0], choices[0].get("message")
+    if not isinstance(message, dict):
+        return f"answered with a choice without 'message': message is {message!r:.200}"
+    if choice.get("finish_reason") == "error":
+        return f"answered with finish_reason 'error': {error_text(choice.get('error') or 'no message')}"
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        return f"answered with tool_calls that are no list of objects: {calls!r:.200}"
+    return None

@@ -9,11 +9,13 @@ from typing import Any
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import PolicyError
-from gymgate.gateway.dialects.reading import Json, without_none
+from gymgate.gateway.dialects.reading import Json, without, without_none
 
 _Events = Iterator[tuple[str, Json]]
 """Name and fields of each event."""
 _WHOLE = ("content", "refusal", "tool_calls", "role")
+_GIVEN = {"function_call": "arguments", "custom_tool_call": "input"}
+"""The field with what a call of each type gives its tool."""
 
 
 def encode_stream(answer: Json, dialect: Dialect, request: Json) -> Iterator[bytes]:
@@ -42,8 +44,7 @@ def _event(data: Any, name: str | None = None) -> bytes:
 
 def _chat_events(answer: Json, request: Json) -> Iterator[bytes]:
     """Yield chunks for role, reasoning and other fields, content, calls, finish reason, usage (if asked for), `[DONE]`."""
-    head = {name: value for name, value in answer.items() if name not in ("choices", "usage", "object")}
-    head["object"] = "chat.completion.chunk"
+    head = {**without(answer, "choices", "usage"), "object": "chat.completion.chunk"}
     with_usage = bool((request.get("stream_options") or {}).get("include_usage"))
     if with_usage:
         head["usage"] = None
@@ -61,27 +62,17 @@ def _chunks(choice: Json) -> Iterator[Json]:
     logprobs = choice.get("logprobs")
     for delta in _deltas(message):
         has_text = "content" in delta or "refusal" in delta
-        yield {
-            "index": index,
-            "delta": delta,
-            "logprobs": logprobs if has_text else None,
-            "finish_reason": None,
-        }
+        shown = logprobs if has_text else None
+        yield {"index": index, "delta": delta, "logprobs": shown, "finish_reason": None}
         if has_text:
             logprobs = None
-    kept = {name: value for name, value in choice.items() if name not in ("message", "logprobs", "index")}
-    yield {
-        **kept,
-        "index": index,
-        "delta": {},
-        "logprobs": logprobs,
-        "finish_reason": choice.get("finish_reason"),
-    }
+    end = {"index": index, "delta": {}, "logprobs": logprobs, "finish_reason": choice.get("finish_reason")}
+    yield {**without(choice, "message"), **end}
 
 
 def _deltas(message: Json) -> Iterator[Json]:
     yield {"role": message.get("role") or "assistant"}
-    if other := without_none({name: value for name, value in message.items() if name not in _WHOLE}):
+    if other := without_none(without(message, *_WHOLE)):
         yield other
     for name in ("content", "refusal"):
         if message.get(name) is not None:
@@ -129,17 +120,11 @@ def _inside(item: Json, where: Json) -> _Events:
         yield from _summaries(item.get("summary") or [], where)
         for index, part in enumerate(item.get("content") or []):
             yield from _content_part(part, {**where, "content_index": index})
-    elif kind == "function_call":
-        arguments = item.get("arguments") or ""
-        yield "response.function_call_arguments.delta", {**where, "delta": arguments}
-        yield (
-            "response.function_call_arguments.done",
-            {**where, "name": item.get("name"), "arguments": arguments},
-        )
-    elif kind == "custom_tool_call":
-        given = item.get("input") or ""
-        yield "response.custom_tool_call_input.delta", {**where, "delta": given}
-        yield "response.custom_tool_call_input.done", {**where, "input": given}
+    elif kind in _GIVEN:
+        field = _GIVEN[kind]
+        given, name = item.get(field) or "", {"name": item.get("name")} if kind == "function_call" else {}
+        yield f"response.{kind}_{field}.delta", {**where, "delta": given}
+        yield f"response.{kind}_{field}.done", {**where, **name, field: given}
 
 
 def _summaries(summary: list[Json], where: Json) -> _Events:
@@ -164,10 +149,7 @@ def _content_part(part: Json, where: Json) -> _Events:
 
 
 def _empty(part: Json, field: str) -> Json:
-    empty = {**part, field: ""}
-    if "logprobs" in empty:
-        empty["logprobs"] = []
-    return empty
+    return {**part, field: "", **({"logprobs": []} if "logprobs" in part else {})}
 
 
 def _messages_events(answer: Json) -> Iterator[bytes]:

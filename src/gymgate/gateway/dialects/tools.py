@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects.reading import Json, field, mappings, without_none
+from gymgate.gateway.dialects.reading import Json, field, mappings, without, without_none
 
 _KINDS = ("function", "custom")
 
@@ -17,21 +17,17 @@ def tools_to_chat(tools: Any) -> list[Json]:
 
 def _tool_to_chat(tool: Json) -> Json:
     kind = tool.get("type")
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"tool of type {kind!r} runs inside a Responses endpoint and has no chat-completions form; "
+            "use function tools, or an endpoint with dialect='responses'"
+        )
+    inner = without(tool, "type")
     if kind == "function":
-        rest = {
-            name: value for name, value in tool.items() if name not in ("type", "defer_loading", "function")
-        }
-        return {"type": "function", "function": without_none({**rest, **(tool.get("function") or {})})}
-    if kind == "custom":
-        custom = without_none({name: value for name, value in tool.items() if name != "type"})
-        if (grammar := custom.get("format")) and grammar.get("type") == "grammar":
-            inner = {name: value for name, value in grammar.items() if name != "type"}
-            custom["format"] = {"type": "grammar", "grammar": inner}
-        return {"type": "custom", "custom": custom}
-    raise ConfigError(
-        f"tool of type {kind!r} runs inside a Responses endpoint and has no chat-completions form; "
-        "use function tools, or an endpoint with dialect='responses'"
-    )
+        inner = {**without(inner, "defer_loading", kind), **(tool.get(kind) or {})}
+    elif (grammar := tool.get("format")) and grammar.get("type") == "grammar":
+        inner["format"] = {"type": "grammar", "grammar": without(grammar, "type")}
+    return {"type": kind, kind: without_none(inner)}
 
 
 def tools_to_responses(tools: Any) -> list[Json]:
@@ -83,8 +79,7 @@ def format_to_chat(text: Json) -> Json:
     shape = text.get("format") or {}
     kind = shape.get("type")
     if kind == "json_schema":
-        schema = without_none({name: value for name, value in shape.items() if name != "type"})
-        fields["response_format"] = {"type": kind, "json_schema": schema}
+        fields["response_format"] = {"type": kind, "json_schema": without_none(without(shape, "type"))}
     elif kind == "json_object":
         fields["response_format"] = {"type": kind}
     elif kind not in (None, "text"):

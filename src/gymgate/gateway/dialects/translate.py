@@ -10,22 +10,20 @@ from gymgate.errors import ConfigError, GymgateError, PolicyError
 from gymgate.gateway.dialects.answers import (
     chat_answer_to_messages,
     chat_answer_to_responses,
-    checked_chat_answer,
-    checked_responses_answer,
     read_reply,
     responses_answer_to_chat,
+    with_call_ids,
 )
 from gymgate.gateway.dialects.chat_request import request_to_responses
 from gymgate.gateway.dialects.memory import ConversationMemory, fingerprints_of_answer
 from gymgate.gateway.dialects.messages_request import messages_to_chat
-from gymgate.gateway.dialects.reading import Json
+from gymgate.gateway.dialects.reading import Json, fault_of
 from gymgate.gateway.dialects.responses_request import request_to_chat
 
+_ERROR_KINDS = {401: "authentication_error", 404: "not_found_error"}
 _ANTHROPIC_KINDS = {
-    400: "invalid_request_error",
-    401: "authentication_error",
+    **_ERROR_KINDS,
     403: "permission_error",
-    404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     529: "overloaded_error",
@@ -73,9 +71,11 @@ def translate_answer(
     `PolicyError` if `answer` is not a valid answer, or says that the model failed.
     """
     with _errors(PolicyError, f"the endpoint's answer is malformed ({source})"):
-        checked = _checked(answer, source)
+        if source != "messages" and (fault := fault_of(answer, source)) is not None:
+            raise PolicyError(f"the endpoint {fault}")
         if source == target:
             return answer
+        checked = with_call_ids(answer) if source == "chat" else answer
         translated = _translated(checked, request, source, target)
         if memory is not None:
             _remember(checked, translated, source, target, memory)
@@ -91,14 +91,6 @@ def _errors(kind: type[GymgateError], what: str) -> Iterator[None]:
         raise
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise kind(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _checked(answer: Json, source: Dialect) -> Json:
-    if not isinstance(answer, dict):
-        raise PolicyError(f"the endpoint's answer is not a JSON object: {answer!r:.200}")
-    if source == "chat":
-        return checked_chat_answer(answer)
-    return checked_responses_answer(answer) if source == "responses" else answer
 
 
 def _translated(answer: Json, request: Json, source: Dialect, target: Dialect) -> Json:
@@ -124,9 +116,10 @@ def _remember(
     memory.record(target, source, fingerprints_of_answer(translated, target), originals)
 
 
-def error_body(dialect: Dialect, status: int, message: str, kind: str) -> Json:
-    """Make the body of an error answer. `kind` is OpenAI's `type`; Anthropic's own kind for the status replaces it."""
+def error_body(dialect: Dialect, status: int, message: str) -> Json:
+    """Make the body of an error answer, of the type that the dialect's API has for the status."""
+    kind = "invalid_request_error" if status < 500 else "api_error"
     if dialect == "messages":
-        kind = _ANTHROPIC_KINDS.get(status, kind if kind.endswith("_error") else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, kind), "message": message}}
+    kind = _ERROR_KINDS.get(status, kind)
     return {"error": {"message": message, "type": kind, "param": None, "code": None}}

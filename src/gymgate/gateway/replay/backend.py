@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from gymgate.config import Dialect
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.dialects import answers
 from gymgate.gateway.replay.conversation import Item, is_policy_item, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
 
@@ -67,9 +68,6 @@ class ReplayBackend:
                 details[note] = True
         return BackendAnswer(recorded_answer(match, body), details=details)
 
-    async def close(self) -> None:
-        """Nothing is held open."""
-
 
 class ScriptBackend:
     """Answers from a script; see `ReplayBackend.script`."""
@@ -106,9 +104,6 @@ class ScriptBackend:
                 retryable=False,
             )
         return self._turns[turn]
-
-    async def close(self) -> None:
-        """Nothing is held open."""
 
 
 def _turns_taken(conversation: list[Item]) -> int:
@@ -147,24 +142,13 @@ def response_object(
     created_at: int = 0,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make a Responses object with every field that clients require, the request's parameters included."""
-    parallel = body.get("parallel_tool_calls")
+    """Make the Responses object that a recorded or scripted turn is answered with."""
+    items = [complete_item(item, f"{response_id}-{n}") for n, item in enumerate(output)]
     return {
+        **answers.response_object(items, body),
         "id": response_id,
-        "object": "response",
         "created_at": created_at,
         "model": model or body.get("model") or ReplayBackend.model,
-        "status": "completed",
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.get("instructions"),
-        "metadata": body.get("metadata") or {},
-        "output": [complete_item(item, f"{response_id}-{n}") for n, item in enumerate(output)],
-        "parallel_tool_calls": True if parallel is None else parallel,
-        "temperature": body.get("temperature"),
-        "tool_choice": body.get("tool_choice") or "auto",
-        "tools": body.get("tools") or [],
-        "top_p": body.get("top_p"),
         "usage": usage,
     }
 

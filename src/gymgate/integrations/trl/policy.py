@@ -15,9 +15,10 @@ import orjson
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.tokens import Engine, Sample, TokenPolicy
-from gymgate.tokens.conversation import Renderer, make_renderer
+from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ColocatedEngine, VLLMCompletionsEngine
 from gymgate.tokens.sampling import NAMES
+from gymgate.tokens.templates import Renderer
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from gymgate.errors import GymgateError, PolicyError, TokenDataError
-from gymgate.tokens.segments import TokenTurn, check_turn
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -51,7 +50,7 @@ class Engine(Protocol):
 
         `sampling` holds the OpenAI and vLLM names (`temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, `seed`, `stop`,
         `stop_token_ids`, ...). Calls with the same `session` belong to one rollout and profit from one replica's cache.
-        Raises `PolicyError` if the engine fails and `TokenDataError` if its answer does not fit together.
+        Raises `PolicyError` if the engine fails. Its caller checks that ids and logprobs fit together.
         """
         ...
 
@@ -83,5 +82,4 @@ class CallableEngine:
             ) from error
         if not isinstance(sample, Sample):
             raise TokenDataError(f"the policy function returned {type(sample).__name__}, not a Sample")
-        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), "policy function")
         return sample

@@ -12,7 +12,6 @@ from typing import Any
 
 from gymgate.errors import GymgateError, PolicyError
 from gymgate.tokens.engines.base import FinishReason, Sample
-from gymgate.tokens.segments import TokenTurn, check_turn
 
 
 @dataclass(eq=False)
@@ -107,7 +106,7 @@ class ColocatedEngine:
         if not output.finished or (request := self._running.pop(output.request_id, None)) is None:
             return
         try:
-            request.resolve(_sample(request.prompt_ids, output.outputs[0]))
+            request.resolve(_sample(output.outputs[0]))
         except GymgateError as error:
             request.resolve(error)
 
@@ -132,14 +131,13 @@ def _parameters(sampling: Mapping[str, Any]) -> Any:
     )
 
 
-def _sample(prompt_ids: Sequence[int], completion: Any) -> Sample:
+def _sample(completion: Any) -> Sample:
     if completion.finish_reason == "error":
         raise PolicyError("vLLM in this process failed to sample a request; see its log")
     token_ids = list(completion.token_ids)
     logprobs = completion.logprobs and [
         step[token].logprob for token, step in zip(token_ids, completion.logprobs, strict=True)
     ]
-    check_turn(TokenTurn(prompt_ids, token_ids, logprobs), "vLLM in this process")
     finish: FinishReason = (
         completion.finish_reason if completion.finish_reason in ("length", "abort") else "stop"
     )

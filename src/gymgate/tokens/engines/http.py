@@ -13,17 +13,16 @@ from typing import Any, ClassVar
 import orjson
 
 from gymgate.errors import PolicyError, TokenDataError
-from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
-from gymgate.retrying import Retryable, is_retried, retry_after_s, with_retries
+from gymgate.http_client import HTTPClient, Request
+from gymgate.json_server import JSONServer
 from gymgate.tokens.engines.base import FinishReason, Sample
-from gymgate.tokens.segments import TokenTurn, check_turn
 
 MAX_RETRIES = 2
 """Retries after a lost connection, 408, 409, 425, 429 or a 5xx."""
 
 
 class HTTPEngine:
-    """The common part of engines over HTTP: one client per event loop, retries, one line per failure."""
+    """The common part of engines over HTTP: one client per event loop."""
 
     path: str
 
@@ -35,31 +34,31 @@ class HTTPEngine:
         api_key: str | None = None,
         timeout_s: float = 3600.0,
     ) -> None:
-        root = base_url.rstrip("/").removesuffix("/v1")
+        self.url = base_url.rstrip("/").removesuffix("/v1") + self.path
+        self.model = model
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            self._request = Request(root + self.path, headers)
+            request = Request(self.url, headers)
         except ValueError as error:
             raise PolicyError(f"engine address {base_url!r}: {error}", endpoint=base_url) from error
-        self.url = root + self.path
-        self.model = model
-        self.timeout_s = timeout_s
+        self._server = JSONServer(
+            request, self.url, timeout_s=timeout_s, max_retries=MAX_RETRIES, key=api_key
+        )
         self._clients: dict[asyncio.AbstractEventLoop, HTTPClient] = {}
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        body = self.request(list(prompt_ids), dict(sampling), session)
-        answer = await self._post(body, session)
+        payload = orjson.dumps(self.request(list(prompt_ids), dict(sampling), session))
+        headers = {"X-Session-ID": session}
+        answer = await self._server.post(self._client(), payload, lambda retries: headers)
         try:
-            sample = self.sample(answer)
+            return self.sample(answer.body)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise PolicyError(
                 f"{self.url} gave no usable answer: {type(error).__name__}: {error}", endpoint=self.url
             ) from error
-        check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), self.url)
-        return sample
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
         """Make the body to send."""
@@ -68,47 +67,6 @@ class HTTPEngine:
     def sample(self, answer: dict[str, Any]) -> Sample:
         """Read the body of an answer."""
         raise NotImplementedError
-
-    async def _post(self, body: dict[str, Any], session: str) -> dict[str, Any]:
-        payload, headers = orjson.dumps(body), header_lines({"X-Session-ID": session})
-
-        async def attempt(retries: int) -> dict[str, Any]:
-            return await self._attempt(payload, headers)
-
-        return (await with_retries(attempt, MAX_RETRIES))[0]
-
-    async def _attempt(self, payload: bytes, headers: bytes) -> dict[str, Any]:
-        try:
-            response = await self._client().send(
-                self._request, payload, headers=headers, timeout_s=self.timeout_s
-            )
-        except TimeoutError as error:
-            raise PolicyError(f"{self.url}: no answer in {self.timeout_s:g} s", endpoint=self.url) from error
-        except HTTPFailure as error:  # nothing of a lost answer was seen, so sampling again is as good
-            failure = PolicyError(f"cannot reach {self.url}: {error}", endpoint=self.url, retryable=True)
-            raise Retryable(failure) from error
-        if response.status != 200:
-            raise self._refused(response)
-        return self._parsed(response.body)
-
-    def _refused(self, response: Response) -> Exception:
-        status, again = response.status, is_retried(response.status)
-        message = f"{self.url} answered {status}: {response.body[:200].decode(errors='replace')}"
-        waits = retry_after_s(response.headers) if again else None
-        error = PolicyError(
-            message, endpoint=self.url, status_code=status, retryable=again, retry_after_s=waits
-        )
-        return Retryable(error) if again else error
-
-    def _parsed(self, content: bytes) -> dict[str, Any]:
-        text = content[:200].decode(errors="replace")
-        try:
-            answer = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
-            raise PolicyError(f"{self.url} gave no JSON: {text!r}", endpoint=self.url) from error
-        if not isinstance(answer, dict):
-            raise PolicyError(f"{self.url} gave {text!r}, not an object", endpoint=self.url)
-        return answer
 
     def _must_agree(self, token_ids: Sequence[int], named: Sequence[Any]) -> None:
         """Check that logprobs which name their ids (`token_id:17`) belong to the ids sampled."""

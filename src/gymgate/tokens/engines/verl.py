@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from gymgate.errors import GymgateError, PolicyError, TokenDataError
 from gymgate.tokens.engines.base import FinishReason, Sample
-from gymgate.tokens.segments import TokenTurn, check_turn
 
 
 class ServerManager(Protocol):
@@ -42,9 +41,9 @@ class ServerManagerEngine:
             raise
         except Exception as error:
             raise PolicyError(f"verl's server manager failed: {type(error).__name__}: {error}") from error
-        return self._sample(prompt_ids, output, sampling.get("max_tokens"))
+        return self._sample(output, sampling.get("max_tokens"))
 
-    def _sample(self, prompt_ids: Sequence[int], output: Any, limit: int | None) -> Sample:
+    def _sample(self, output: Any, limit: int | None) -> Sample:
         token_ids = list(output.token_ids)
         logprobs = (
             list(output.log_probs or []) or None
@@ -53,7 +52,6 @@ class ServerManagerEngine:
             raise TokenDataError(
                 "verl returned no log_probs; set actor_rollout_ref.rollout.calculate_log_probs=true"
             )
-        check_turn(TokenTurn(prompt_ids, token_ids, logprobs), "verl's server manager")
         finish = _finish(output.stop_reason, len(token_ids), limit)
         return Sample(token_ids, logprobs, finish, _versions(output.extra_fields))
 

@@ -1,0 +1,143 @@
+"""An HTTP server that takes JSON and answers JSON, asked with retries; each of its failures is one clear line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from gymgate import codec
+from gymgate.errors import PolicyError
+from gymgate.http_client import (
+    HTTPClient,
+    HTTPFailure,
+    Request,
+    Response,
+    UnreachableError,
+    UnusableBodyError,
+    header_lines,
+)
+from gymgate.retrying import Retryable, is_retried, retry_after_s, with_retries
+
+
+class JSONAnswer(NamedTuple):
+    """The answer to a request."""
+
+    body: Any
+    raw: bytes
+    """The bytes of exactly this body."""
+    status: int
+    retries: int
+
+
+class JSONServer:
+    """Sends `request` with a JSON body, again after a failure that another attempt may not have.
+
+    `shown` is the server's name in messages; `key`, if given, is masked in them; `advice` adds to the message about a
+    status that is no success.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        shown: str,
+        *,
+        timeout_s: float,
+        max_retries: int,
+        key: str | None = None,
+        advice: Callable[[Response], str] = lambda response: "",
+    ) -> None:
+        self.request = request
+        self.shown = shown
+        self._timeout_s = timeout_s
+        self._max_retries = max_retries
+        self._key = key
+        self._advice = advice
+
+    async def post(
+        self, client: HTTPClient, payload: bytes, headers: Callable[[int], Mapping[str, str]]
+    ) -> JSONAnswer:
+        """Return the answer to `payload`; `headers` are those of each attempt, given the number of retries so far.
+
+        Raises `PolicyError` for every failure, with the status code, where the server gave one.
+        """
+
+        async def attempt(retries: int) -> Response:
+            return await self._attempt(client, payload, header_lines(headers(retries)))
+
+        response, retries = await with_retries(attempt, self._max_retries)
+        try:
+            body, raw = codec.parse_bounded(response.body)
+        except codec.TooLargeError as error:
+            raise self.error(f"answered a body that {error}", response.status) from error
+        except ValueError as error:
+            raise self.error(f"answered {_described(response, error)}", response.status) from error
+        return JSONAnswer(body, raw, response.status, retries)
+
+    def error(self, what: str, status: int) -> PolicyError:
+        """Make the error for an answer that cannot be used."""
+        if self._key:
+            what = what.replace(self._key, "***")
+        return PolicyError(f"{self.shown} {what}", endpoint=self.shown, status_code=status, retryable=False)
+
+    async def _attempt(self, client: HTTPClient, payload: bytes, headers: bytes) -> Response:
+        try:
+            response = await client.send(self.request, payload, headers=headers, timeout_s=self._timeout_s)
+        except TimeoutError as error:
+            message = f"{self.shown}: no answer in {self._timeout_s:g} s"
+            raise PolicyError(message, endpoint=self.shown, retryable=False) from error
+        except UnusableBodyError as error:
+            raise self.error(f"answered a body that {error}", error.status) from error
+        except UnreachableError as error:
+            message = f"cannot connect to {self.shown}: {shortened(str(error))}"
+            failure = PolicyError(message, endpoint=self.shown, retryable=True)
+            raise (Retryable(failure) if error.retryable else failure) from error
+        except HTTPFailure as error:
+            message = f"{self.shown} dropped the connection: {shortened(str(error))}"
+            raise Retryable(PolicyError(message, endpoint=self.shown, retryable=True)) from error
+        if 200 <= response.status < 300:
+            return response
+        raise self._refused(response)
+
+    def _refused(self, response: Response) -> Exception:
+        status = response.status
+        try:
+            reason = error_text(codec.loads(response.body)) if response.body else "nothing"
+        except ValueError as error:
+            reason = _described(response, error)
+        failure = self.error(f"answered HTTP {status}{self._advice(response)}: {reason}", status)
+        if is_retried(status):
+            failure.retryable = True
+            failure.retry_after_s = retry_after_s(response.headers)
+            return Retryable(failure)
+        return failure
+
+
+def error_text(body: Any) -> str:
+    """Find the message in an error body, however its server nests it; return it on one short line."""
+    found = message_in(body)
+    return shortened(found if found is not None else codec.dumps(body).decode(errors="replace"))
+
+
+def message_in(body: Any) -> str | None:
+    """Return the message in an error body; `None` if there is none."""
+    if isinstance(body, str):
+        return body
+    if not isinstance(body, dict):
+        return None
+    texts = (message_in(body.get(name)) for name in ("error", "message", "detail"))
+    return next((text for text in texts if text is not None), None)
+
+
+def shortened(text: str, longest: int = 300) -> str:
+    """Return the text on one line of at most `longest` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= longest else line[: longest - 3] + "..."
+
+
+def _described(response: Response, error: ValueError) -> str:
+    """A body that cannot be read: why, or what kind of text it is and how it begins."""
+    if "nested" in str(error):
+        return f"JSON {error}"
+    kind = response.headers.get("content-type", "no content type").partition(";")[0]
+    start = shortened(response.body[:400].decode(errors="replace"), 80)
+    return f"{kind} that is not JSON: {start!r}" if response.body else f"an empty body ({kind})"
