@@ -202,7 +202,7 @@ async def test_an_entry_that_is_no_key_leaves_a_judges_call_keyless(
     async with Gateway(judges={"judge": policy.endpoint()}) as gateway:
         url = f"http://127.0.0.1:{await gateway.port_for('judge')}/v1/chat/completions"
         assert (await post(http, url, {**BODY, "metadata": {METADATA_KEY: "mine"}}))[0] == 200
-        assert dict(gateway.keyless_calls) == {"judge": 1}
+        assert dict(gateway.keyless.counts) == {"judge": 1}
     assert [seen.body.get("metadata") for seen in policy.seen] == [None]
 
 
@@ -339,7 +339,7 @@ async def test_keyless_judge_calls_need_a_stack_wide_judge(
         ports = [await gateway.port_for(name) for name in ("judge", "other")]
         urls = [f"http://127.0.0.1:{port}/v1/chat/completions" for port in [*ports, gateway.port]]
         assert [(await post(http, url))[0] for url in urls] == [200, 404, 401]
-        assert (dict(gateway.keyless_calls), route.calls) == ({"judge": 1}, [])
+        assert (dict(gateway.keyless.counts), route.calls) == ({"judge": 1}, [])
         message = (await post(http, urls[1]))[1]["error"]["message"]
         assert "'other'" in message
         assert 'models={"other"' in message

@@ -38,7 +38,7 @@ from verl_support import (
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
 from gymgate.integrations.training.rollouts import SampledRollout
-from gymgate.integrations.verl.worker import Groups, LoopConfig, workers_here
+from gymgate.integrations.verl.worker import Groups, LoopConfig, _workers
 from gymgate.rollout import Rollout, RolloutError, Segment
 from gymgate.runtime import ensure_runtime
 from gymgate.verl import NeMoGymAgentLoop
@@ -69,7 +69,8 @@ def rows() -> dict[str, list[dict[str, Any]]]:
 async def stacks_go() -> AsyncIterator[None]:
     """In a trainer they go with the worker's process."""
     yield
-    await asyncio.gather(*(worker.runner.close() for worker in workers_here()))
+    workers = _workers.get(asyncio.get_running_loop(), {}).values()
+    await asyncio.gather(*(worker.runner.close() for worker in workers))
 
 
 def batch_of(config: DictConfig, *names: str) -> DataProto:

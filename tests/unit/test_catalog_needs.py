@@ -176,9 +176,9 @@ def test_a_judge_without_an_endpoint_is_refused(named: tuple[str, ...], missing:
 
 def test_the_policy_is_not_offered_for_calls_without_a_key() -> None:
     with pytest.raises(NeedMissingError) as caught:
-        refuse_unanswered("env", JUDGES, (), keyless=True, option="--judge.{} URL", hint="; see the docs")
+        refuse_unanswered("env", JUDGES, (), keyless=True, hint="; see the docs")
     assert "'policy'" not in str(caught.value)
-    assert "--judge.j URL --judge.u URL" in str(caught.value)
+    assert "--judge j=URL --judge u=URL" in str(caught.value)
     assert str(caught.value).endswith("; see the docs")
 
 

@@ -82,6 +82,6 @@ async def test_a_functions_failures_are_named() -> None:
         raise ValueError("no such state")
 
     with pytest.raises(PolicyError, match="ValueError: no such state"):
-        await CallableEngine(fails).generate([1], {}, session="")
+        await sample_resuming(CallableEngine(fails), Gate(), [1], {}, session="")
     with pytest.raises(TokenDataError, match="returned dict"):
         await CallableEngine(lambda ids, sampling: {}).generate([1], {}, session="")  # type: ignore[arg-type,return-value]

@@ -13,7 +13,7 @@ from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackStartError
 from gymgate.integrations.training.rollouts import RolloutRunner
 from gymgate.integrations.verl import worker as worker_room
-from gymgate.integrations.verl.worker import LoopConfig, worker_of, workers_here
+from gymgate.integrations.verl.worker import LoopConfig, _workers, worker_of
 from gymgate.stack import Stack
 
 ENTRY = LoopConfig(environments=("mcqa",))
@@ -92,7 +92,7 @@ async def test_a_worker_is_one_per_entry_and_server_manager() -> None:
     assert worker_of(LoopConfig(environments=("mcqa",)), manager, None, ROLLOUT) is first
     assert worker_of(ENTRY, object(), None, ROLLOUT) is not first
     assert worker_of(LoopConfig(environments=("other",)), manager, None, ROLLOUT) is not first
-    assert len(workers_here()) == 3
+    assert len(_workers[asyncio.get_running_loop()]) == 3
 
 
 def test_a_closed_loops_workers_are_let_go() -> None:

@@ -70,7 +70,6 @@ def refuse_unanswered(
     named: Collection[str],
     *,
     keyless: bool = False,
-    option: str = "--judge {}=URL",
     hint: str = "",
 ) -> None:
     """Raise `NeedMissingError` for each of `judges` (name -> the setting that names it) that is not among `named`, the names
@@ -82,7 +81,7 @@ def refuse_unanswered(
     if not missing:
         return
     listed = ", ".join(f"{name!r} ({setting})" for name, setting in missing.items())
-    options = " ".join(option.format(name) for name in missing)
+    options = " ".join(f"--judge {name}=URL" for name in missing)
     policy = "" if keyless else "'policy' is the policy itself, "
     raise NeedMissingError(
         f"environment {environment!r} needs an endpoint for model server {listed}: give {options} (in place of URL, {policy}"

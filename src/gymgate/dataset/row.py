@@ -39,6 +39,12 @@ def make_row(data: dict[str, Any], source: str, line: int) -> Row:
     return Row(data, key, _agent_name(data, source, line), source, line)
 
 
+def input_items(params: Mapping[str, Any]) -> list[Any]:
+    """Return the items of a request's `input`: messages, calls, their outputs. A text is one message of the user."""
+    given = params.get("input")
+    return [{"role": "user", "content": given}] if isinstance(given, str) else list(given or ())
+
+
 def row_key(data: Mapping[str, Any]) -> str:
     """Return 16 hex digits of a row's content, without NeMo Gym's own `_ng_*` entries."""
     own = {key: value for key, value in data.items() if not key.startswith("_ng_")}

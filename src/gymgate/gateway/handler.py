@@ -11,7 +11,6 @@ from multidict import CIMultiDict
 
 from gymgate import codec, http_client
 from gymgate.config import POLICY, Dialect
-from gymgate.errors import PolicyError
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body
@@ -49,10 +48,6 @@ _RELEASED = "the rollout of this call was released; no further calls are answere
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
     "'Authorization: Bearer <key>' or 'x-api-key: <key>'"
-)
-_NO_ENDPOINT_OF_ITS_OWN = (
-    "this call to model server {0!r} carries no rollout key, and the model server has no endpoint for such calls: "
-    'give the stack one with models={{"{0}": ...}} or --judge {0}=URL'
 )
 _NO_TOKENIZER = (
     "there is no tokenizer behind this endpoint: gymgate passes model calls on and cannot count or list tokens; "
@@ -172,9 +167,7 @@ class Handler:
         if name == POLICY:
             raise Refusal(401, _HOW_TO_SEND_A_KEY)
         if keyless.target(name) is None:
-            message = _NO_ENDPOINT_OF_ITS_OWN.format(name)
-            keyless.judges.refused(name, PolicyError(message, status_code=404, retryable=False))
-            raise Refusal(404, message)
+            raise keyless.refused(name)
         return keyless
 
     def _other(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:

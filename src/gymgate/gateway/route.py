@@ -58,6 +58,8 @@ class Target:
 class Route:
     """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
 
+    _of_what = ""
+
     def __init__(
         self,
         targets: Mapping[str, Target | None],
@@ -173,7 +175,7 @@ class Route:
     def _admit(self, model_server: str) -> Target:
         target = self.target(model_server)
         if target is None:
-            raise self._nowhere(model_server)
+            raise self.refused(model_server)
         if model_server != POLICY:
             return target
         if self._max_calls is not None and self._policy_calls >= self._max_calls:
@@ -182,9 +184,10 @@ class Route:
         self._policy_calls += 1
         return target
 
-    def _nowhere(self, model_server: str) -> Refusal:
+    def refused(self, model_server: str) -> Refusal:
+        """Note a call to a model server without an endpoint, and return the answer to it."""
         message = (
-            f"model server {model_server!r} has no endpoint; give it one with --judge {model_server}=URL, "
+            f"model server {model_server!r} has no endpoint{self._of_what}; give it one with --judge {model_server}=URL, "
             f'or in Python with models={{"{model_server}": ...}}'
         )
         error = PolicyError(message, status_code=404, retryable=False)
@@ -265,6 +268,8 @@ class Route:
 
 class KeylessRoute(Route):
     """Calls that carry no rollout's key. They are counted by model server and recorded nowhere."""
+
+    _of_what = " for calls without a rollout's key, as this one is"
 
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)

@@ -133,11 +133,6 @@ class Gateway:
         return f"http://{self.host}:{self._port}"
 
     @property
-    def keyless_calls(self) -> Mapping[str, int]:
-        """The number of judge calls without a key that were served, by model server."""
-        return self.keyless.counts
-
-    @property
     def in_flight(self) -> dict[str, int]:
         """Calls that have no answer yet, by model server, over all rollouts."""
         found: Counter[str] = Counter()

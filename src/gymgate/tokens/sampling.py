@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from gymgate.errors import PolicyError
+from gymgate.errors import GymgateError, PolicyError, described
 from gymgate.tokens.engines.base import NEUTRAL, Engine, Sample
 from gymgate.tokens.segments import TokenTurn, check_turn, version_span
 
@@ -161,17 +161,15 @@ async def sample_resuming(
     """Sample once. A part that the engine aborted (a weight update) is kept, and the rest is sampled after it.
 
     Every part waits at the gate. `version` stamps the parts of an engine that gives no policy versions, before and after.
-    Raises `PolicyError` for an engine that goes on aborting, `TokenDataError` for ids and logprobs that do not fit together.
+    Raises `PolicyError` for an engine that fails or goes on aborting, `TokenDataError` for ids and logprobs that do not fit
+    together.
     """
     done = Sample([], None, "abort")
     for attempt in range(MAX_RESUMES):
         async with gate.passing():
             before = version() if version else None
-            part = await engine.generate(
-                [*prompt_ids, *done.token_ids], _rest(sampling, len(done.token_ids)), session=session
-            )
-            where = type(engine).__name__
-            check_turn(TokenTurn(prompt_ids, part.token_ids, part.logprobs), where)
+            shown, rest = [*prompt_ids, *done.token_ids], _rest(sampling, len(done.token_ids))
+            part = await _generate(engine, shown, rest, session)
             if part.policy_version is None and version and before is not None:
                 part = replace(part, policy_version=(before, version()))
         done = joined(done, part) if attempt else part
@@ -181,6 +179,21 @@ async def sample_resuming(
             return replace(done, finish_reason="length")
         await asyncio.sleep(min(_WAIT_S[0] * 2**attempt, _WAIT_S[1]))
     raise PolicyError(f"the engine aborted a request {MAX_RESUMES} times in a row", retryable=False)
+
+
+async def _generate(
+    engine: Engine, prompt_ids: list[int], sampling: Mapping[str, Any], session: str
+) -> Sample:
+    """Sample once, and check the result. What goes wrong in the engine becomes a `PolicyError`."""
+    try:
+        sample = await engine.generate(prompt_ids, sampling, session=session)
+    except GymgateError:
+        raise
+    except Exception as error:
+        message = f"{type(engine).__name__} failed: {described(error)}"
+        raise PolicyError(message, retryable=False) from error
+    check_turn(TokenTurn(prompt_ids, sample.token_ids, sample.logprobs), type(engine).__name__)
+    return sample
 
 
 def joined(first: Sample, second: Sample) -> Sample:

@@ -16,14 +16,9 @@ def usage_of(answer: Json, dialect: Dialect) -> Usage:
     usage = answer.get("usage")
     if not isinstance(usage, dict):
         return Usage()
-    if dialect == "chat":
-        return _openai_usage(usage, "prompt", "completion")
-    if dialect == "responses":
-        return _openai_usage(usage, "input", "output")
-    return _anthropic_usage(usage)
-
-
-def _openai_usage(usage: Json, read: str, written: str) -> Usage:
+    if dialect == "messages":
+        return _anthropic_usage(usage)
+    read, written = ("prompt", "completion") if dialect == "chat" else ("input", "output")
     return Usage(
         input_tokens=_count(usage.get(f"{read}_tokens")),
         output_tokens=_count(usage.get(f"{written}_tokens")),
@@ -34,11 +29,8 @@ def _openai_usage(usage: Json, read: str, written: str) -> Usage:
 
 def _anthropic_usage(usage: Json) -> Usage:
     """Anthropic counts uncached, cached and newly cached input apart."""
-    cached, made = (
-        _count(usage.get("cache_read_input_tokens")),
-        _count(usage.get("cache_creation_input_tokens")),
-    )
-    read = _count(usage.get("input_tokens"))
+    cached, read = _count(usage.get("cache_read_input_tokens")), _count(usage.get("input_tokens"))
+    made = _count(usage.get("cache_creation_input_tokens"))
     return Usage(
         input_tokens=None if read is None else read + (cached or 0) + (made or 0),
         output_tokens=_count(usage.get("output_tokens")),
@@ -58,7 +50,6 @@ def _detail(usage: Json, group: str, name: str) -> Any:
 
 
 def chat_usage_to_responses(usage: Any) -> Json | None:
-    """A chat completion's usage as a Responses object has it; `None` for none."""
     return _responses_usage(usage_of({"usage": usage}, "chat"), usage) if isinstance(usage, dict) else None
 
 

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import orjson
-
 from gymgate import codec
+from gymgate.dataset.row import input_items
+from gymgate.gateway.dialects.reading import canonical_json, without
 
 Item = Mapping[str, Any]
 """One input or output item of the Responses API."""
@@ -54,8 +54,7 @@ class Block:
 
 def items_of(body: Mapping[str, Any]) -> list[Item]:
     """Return the items of a Responses request: its instructions as a system message, then its input."""
-    given = body.get("input") or []
-    items: list[Item] = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    items: list[Item] = input_items(body)
     if instructions := body.get("instructions"):
         items.insert(0, {"role": "system", "content": instructions})
     return items
@@ -134,9 +133,9 @@ def _add(block: Block, item: Item, order: dict[str, int]) -> None:
         block.media.extend(said.media)
     elif kind == "function_call":
         order[str(item.get("call_id"))] = len(order)
-        block.calls.append((str(item.get("name")), canonical_arguments(item.get("arguments"))))
+        block.calls.append((str(item.get("name")), canonical_json(item.get("arguments") or {}).strip()))
     else:
-        block.calls.append((kind, _dumps({k: v for k, v in item.items() if k not in ("id", "status")})))
+        block.calls.append((kind, canonical_json(without(item, "id", "status"))))
 
 
 def _add_content(block: Block, content: Any) -> None:
@@ -173,22 +172,8 @@ def _all_said(blocks: Sequence[Block], role: Role) -> tuple[Any, ...]:
     return text, [m for block in chosen for m in block.media], [c for block in chosen for c in block.calls]
 
 
-def canonical_arguments(arguments: Any) -> str:
-    """Return a tool call's arguments with sorted keys; text that is not JSON stays as it is."""
-    if not isinstance(arguments, str):
-        return _dumps(arguments or {})
-    try:
-        return _dumps(orjson.loads(arguments or "{}"))
-    except orjson.JSONDecodeError:
-        return arguments.strip()
-
-
 def _squeeze(text: str) -> str:
     return "".join(text.split())
-
-
-def _dumps(value: Any) -> str:
-    return codec.dumps(value, sort_keys=True).decode()
 
 
 def _digest(value: Any) -> bytes:

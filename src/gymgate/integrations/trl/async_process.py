@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnContext
 from typing import TYPE_CHECKING, Any
 
-from gymgate.errors import ConfigError, GymgateError, StackLostError
+from gymgate.errors import ConfigError, GymgateError, StackLostError, described
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.batch import group_metrics, sample_class, to_samples
 from gymgate.integrations.trl.policy import TRLServerEngine, find_renderer, resolve, served_model
@@ -120,7 +120,7 @@ def _report(error: BaseException, channels: Channels) -> None:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     if not isinstance(error, GymgateError):
-        error = StackLostError(f"the rollout process failed: {type(error).__name__}: {error}")
+        error = StackLostError(f"the rollout process failed: {described(error)}")
     channels.failure.put(error.to_wire())
     channels.failed.set()
 

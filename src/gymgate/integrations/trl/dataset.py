@@ -20,6 +20,7 @@ from gymgate.api import load_catalog
 from gymgate.catalog import Environment
 from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.dataset import Row, open_rows
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.integrations.training.rows import WeightedSource
 
@@ -115,8 +116,7 @@ def _records(rows: Iterable[tuple[str, Row]], name: str) -> Iterator[dict[str, A
 
 def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the row's conversation as roles and texts; content that is no text is named in brackets."""
-    source = row["responses_create_params"]["input"]
-    items = [{"role": "user", "content": source}] if isinstance(source, str) else list(source)
+    items = input_items(row["responses_create_params"])
     messages = [{"role": item.get("role") or "tool", "content": _text(item), ROW_KEY: None} for item in items]
     return messages or [{"role": "user", "content": "", ROW_KEY: None}]
 

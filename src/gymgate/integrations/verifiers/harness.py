@@ -11,6 +11,7 @@ from verifiers.v1.configs.client import resolve_api_key, resolve_headers
 from verifiers.v1.runtimes import Runtime
 
 from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.dataset.row import input_items
 from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed, failure_of
@@ -122,9 +123,7 @@ def load_environment(
 def with_system_prompt(row: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the row with `text` as its system message, in place of one that it opens with."""
     params = dict(row["responses_create_params"])
-    messages = params["input"]
-    if isinstance(messages, str):
-        messages = [{"role": "user", "content": messages}]
+    messages = input_items(params)
     if messages and messages[0].get("role") in ("system", "developer"):
         messages = messages[1:]
     params["input"] = [{"role": "system", "content": text}, *messages]

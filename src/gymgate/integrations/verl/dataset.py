@@ -15,6 +15,7 @@ from gymgate.api import load_catalog
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
 from gymgate.dataset import open_rows
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
 from gymgate.integrations.training.rows import WeightedSource, blended, in_turn
 
@@ -68,7 +69,7 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
         source = self.sources[self._draws[2 * index]]
         row = source.rows[self._draws[2 * index + 1]]
         return {
-            "raw_prompt": prompt_items(row.data),
+            "raw_prompt": input_items(row.data["responses_create_params"]),
             "index": index,
             "data_source": source.environment or row.agent or "nemo_gym",
             ENVIRONMENT: source.environment,
@@ -82,12 +83,6 @@ def plain(value: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def prompt_items(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the items of a row's input: messages, function calls and their outputs, reasoning."""
-    source = row["responses_create_params"]["input"]
-    return [{"role": "user", "content": source}] if isinstance(source, str) else list(source)
 
 
 def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:

@@ -143,8 +143,3 @@ def worker_of(config: LoopConfig, server_manager: Any, *arguments: Any) -> Worke
     if key not in workers:
         workers[key] = Worker(config, server_manager, *arguments)
     return workers[key]
-
-
-def workers_here() -> list[Worker]:
-    """Return the workers of the running event loop."""
-    return [*_workers.get(asyncio.get_running_loop(), {}).values()]

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
-from gymgate.errors import GymgateError, PolicyError, TokenDataError
+from gymgate.errors import TokenDataError
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -50,7 +50,8 @@ class Engine(Protocol):
 
         `sampling` holds the OpenAI and vLLM names (`temperature`, `top_p`, `top_k`, `min_p`, `max_tokens`, `seed`, `stop`,
         `stop_token_ids`, ...). Calls with the same `session` belong to one rollout and profit from one replica's cache.
-        Raises `PolicyError` if the engine fails. Its caller checks that ids and logprobs fit together.
+        `sample_resuming` checks that ids and logprobs fit together, and turns an error of another kind than gymgate's into
+        a `PolicyError`.
         """
         ...
 
@@ -71,15 +72,8 @@ class CallableEngine:
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        try:
-            made = self.function(list(prompt_ids), dict(sampling))
-            sample = await made if inspect.isawaitable(made) else made
-        except GymgateError:
-            raise
-        except Exception as error:
-            raise PolicyError(
-                f"the policy function failed: {type(error).__name__}: {error}", retryable=False
-            ) from error
+        made = self.function(list(prompt_ids), dict(sampling))
+        sample = await made if inspect.isawaitable(made) else made
         if not isinstance(sample, Sample):
             raise TokenDataError(f"the policy function returned {type(sample).__name__}, not a Sample")
         return sample

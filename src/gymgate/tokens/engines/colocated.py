@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.errors import GymgateError, PolicyError
+from gymgate.errors import GymgateError, PolicyError, described
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 
@@ -77,9 +77,7 @@ class ColocatedEngine:
                     for output in self.llm.llm_engine.step():
                         self._deliver(output)
         except Exception as error:
-            failure = PolicyError(
-                f"vLLM in this process failed: {type(error).__name__}: {error}", retryable=False
-            )
+            failure = PolicyError(f"vLLM in this process failed: {described(error)}", retryable=False)
             for request in self._running.values():
                 request.resolve(failure)
             raise failure from error

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import orjson
 
-from gymgate.errors import PolicyError, TokenDataError
+from gymgate.errors import PolicyError, TokenDataError, described
 from gymgate.http_client import HTTPClient, Request
 from gymgate.json_server import JSONServer
 from gymgate.tokens.engines.base import FinishReason, Sample
@@ -56,9 +56,8 @@ class HTTPEngine:
         try:
             return self.sample(answer.body)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise PolicyError(
-                f"{self.url} gave no usable answer: {type(error).__name__}: {error}", endpoint=self.url
-            ) from error
+            message = f"{self.url} gave no usable answer: {described(error)}"
+            raise PolicyError(message, endpoint=self.url) from error
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
         """Make the body to send."""

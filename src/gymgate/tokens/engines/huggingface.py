@@ -82,13 +82,9 @@ class HuggingFaceEngine:
             try:
                 samples = await asyncio.to_thread(self._sample, batch)
             except Exception as error:
-                failure = PolicyError(
-                    f"generation in process failed: {type(error).__name__}: {error}", retryable=False
-                )
-                failure.__cause__ = error
                 for request in batch:
                     if not request.done.done():
-                        request.done.set_exception(failure)
+                        request.done.set_exception(error)
                 continue
             for request, sample in zip(batch, samples, strict=True):
                 if not request.done.done():

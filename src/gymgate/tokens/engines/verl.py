@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from gymgate.errors import GymgateError, PolicyError, TokenDataError
+from gymgate.errors import TokenDataError
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 
@@ -33,14 +33,9 @@ class ServerManagerEngine:
     ) -> Sample:
         """See `Engine.generate`."""
         parameters = {**sampling, "logprobs": self.logprobs}
-        try:
-            output = await self.server_manager.generate(
-                request_id=session, prompt_ids=list(prompt_ids), sampling_params=parameters
-            )
-        except GymgateError:
-            raise
-        except Exception as error:
-            raise PolicyError(f"verl's server manager failed: {type(error).__name__}: {error}") from error
+        output = await self.server_manager.generate(
+            request_id=session, prompt_ids=list(prompt_ids), sampling_params=parameters
+        )
         return self._sample(output, sampling.get("max_tokens"))
 
     def _sample(self, output: Any, limit: int | None) -> Sample:
