@@ -10,15 +10,10 @@ from gymgate.gateway.dialects.memory import ConversationMemory, Original, messag
 from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id
 from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tools_to_responses
 
-_SETTINGS = (
-    "max_tokens",
-    "max_completion_tokens",
-    "reasoning_effort",
-    "response_format",
-    "verbosity",
-    "logprobs",
-)
-_HANDLED = {*_SETTINGS, "messages", "tools", "tool_choice", "top_logprobs", "stream_options"}
+_HANDLED = {
+    *("max_tokens", "max_completion_tokens", "reasoning_effort", "response_format", "verbosity", "logprobs"),
+    *("messages", "tools", "tool_choice", "top_logprobs", "stream_options"),
+}
 _DEFAULTS = {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "modalities": ["text"]}
 """Default values, which are left out: a Responses endpoint may not know the field."""
 

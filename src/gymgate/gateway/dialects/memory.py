@@ -44,7 +44,9 @@ class ConversationMemory:
     """The answers of one rollout. It is not thread-safe; a call takes time in proportion to the history it looks up."""
 
     def __init__(self) -> None:
-        self._runs: dict[tuple[Dialect, Dialect], _Runs] = {}
+        self._by_start: dict[tuple[Dialect, Dialect, Content], dict[int, dict[tuple[Content, ...], Run]]] = {}
+        """By first content and length, so that a look-up costs a hash per length that occurs."""
+        self._by_id: dict[tuple[Dialect, Dialect, str], Run] = {}
         self._style: ReasoningStyle | None = None
 
     @property
@@ -67,39 +69,25 @@ class ConversationMemory:
         originals: Sequence[Json],
     ) -> None:
         """Remember the `originals` of an answer that the agent got with these `fingerprints`."""
-        if fingerprints:
-            runs = self._runs.setdefault((agent, endpoint), _Runs())
-            runs.add(fingerprints, tuple(Original(original) for original in originals))
+        if not fingerprints:
+            return
+        contents = tuple(fingerprint.content for fingerprint in fingerprints)
+        run = Run(contents, tuple(Original(original) for original in originals))
+        by_length = self._by_start.setdefault((agent, endpoint, contents[0]), {})
+        by_length.setdefault(len(contents), {})[contents] = run
+        for fingerprint in fingerprints:
+            if fingerprint.id is not None:
+                self._by_id[agent, endpoint, fingerprint.id] = run
 
     def match(
         self, agent: Dialect, endpoint: Dialect, fingerprints: Sequence[Fingerprint], at: int
     ) -> Run | None:
         """Return the longest recorded run that starts at position `at` of `fingerprints`."""
-        runs = self._runs.get((agent, endpoint))
-        return None if runs is None else runs.match(fingerprints, at)
-
-
-class _Runs:
-    """Runs by first content and length, so that a look-up costs a hash per length that occurs."""
-
-    def __init__(self) -> None:
-        self._by_start: dict[Content, dict[int, dict[tuple[Content, ...], Run]]] = {}
-        self._by_id: dict[str, Run] = {}
-
-    def add(self, fingerprints: Sequence[Fingerprint], originals: tuple[Original, ...]) -> None:
-        run = Run(tuple(fingerprint.content for fingerprint in fingerprints), originals)
-        by_length = self._by_start.setdefault(run.contents[0], {})
-        by_length.setdefault(len(fingerprints), {})[run.contents] = run
-        for fingerprint in fingerprints:
-            if fingerprint.id is not None:
-                self._by_id[fingerprint.id] = run
-
-    def match(self, fingerprints: Sequence[Fingerprint], at: int) -> Run | None:
-        by_length = self._by_start.get(fingerprints[at].content, {})
+        by_length = self._by_start.get((agent, endpoint, fingerprints[at].content), {})
         for length in sorted(by_length, reverse=True):
             here = tuple(fingerprint.content for fingerprint in fingerprints[at : at + length])
             if (run := by_length[length].get(here)) is not None:
-                named = self._by_id.get(fingerprints[at].id or "")
+                named = self._by_id.get((agent, endpoint, fingerprints[at].id or ""))
                 return named if named is not None and named.contents == here else run
         return None
 

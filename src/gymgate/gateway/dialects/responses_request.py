@@ -23,8 +23,10 @@ _INEXPRESSIBLE = {
 }
 _DROPPED = {"include", "truncation", "max_tool_calls", "stream_options", *_INEXPRESSIBLE}
 """Hints, and bounds on tools that run inside a Responses endpoint."""
-_SETTINGS = ("max_output_tokens", "reasoning", "text", "top_logprobs")
-_HANDLED = {*_SETTINGS, "input", "instructions", "tools", "tool_choice", "parallel_tool_calls"}
+_HANDLED = {
+    *("max_output_tokens", "reasoning", "text", "top_logprobs"),
+    *("input", "instructions", "tools", "tool_choice", "parallel_tool_calls"),
+}
 
 
 def request_to_chat(body: Json, memory: ConversationMemory) -> Json:

@@ -18,6 +18,7 @@ from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan
 
 from gymgate.collection.aggregate import read_rollouts
 from gymgate.collection.record import CollectedRollout
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
 from gymgate.files import replacing
 from gymgate.integrations.verifiers.knobs import PLUGIN_ID
@@ -112,22 +113,17 @@ def _task(rollout: CollectedRollout, opening: list[vf.Message]) -> TraceTask[Wir
 def _nodes(rollout: CollectedRollout) -> Iterator[MessageNode]:
     """Yield the messages, each with the one before it as parent; the policy's own are marked as sampled."""
     result = rollout.result or {}
-    asked = _items((result.get("responses_create_params") or {}).get("input"))
-    answered = _items((result.get("response") or {}).get("output"))
+    asked = input_items(result.get("responses_create_params") or {})
+    answered = (result.get("response") or {}).get("output")
     given = len(_messages(asked))
-    for index, message in enumerate(_messages([*asked, *answered])):
+    whole = [*asked, *(answered if isinstance(answered, list) else ())]
+    for index, message in enumerate(_messages(whole)):
         yield MessageNode(
             parent=index - 1 if index else None,
             message=message,
             sampled=index >= given and message.role == "assistant",
             timestamp=rollout.finished,
         )
-
-
-def _items(items: Any) -> list[Any]:
-    if isinstance(items, str):
-        return [{"role": "user", "content": items}]
-    return items if isinstance(items, list) else []
 
 
 def _messages(items: list[Any]) -> list[vf.Message]:
