@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from gymgate import codec
@@ -29,6 +30,7 @@ class JSONAnswer(NamedTuple):
     retries: int
 
 
+@dataclass(eq=False, repr=False)
 class JSONServer:
     """Sends `request` with a JSON body, again after a failure that another attempt may not have.
 
@@ -36,22 +38,13 @@ class JSONServer:
     status that is no success.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        shown: str,
-        *,
-        timeout_s: float,
-        max_retries: int,
-        key: str | None = None,
-        advice: Callable[[Response], str] = lambda response: "",
-    ) -> None:
-        self.request = request
-        self.shown = shown
-        self._timeout_s = timeout_s
-        self._max_retries = max_retries
-        self._key = key
-        self._advice = advice
+    request: Request
+    shown: str
+    _: KW_ONLY
+    timeout_s: float
+    max_retries: int
+    key: str | None = None
+    advice: Callable[[Response], str] = lambda response: ""
 
     async def post(
         self, client: HTTPClient, payload: bytes, headers: Callable[[int], Mapping[str, str]]
@@ -64,7 +57,7 @@ class JSONServer:
         async def attempt(retries: int) -> Response:
             return await self._attempt(client, payload, header_lines(headers(retries)))
 
-        response, retries = await with_retries(attempt, self._max_retries)
+        response, retries = await with_retries(attempt, self.max_retries)
         try:
             body, raw = codec.parse_bounded(response.body)
         except codec.TooLargeError as error:
@@ -75,15 +68,15 @@ class JSONServer:
 
     def error(self, what: str, status: int) -> PolicyError:
         """Make the error for an answer that cannot be used."""
-        if self._key:
-            what = what.replace(self._key, "***")
+        if self.key:
+            what = what.replace(self.key, "***")
         return PolicyError(f"{self.shown} {what}", endpoint=self.shown, status_code=status, retryable=False)
 
     async def _attempt(self, client: HTTPClient, payload: bytes, headers: bytes) -> Response:
         try:
-            response = await client.send(self.request, payload, headers=headers, timeout_s=self._timeout_s)
+            response = await client.send(self.request, payload, headers=headers, timeout_s=self.timeout_s)
         except TimeoutError as error:
-            message = f"{self.shown}: no answer in {self._timeout_s:g} s"
+            message = f"{self.shown}: no answer in {self.timeout_s:g} s"
             raise PolicyError(message, endpoint=self.shown, retryable=False) from error
         except UnusableBodyError as error:
             raise self.error(f"answered a body that {error}", error.status) from error
@@ -104,7 +97,7 @@ class JSONServer:
             reason = error_text(codec.loads(response.body)) if response.body else "nothing"
         except ValueError as error:
             reason = _described(response, error)
-        failure = self.error(f"answered HTTP {status}{self._advice(response)}: {reason}", status)
+        failure = self.error(f"answered HTTP {status}{self.advice(response)}: {reason}", status)
         if is_retried(status):
             failure.retryable = True
             failure.retry_after_s = retry_after_s(response.headers)

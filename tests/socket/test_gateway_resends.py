@@ -364,10 +364,10 @@ async def test_a_keyless_call_that_nobody_came_back_for_is_forgotten(monkeypatch
         await connection.post("/v1/chat/completions", BODY)
         await judge.arrivals(1)
         await connection.drop()
-        assert list(gateway.keyless._repeated._unwritten) != []
+        assert list(gateway.keyless.repeated._unwritten) != []
         gate.opened.set()
         async with asyncio.timeout(10):
-            while gateway.keyless._repeated._unwritten:  # noqa: ASYNC110
+            while gateway.keyless.repeated._unwritten:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         connection = await RawConnection.open(port)
         await connection.post("/v1/chat/completions", BODY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
@@ -68,24 +69,17 @@ class StreamTimes(NamedTuple):
     ping_s: float = 15.0
 
 
+@dataclass(frozen=True)
 class Handler:
     """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these.
 
     `key_required`: whoever sends no live rollout's key is refused, this user's own processes too.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        model_server: str,
-        agent_ports: AgentPorts | None = None,
-        *,
-        key_required: bool = False,
-    ) -> None:
-        self._gateway = gateway
-        self._model_server = model_server
-        self._agent_ports = agent_ports
-        self._key_required = key_required
+    gateway: Gateway
+    model_server: str
+    agent_ports: AgentPorts | None = None
+    key_required: bool = False
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = parse_path(request.raw_path)
@@ -102,14 +96,14 @@ class Handler:
         raw, body, route = await self._read(request, path)
         if (connection := request.protocol) is None or connection.transport is None:
             return web.Response()  # gone already: nothing was started, so there is nothing to join
-        call_key = RequestKey(self._model_server, path.operation, raw, request.headers.get("Idempotency-Key"))
-        call = route.find_repeated(call_key, retry=is_marked_retry(request.headers))
+        call_key = RequestKey(self.model_server, path.operation, raw, request.headers.get("Idempotency-Key"))
+        call = route.repeated.find(call_key, retry=is_marked_retry(request.headers))
         if call is None:
             call = await route.start(call_key, DIALECTS[path.operation], body, connection)
         else:
             logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.index)
             call.connection = connection
-        response, written = await _deliver(request, call, self._gateway.stream_times)
+        response, written = await _deliver(request, call, self.gateway.stream_times)
         if call.connection is connection or written:
             route.settle(call_key, call, written=written)
         return response
@@ -136,34 +130,34 @@ class Handler:
 
     def _keyed_route(self, request: web.BaseRequest, path: Path) -> Route | None:
         """The live rollout whose key is in the URL or the headers."""
-        if self._gateway.is_open:
-            return self._gateway.keyless
+        if self.gateway.is_open:
+            return self.gateway.keyless
         key = _key_of(request, path)
-        route = self._gateway.find(without_attempt(key)) if key is not None else None
+        route = self.gateway.find(without_attempt(key)) if key is not None else None
         return None if route is None or route.closed else route
 
     def _other_route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
         """The rollout of a request with its key in the body, or without a key; `Refusal` if there is none."""
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
-            return self._keyless_route() if self._agent_ports is None else self._agent_ports.holder()
-        route = self._gateway.find(without_attempt(key))
+            return self._keyless_route() if self.agent_ports is None else self.agent_ports.holder()
+        route = self.gateway.find(without_attempt(key))
         if route is None or route.closed:
             raise _unknown_key(path)
         return route
 
     def _refuse_strangers(self, request: web.BaseRequest, path: Path) -> None:
         """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
-        if not self._key_required and owner_of(request.transport) in (os.getuid(), 0):
+        if not self.key_required and owner_of(request.transport) in (os.getuid(), 0):
             return
         if _key_of(request, path) is not None:
             raise _unknown_key(path)
         served = f"only processes of user {os.getuid()} are"
-        only = f"(without one, {'nobody is' if self._key_required else served} served)"
+        only = f"(without one, {'nobody is' if self.key_required else served} served)"
         raise Refusal(401, f"{_HOW_TO_SEND_A_KEY} {only}")
 
     def _keyless_route(self) -> Route:
-        keyless, name = self._gateway.keyless, self._model_server
+        keyless, name = self.gateway.keyless, self.model_server
         if name == POLICY:
             raise Refusal(401, _HOW_TO_SEND_A_KEY)
         if keyless.target(name) is None:
@@ -188,9 +182,9 @@ class Handler:
         raise Refusal(404, f"the gateway does not serve /{operation}; it serves {choices}")
 
     def _models(self, route: Route, *, one: bool) -> web.Response:
-        target = route.target(self._model_server)
+        target = route.target(self.model_server)
         name = getattr(target.backend, "model", None) if target is not None else None
-        model = {"id": name or self._model_server, "object": "model", "created": 0, "owned_by": "gymgate"}
+        model = {"id": name or self.model_server, "object": "model", "created": 0, "owned_by": "gymgate"}
         body = model if one else {"object": "list", "data": [model]}
         return web.Response(body=codec.dumps(body), headers=JSON_HEADERS)
 

@@ -98,7 +98,8 @@ class Route:
         """The bodies that `log` refers to."""
         self._policy_calls = 0
         self._running: set[Call] = set()
-        self._repeated = RetryDeduplicator()
+        self.repeated = RetryDeduplicator()
+        """The calls whose answers may be asked for again."""
 
     def __repr__(self) -> str:
         return f"Route({self.rollout_id!r}, {len(self.log)} calls{', closed' if self.closed else ''})"
@@ -130,10 +131,6 @@ class Route:
             self._targets[model_server] = None if default is None else Target(default.backend)
         return self._targets.get(model_server)
 
-    def find_repeated(self, key: RequestKey, *, retry: bool) -> Call | None:
-        """Return the call that a request repeats, if it repeats one."""
-        return self._repeated.find(key, retry=retry)
-
     async def start(
         self, key: RequestKey, dialect: Dialect, body: dict[str, Any], connection: Connection
     ) -> Call:
@@ -148,7 +145,7 @@ class Route:
         if self._record_bodies:
             call.request = self.requests.add(key.body)
         self._running.add(call)
-        self._repeated.add(key, call)
+        self.repeated.add(key, call)
         if call.model_server != POLICY:
             self.judges.started(key, call)
         performing = self._perform(call, target, body, key.body)
@@ -163,7 +160,7 @@ class Route:
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
         """Note whether a call's answer was fully written to the connection that asked for it."""
         if written:
-            self._repeated.written(key, call)
+            self.repeated.written(key, call)
         if call.model_server != POLICY:
             self.judges.settled(key, call, written=written)
 
@@ -280,7 +277,7 @@ class KeylessRoute(Route):
         """Forget an answer that nobody came back for after a while, since no rollout ends here."""
         super().settle(key, call, written=written)
         if not written:
-            asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self._repeated.forget, key, call)
+            asyncio.get_running_loop().call_later(_KEYLESS_RESEND_S, self.repeated.forget, key, call)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         self.counts[model_server] += 1

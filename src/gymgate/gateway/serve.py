@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server without keys in front of one backend, which `gymgate serve --replay` runs."""
+"""An OpenAI-compatible server without keys in front of recorded rollouts, which `gymgate serve --replay` runs."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.server import Gateway
 
 
 @asynccontextmanager
-async def serve_backend(backend: Backend, *, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve a backend to anyone who can reach the port; yield the base URL, up to `/v1`.
+async def serve_replay(
+    paths: Iterable[str | Path], *, index: int | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[str]:
+    """Serve recorded rollouts, from this event loop, to anyone who can reach the port; yield the base URL, up to `/v1`.
 
     It speaks what the gateway speaks (Responses, chat, messages, plain and streamed, `/v1/models`). `port` 0 takes a free
-    one. Raises `ConfigError` if the given port is taken or the host is not this machine's.
+    one. Raises `DataError` for files that are not recordings, and `ConfigError` if the given port is taken or the host is
+    not this machine's.
     """
+    backend = ReplayBackend(paths, index)
+    await asyncio.to_thread(backend.preload)
     async with AsyncExitStack() as exits:
         try:
             gateway = await exits.enter_async_context(Gateway(host=host, port=port, open_to_all=backend))
@@ -32,17 +36,3 @@ async def serve_backend(backend: Backend, *, host: str = "127.0.0.1", port: int 
             raise ConfigError(reason) from error
         shown = f"[{host}]" if ":" in host else host
         yield f"http://{shown}:{gateway.port}/v1"
-
-
-@asynccontextmanager
-async def serve_replay(
-    paths: Iterable[str | Path], *, index: int | None = None, host: str = "127.0.0.1", port: int = 0
-) -> AsyncIterator[str]:
-    """Serve recorded rollouts from this event loop; yield the base URL, up to `/v1`.
-
-    Raises `DataError` for files that are not recordings, and what `serve_backend` raises.
-    """
-    backend = ReplayBackend(paths, index)
-    await asyncio.to_thread(backend.preload)
-    async with serve_backend(backend, host=host, port=port) as base_url:
-        yield base_url

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -88,6 +88,7 @@ def make_renderer(
     return renderer
 
 
+@dataclass(eq=False)
 class TokenPolicy:
     """One policy for many rollouts: an engine, a renderer, the trainer's sampling parameters.
 
@@ -99,25 +100,19 @@ class TokenPolicy:
     rollout's length there, and `segments` has them without.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        renderer: Renderer,
-        *,
-        sampling: Mapping[str, Any] | None = None,
-        max_model_len: int | None = None,
-        max_completion_len: int | None = None,
-        version: Callable[[], int] | None = None,
-        answers_with_ids: bool = False,
-    ) -> None:
-        self.engine = engine
-        self.renderer = renderer
-        self.max_model_len = max_model_len
-        self.max_completion_len = max_completion_len
-        self.version = version
-        self.answers_with_ids = answers_with_ids
-        self.gate = Gate()
-        self.guard = SamplingGuard(sampling or {})
+    engine: Engine
+    renderer: Renderer
+    _: KW_ONLY
+    sampling: Mapping[str, Any] | None = None
+    max_model_len: int | None = None
+    max_completion_len: int | None = None
+    version: Callable[[], int] | None = None
+    answers_with_ids: bool = False
+    gate: Gate = field(default_factory=Gate, init=False)
+    guard: SamplingGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = SamplingGuard(self.sampling or {})
 
     def conversation(self) -> TokenConversation:
         """A policy for one rollout; pass it to `Stack.run` and read its `segments` afterwards."""

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gymgate.config import Dialect, HTTPEndpoint
@@ -37,23 +38,23 @@ _POLL_S = 0.1
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Replica:
     """One of the servers, with its health and load."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.calls: set[asyncio.Task[BackendAnswer]] = set()
-        """In flight."""
-        self.served = 0
-        self.output_tokens = 0
-        self.failures = 0
-        """Consecutive failures; 0 means healthy."""
-        self.away_until = 0.0
-        """No calls before this time (`time.monotonic`): it failed, or it asked for time (`Retry-After`)."""
-        self.unanswered = 0
-        """Consecutive unanswered probes."""
-        self.last_sign = 0.0
-        """Time of its last answer of any kind (`time.monotonic`)."""
+    url: str
+    calls: set[asyncio.Task[BackendAnswer]] = field(default_factory=set)
+    """In flight."""
+    served: int = 0
+    output_tokens: int = 0
+    failures: int = 0
+    """Consecutive failures; 0 means healthy."""
+    away_until: float = 0.0
+    """No calls before this time (`time.monotonic`): it failed, or it asked for time (`Retry-After`)."""
+    unanswered: int = 0
+    """Consecutive unanswered probes."""
+    last_sign: float = 0.0
+    """Time of its last answer of any kind (`time.monotonic`)."""
 
     def is_open(self, now: float) -> bool:
         """Whether it takes calls: it is healthy, or due for a trial, with one call at a time."""

@@ -41,14 +41,14 @@ class SampledRollout:
     """The first prompt; it stands for a rollout in which nothing was sampled."""
 
 
+@dataclass(eq=False)
 class RolloutRunner:
     """Runs rollouts on one stack, and connects again after the stack was lost. For one event loop."""
 
-    def __init__(self, config: StackConfig, limits: RolloutLimits) -> None:
-        self.config = config
-        self.limits = limits
-        self._stack: Stack | None = None
-        self._starting: asyncio.Task[Stack] | None = None
+    config: StackConfig
+    limits: RolloutLimits
+    _stack: Stack | None = None
+    _starting: asyncio.Task[Stack] | None = None
 
     async def start(self) -> Stack:
         """Connect to the stack, which starts unless it already runs. Raises the error of a failed start.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gymgate.errors import TokenDataError
@@ -17,6 +18,7 @@ class ServerManager(Protocol):
     ) -> Any: ...
 
 
+@dataclass(frozen=True)
 class ServerManagerEngine:
     """Samples with `server_manager.generate`. The session is its request id, so a rollout stays with one server.
 
@@ -24,9 +26,8 @@ class ServerManagerEngine:
     verl's `rollout.calculate_log_probs` does. Policy versions are verl's `min_global_steps` and `max_global_steps`.
     """
 
-    def __init__(self, server_manager: ServerManager, *, logprobs: bool = True) -> None:
-        self.server_manager = server_manager
-        self.logprobs = logprobs
+    server_manager: ServerManager
+    logprobs: bool = True
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
