@@ -71,15 +71,15 @@ class StreamTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Handler:
-    """Answers the requests made to one model server of a stack; with `agent_ports`, on one of these.
-
-    `key_required`: whoever sends no live rollout's key is refused, this user's own processes too.
-    """
+    """Answers the requests that arrive at one port of the gateway."""
 
     gateway: Gateway
     model_server: str
+    """The model server of the stack that the port stands for."""
     agent_ports: AgentPorts | None = None
+    """The ports of an agent process that this port is one of."""
     key_required: bool = False
+    """Refuse a request without a live rollout's key, even from this user's own processes."""
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         path = parse_path(request.raw_path)

@@ -58,7 +58,7 @@ class Target:
 class Route:
     """A rollout's calls, from `Gateway.open` to `close`; nothing is answered or recorded after that."""
 
-    _of_what = ""
+    _which_calls = ""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Route:
     def refused(self, model_server: str) -> Refusal:
         """Note a call to a model server without an endpoint, and return the answer to it."""
         message = (
-            f"model server {model_server!r} has no endpoint{self._of_what}; give it one with --judge {model_server}=URL, "
+            f"model server {model_server!r} has no endpoint{self._which_calls}; give it one with --judge {model_server}=URL, "
             f'or in Python with models={{"{model_server}": ...}}'
         )
         error = PolicyError(message, status_code=404, retryable=False)
@@ -266,7 +266,7 @@ class Route:
 class KeylessRoute(Route):
     """Calls that carry no rollout's key. They are counted by model server and recorded nowhere."""
 
-    _of_what = " for calls without a rollout's key, as this one is"
+    _which_calls = " for calls without a rollout's key, as this one is"
 
     def __init__(self, targets: Mapping[str, Target | None]) -> None:
         super().__init__(targets, base_url="", rollout_id="keyless", record_bodies=False)

@@ -61,8 +61,9 @@ class HTTPBackend:
         number = f"{self._name}-{next(self._numbers)}"
 
         def headers(retries: int) -> dict[str, str]:
-            retry = {"x-stainless-retry-count": str(retries)} if retries else {}
-            return {"Idempotency-Key": number, **retry}
+            if retries:
+                return {"Idempotency-Key": number, "x-stainless-retry-count": str(retries)}
+            return {"Idempotency-Key": number}
 
         answer = await self._server.post(self._client, self._payload(body, raw), headers)
         if (fault := fault_of(answer.body, self.dialect)) is not None:

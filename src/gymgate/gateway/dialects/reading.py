@@ -108,7 +108,7 @@ def fault_of(answer: Any, dialect: Dialect) -> str | None:
     if parts is None:
         said = message_in(answer) or f"it has {', '.join(answer) or 'nothing'}"
         return f"answered without {name!r} ({said})"
-    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+    if not _are_objects(parts):
         return f"answered with {name!r} that is no list of objects: {parts!r:.80}"
     return _fault_of_choices(parts) if dialect == "chat" else None
 
@@ -121,7 +121,11 @@ def _fault_of_choices(choices: list[Json]) -> str | None:
         return f"answered with a choice without 'message': message is {message!r:.200}"
     if choice.get("finish_reason") == "error":
         return f"answered with finish_reason 'error': {error_text(choice.get('error') or 'no message')}"
-    calls = message.get("tool_calls") or []
-    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+    calls = message.get("tool_calls")
+    if calls and not _are_objects(calls):
         return f"answered with tool_calls that are no list of objects: {calls!r:.200}"
     return None
+
+
+def _are_objects(value: Any) -> bool:
+    return isinstance(value, list) and {*map(type, value)} <= {dict}
