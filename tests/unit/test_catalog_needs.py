@@ -11,7 +11,7 @@ import yaml
 
 from gymgate.catalog import Catalog, EnvConfig
 from gymgate.catalog.needs import refuse_unanswered
-from gymgate.catalog.requirements import Installed, read_requirements
+from gymgate.catalog.requirements import Distributions, read_requirements
 from gymgate.catalog.servercode import read_module
 from gymgate.errors import NeedMissingError
 
@@ -301,13 +301,13 @@ nemo-gym = { path = "../..", editable = true }
 infilling = { git = "https://github.com/x/infilling.git", rev = "abc" }
 """
     write(tmp_path / "server/pyproject.toml", project)
-    assert read_requirements(tmp_path / "server", Installed(site)) == [
+    assert read_requirements(tmp_path / "server", Distributions(site)) == [
         "infilling @ git+https://github.com/x/infilling.git@abc",
         "aiohttp>=3",
     ]
     write(tmp_path / "broken/pyproject.toml", "[")
-    assert read_requirements(tmp_path / "broken", Installed(site)) == []
-    assert read_requirements(tmp_path / "none", Installed(site)) == []
+    assert read_requirements(tmp_path / "broken", Distributions(site)) == []
+    assert read_requirements(tmp_path / "none", Distributions(site)) == []
 
 
 @pytest.mark.parametrize(
@@ -331,4 +331,4 @@ infilling = { git = "https://github.com/x/infilling.git", rev = "abc" }
     ],
 )
 def test_what_the_installation_already_satisfies(site: Path, requirement: str, certain: bool) -> None:
-    assert Installed(site).satisfies(requirement) is certain
+    assert Distributions(site).satisfies(requirement) is certain

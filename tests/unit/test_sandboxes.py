@@ -272,9 +272,9 @@ def test_every_provider_of_the_release_has_settings(release: Catalog) -> None:
 def test_requirements_of_providers_are_those_of_the_releases_extras(release: Catalog) -> None:
     from packaging.requirements import Requirement
 
-    from gymgate.catalog.requirements import Installed
+    from gymgate.catalog.requirements import Distributions
 
-    installed = Installed(release.site)
+    installed = Distributions(release.site)
     lines = [*installed.gym_extra("sandbox"), *installed.gym_extra("openshell")]
     shipped = {each.name: each.specifier for each in map(Requirement, lines)}
     for needs in machine.PROVIDERS.values():

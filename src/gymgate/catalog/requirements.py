@@ -16,7 +16,7 @@ _PUBLISHING = {"https://github.com/PrimeIntellect-ai/verifiers"}
 _OWN = re.compile(r"nemo[-_.]gym\s*(?:\[([^\]]*)\])?")
 
 
-class Installed:
+class Distributions:
     """The distributions in a site directory, by the names of their metadata directories."""
 
     def __init__(self, site: Path) -> None:
@@ -44,7 +44,7 @@ class Installed:
         )
 
 
-def read_requirements(directory: Path, installed: Installed) -> list[str]:
+def read_requirements(directory: Path, installed: Distributions) -> list[str]:
     """Return the requirements of the server in `directory`, in its order.
 
     nemo-gym itself is replaced by what its extras other than `dev` require. Editable and relative lines are left out, except
@@ -100,7 +100,7 @@ def _sourced(line: str, sources: dict[str, Any]) -> str:
     return f"{line} @ git+{source['git']}" + (f"@{revision}" if revision else "")
 
 
-def _flat(lines: Iterable[str], installed: Installed, directory: Path) -> Iterator[str]:
+def _flat(lines: Iterable[str], installed: Distributions, directory: Path) -> Iterator[str]:
     for line in lines:
         own = _OWN.search(line)
         if own and (_is_local(line) or own.start() == 0):

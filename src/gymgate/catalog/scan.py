@@ -10,7 +10,7 @@ from pathlib import Path
 from gymgate.catalog.model import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
 from gymgate.catalog.needs import Need, config_needs, missing_values, required_needs
 from gymgate.catalog.parse import ConfigProblem, ConfigReader
-from gymgate.catalog.requirements import Installed, local_requirements, read_requirements
+from gymgate.catalog.requirements import Distributions, local_requirements, read_requirements
 from gymgate.catalog.resolve import (
     AGENTS,
     MODELS,
@@ -32,7 +32,7 @@ class Scanner:
     def __init__(self, roots: Sequence[Path], site: Path, version: str) -> None:
         self._reader = ConfigReader(roots, version)
         self._code = CodeReader(roots)
-        self._installed = Installed(site)
+        self._installed = Distributions(site)
         self._requirements: dict[Path, list[str]] = {}
 
     def directory(self, path: Path, kind: EnvironmentKind) -> Environment | None:

@@ -20,8 +20,8 @@ from gymgate.gateway.requests import (
     DIALECTS,
     METADATA_KEY,
     REFUSED,
-    Path,
     Refusal,
+    RequestPath,
     check_encoding,
     key_of_headers,
     looks_like_key,
@@ -92,7 +92,7 @@ class Handler:
         except ConnectionError:
             return web.Response()  # the agent closed the connection in the middle of its request
 
-    async def _model_call(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:
+    async def _model_call(self, request: web.BaseRequest, path: RequestPath) -> web.StreamResponse:
         raw, body, route = await self._read(request, path)
         if (connection := request.protocol) is None or connection.transport is None:
             return web.Response()  # gone already: nothing was started, so there is nothing to join
@@ -108,7 +108,7 @@ class Handler:
             route.settle(call_key, call, written=written)
         return response
 
-    async def _read(self, request: web.BaseRequest, path: Path) -> tuple[bytes, dict[str, Any], Route]:
+    async def _read(self, request: web.BaseRequest, path: RequestPath) -> tuple[bytes, dict[str, Any], Route]:
         """Return the request without our routing entry, as bytes and parsed, and the rollout that it belongs to.
 
         A body is read only if its sender may send one, and parsed only if there is somewhere to send it.
@@ -128,7 +128,7 @@ class Handler:
             raw = codec.dumps(stripped)
         return raw, stripped, route or self._other_route(request, path, entry)
 
-    def _keyed_route(self, request: web.BaseRequest, path: Path) -> Route | None:
+    def _keyed_route(self, request: web.BaseRequest, path: RequestPath) -> Route | None:
         """The live rollout whose key is in the URL or the headers."""
         if self.gateway.is_open:
             return self.gateway.keyless
@@ -136,7 +136,7 @@ class Handler:
         route = self.gateway.find(without_attempt(key)) if key is not None else None
         return None if route is None or route.closed else route
 
-    def _other_route(self, request: web.BaseRequest, path: Path, entry: str | None = None) -> Route:
+    def _other_route(self, request: web.BaseRequest, path: RequestPath, entry: str | None = None) -> Route:
         """The rollout of a request with its key in the body, or without a key; `Refusal` if there is none."""
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
@@ -146,7 +146,7 @@ class Handler:
             raise _unknown_key(path)
         return route
 
-    def _refuse_strangers(self, request: web.BaseRequest, path: Path) -> None:
+    def _refuse_strangers(self, request: web.BaseRequest, path: RequestPath) -> None:
         """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
         if not self.key_required and owner_of(request.transport) in (os.getuid(), 0):
             return
@@ -164,7 +164,7 @@ class Handler:
             raise keyless.refused(name)
         return keyless
 
-    def _other(self, request: web.BaseRequest, path: Path) -> web.StreamResponse:
+    def _other(self, request: web.BaseRequest, path: RequestPath) -> web.StreamResponse:
         operation = path.operation
         if operation == "" and path.key is None:
             return web.Response(text="gymgate gateway\n")  # NeMo Gym's health checks
@@ -189,11 +189,11 @@ class Handler:
         return web.Response(body=codec.dumps(body), headers=JSON_HEADERS)
 
 
-def _key_of(request: web.BaseRequest, path: Path) -> str | None:
+def _key_of(request: web.BaseRequest, path: RequestPath) -> str | None:
     return path.key if path.key is not None else key_of_headers(request.headers)
 
 
-def _unknown_key(path: Path) -> Refusal:
+def _unknown_key(path: RequestPath) -> Refusal:
     message = f"no rollout has this key: it was never opened, or {_RELEASED}"
     return Refusal(401 if path.key is None else 404, message)
 

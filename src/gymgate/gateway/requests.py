@@ -33,8 +33,8 @@ _KEY = re.compile(r"[0-9a-f]{32}(-a\d+)?")
 """A key; NeMo Gym appends the attempt to the rollout id."""
 
 
-class Path(NamedTuple):
-    """A request's path in its parts."""
+class RequestPath(NamedTuple):
+    """The parts of a request's path."""
 
     key: str | None
     operation: str
@@ -54,7 +54,7 @@ class Refusal(Exception):
         self.message = message
 
 
-def parse_path(raw_path: str) -> Path:
+def parse_path(raw_path: str) -> RequestPath:
     """Split a request's path, with or without a query."""
     path = raw_path.partition("?")[0]
     key = None
@@ -64,7 +64,7 @@ def parse_path(raw_path: str) -> Path:
     path = path.strip("/")
     while path.startswith("v1/"):
         path = path[3:]
-    return Path(key, path)
+    return RequestPath(key, path)
 
 
 def key_of_headers(headers: Mapping[str, str]) -> str | None:

@@ -23,7 +23,7 @@ from gymgate.runtime.install import Installation, Recipe, UnusableInterpreterErr
 from gymgate.runtime.installer import UvFailedError, find_uv
 from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
 from gymgate.runtime.lockfile import floor_of, read_lock
-from gymgate.runtime.venv import MARKER, Installed, build_once, no_space, read_installed, writing
+from gymgate.runtime.venv import MARKER, MadeEnvironment, build_once, no_space, read_installed, writing
 
 logger = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"https?://[^\s@#]+")
@@ -103,7 +103,7 @@ def runtimes_dir() -> Path:
     return cache_dir() / "runtimes"
 
 
-def _runtime(path: Path, installed: Installed, recipe: Recipe) -> Runtime:
+def _runtime(path: Path, installed: MadeEnvironment, recipe: Recipe) -> Runtime:
     version = installed.nemo_gym or recipe.version
     return Runtime(path / "bin" / "python", installed.site, version, recipe.requirements)
 

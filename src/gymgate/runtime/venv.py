@@ -29,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class Installed:
+class MadeEnvironment:
     """What an environment's marker says of it."""
 
     site: Path
@@ -55,12 +55,12 @@ def read_marker(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def read_installed(path: Path) -> Installed | None:
+def read_installed(path: Path) -> MadeEnvironment | None:
     """Return what the marker says; `None` if the environment is not complete or its interpreter is gone."""
     try:
         marker = read_marker(path) or {}
         interpreter = Path(marker["interpreter"]["path"])
-        installed = Installed(path / marker["site"], marker["nemo_gym"], marker["python"], interpreter)
+        installed = MadeEnvironment(path / marker["site"], marker["nemo_gym"], marker["python"], interpreter)
         stamp = marker["interpreter"].get("stamp")
     except (KeyError, TypeError, AttributeError):
         return None

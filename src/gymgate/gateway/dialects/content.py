@@ -7,6 +7,7 @@ own in Responses.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from gymgate.errors import ConfigError
@@ -24,12 +25,10 @@ _TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 def content_to_chat(content: Any, what: str) -> Any:
     """Translate Responses content (a string or a list of parts) to chat content; `ConfigError` for a part chat lacks."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return [part_to_chat(part, what) for part in mappings(content, f"content of {what}")]
+    return _translated(content, what, _part_to_chat)
 
 
-def part_to_chat(part: Json, what: str) -> Json:
+def _part_to_chat(part: Json, what: str) -> Json:
     kind = part.get("type")
     if kind in _TEXT:
         return {"type": "text", "text": part.get("text") or ""}
@@ -73,12 +72,16 @@ def _file_to_chat(part: Json, what: str) -> Json:
 
 def content_to_responses(content: Any, what: str) -> Any:
     """Translate chat content of a user, system, developer or tool message to Responses content."""
+    return _translated(content, what, _part_to_responses)
+
+
+def _translated(content: Any, what: str, part_of: Callable[[Json, str], Json]) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
-    return [part_to_responses(part, what) for part in mappings(content, f"content of {what}")]
+    return [part_of(part, what) for part in mappings(content, f"content of {what}")]
 
 
-def part_to_responses(part: Json, what: str) -> Json:
+def _part_to_responses(part: Json, what: str) -> Json:
     kind = part.get("type")
     if kind in _TEXT:
         return {"type": "input_text", "text": part.get("text") or ""}

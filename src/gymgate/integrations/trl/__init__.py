@@ -1,5 +1,1 @@
 """TRL: datasets, rollout function and reward function for `GRPOTrainer`."""
-
-from gymgate.integrations.trl.spec import NeMoGymSpec
-
-__all__ = ["NeMoGymSpec"]
