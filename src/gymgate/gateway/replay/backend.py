@@ -12,13 +12,16 @@ from typing import Any, ClassVar
 from gymgate.config import Dialect
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.dialects import answers
+from gymgate.gateway.dialects import answers, with_usage_details
 from gymgate.gateway.replay.conversation import Item, is_policy_item, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
 
 ScriptTurn = str | Item | Sequence[Item]
 """One scripted turn: a text, one output item or several."""
 Script = Sequence[ScriptTurn] | Callable[[list[Item]], ScriptTurn]
+
+
+_COUNTS = {"input_tokens", "output_tokens", "total_tokens"}
 
 
 class ReplayBackend:
@@ -119,6 +122,7 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
     for a rollout of one call, and the ids of earlier calls are derived from the last one's.
     """
     recording, turn = match.recording, match.turn
+    usage = recording.response.get("usage") if len(recording.steps) == 1 else None
     response, last = recording.response, turn == len(recording.steps) - 1
     answer = response_object(
         match.step.output,
@@ -126,11 +130,11 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
         response_id=_response_id(str(response.get("id") or ""), recording.name, turn, last),
         model=str(response.get("model") or "") or None,
         created_at=int(response.get("created_at") or 0),
-        usage=_usage(response.get("usage")) if len(recording.steps) == 1 else None,
+        usage=usage if isinstance(usage, dict) and usage.keys() >= _COUNTS else None,
     )
     if last and (details := response.get("incomplete_details")):
         answer.update(status="incomplete", incomplete_details=details)
-    return answer
+    return with_usage_details(answer)
 
 
 def response_object(
@@ -189,17 +193,6 @@ def _complete_part(part: Any) -> dict[str, Any]:
 
 def _response_id(recorded: str, name: str, turn: int, last: bool) -> str:
     return recorded if last and recorded else _derived("resp", f"{recorded or name}/{turn}")
-
-
-def _usage(usage: Any) -> dict[str, Any] | None:
-    """The recorded usage with its detail fields; `None` if it lacks a count."""
-    if not isinstance(usage, dict) or not {"input_tokens", "output_tokens", "total_tokens"} <= usage.keys():
-        return None
-    return {
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-        **{key: value for key, value in usage.items() if value is not None},
-    }
 
 
 def _derived(prefix: str, seed: str) -> str:
