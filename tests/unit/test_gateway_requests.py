@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 
 from gymgate.gateway.call import Call
@@ -74,6 +76,8 @@ def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> No
 def test_what_is_an_answer() -> None:
     message = {"role": "assistant", "content": None}
     assert fault_of({"choices": [{"message": message}]}, "chat") is None
+    assert fault_of({"choices": [OrderedDict(message=OrderedDict(message))]}, "chat") is None
+    assert "no list of objects" in str(fault_of({"choices": ["x"]}, "chat"))
     assert fault_of({"output": []}, "responses") is None
     assert fault_of({"output": [], "error": None, "status": "incomplete"}, "responses") is None
     failed = {"output": [], "status": "failed", "error": {"message": "out of memory"}}

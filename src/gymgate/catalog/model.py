@@ -179,15 +179,15 @@ class Environment:
         simple = any(agent.type == "simple_agent" for agent in config.agents)
         return (not runs, not own_name, not simple)
 
-    def data_file(self, name: str = "example") -> DataFile:
-        """Return the packaged file with that stem, file name or dataset name. `example` also finds datasets of the type
-        `example`. Of datasets that share a name, the default config's comes first.
+    def data_file(self, name: str = "example", config: str | None = None) -> DataFile:
+        """Return the packaged file with that stem, file name or dataset name. `config` decides between datasets that
+        share a name. `example` also finds datasets of the type `example`.
 
         Raises `ConfigError` with the choices.
         """
         wanted = name.removesuffix(".jsonl")
         found = [
-            *self._declared_files(self.config(), name),
+            *self._declared_files(self.config(config), name),
             *(file for file in self.data if file.name == wanted),
             *(file for file in self.data if file.path.stem == wanted),
             *(file for each in self.configs for file in self._declared_files(each, name)),

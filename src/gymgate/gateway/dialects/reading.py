@@ -107,7 +107,7 @@ def fault_of(answer: Any, dialect: Dialect) -> str | None:
     parts = answer.get(name)
     if parts is None:
         said = message_in(answer) or f"it has {', '.join(answer) or 'nothing'}"
-        return f"answered without {name!r} ({said})"
+        return f"answered without {name!r} ({shortened(said)})"
     if not _are_objects(parts):
         return f"answered with {name!r} that is no list of objects: {parts!r:.80}"
     return _fault_of_choices(parts) if dialect == "chat" else None
@@ -128,4 +128,7 @@ def _fault_of_choices(choices: list[Json]) -> str | None:
 
 
 def _are_objects(value: Any) -> bool:
-    return isinstance(value, list) and {*map(type, value)} <= {dict}
+    # The first test is the faster one; a callable's answer may hold further kinds of dicts.
+    return isinstance(value, list) and (
+        {*map(type, value)} <= {dict} or all(isinstance(entry, dict) for entry in value)
+    )

@@ -181,16 +181,17 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]], environments: Sequence[
     return {name: sum(values) / len(values) for name, values in gathered.items()}
 
 
+@dataclass(eq=False)
 class FailureGuard:
     """Logs failed rollouts, and ends a training in which every rollout fails."""
 
-    _since: float | None
-
-    def __init__(self, batch_size: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`batch_size` is the number of rollouts in a batch; `None`: each call of `check` gets one batch."""
-        self.batch_size = batch_size
-        self.clock = clock
-        self._reset()
+    batch_size: int | None = None
+    """Rollouts in a batch; `None`: each call of `check` gets one batch."""
+    clock: Callable[[], float] = time.monotonic
+    _failed: int = 0
+    _batches: float = 0.0
+    _since: float | None = None
+    _retryable: bool = False
 
     def check(self, rollouts: Sequence[SampledRollout]) -> None:
         """Raise the most frequent error once every rollout of the last `MAX_FAILED_BATCHES` batches failed.
