@@ -1,8 +1,8 @@
 """NeMo Gym environments in Inspect AI: `inspect eval gymgate/nemo_gym`. Needs `pip install 'gymgate[inspect]'`."""
 
-from gymgate.integrations.inspect.versions import require_inspect
+from gymgate.integrations.versions import require
 
-require_inspect()
+require("inspect")
 
 from gymgate.integrations.inspect.scorer import reward  # noqa: E402
 from gymgate.integrations.inspect.solver import gym_agent  # noqa: E402

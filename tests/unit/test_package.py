@@ -38,9 +38,19 @@ ROOMS = {
     "cli": 9,
 }
 """Room -> height; a room may import itself, and rooms of the same height or below."""
-ROOFS = ("__init__", "__main__", "_entry", "inspect", "trl", "verl")
+ROOFS = ("__init__", "__main__", "_entry", "inspect", "openenv", "trl", "verl")
 """Modules above every room."""
-HEAVY = ("nemo_gym", "verifiers", "inspect_ai", "torch", "ray", "openai", "datasets", "transformers")
+HEAVY = (
+    "nemo_gym",
+    "verifiers",
+    "inspect_ai",
+    "openenv",
+    "torch",
+    "ray",
+    "openai",
+    "datasets",
+    "transformers",
+)
 
 
 def test_every_export_is_there_and_typed() -> None:

@@ -22,9 +22,7 @@ from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.rollout import Rollout
 from gymgate.stack import AgentInfo
 
-POLICY: Any = SimpleNamespace(
-    conversation=lambda: SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, prefix_misses=0)
-)
+CONVERSATION: Any = SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, prefix_misses=0)
 ROW = {"responses_create_params": {"input": "hi"}}
 
 
@@ -85,7 +83,7 @@ async def test_a_row_that_cannot_be_run_is_a_failed_rollout(
     stack = FakeStack(some)
     runner = runner_on(monkeypatch, stack)
     bad, good = await asyncio.gather(
-        runner.run("a", {**ROW, "bad": True}, POLICY), runner.run("a", ROW, POLICY)
+        runner.run("a", {**ROW, "bad": True}, CONVERSATION), runner.run("a", ROW, CONVERSATION)
     )
     assert told(bad) == ("data", "DataError", False)
     assert good.rollout.reward == 1
@@ -95,9 +93,9 @@ async def test_a_row_that_cannot_be_run_is_a_failed_rollout(
 async def test_a_row_of_an_unknown_agent_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an environment, as verl's rows may come."""
     runner = runner_on(monkeypatch, FakeStack(fine))
-    unknown = await runner.run("", {**ROW, "agent_ref": {"name": "x"}}, POLICY)
+    unknown = await runner.run("", {**ROW, "agent_ref": {"name": "x"}}, CONVERSATION)
     assert told(unknown) == ("data", "DataError", False)
-    known = await runner.run("", {**ROW, "agent_ref": {"name": "a_agent"}}, POLICY)
+    known = await runner.run("", {**ROW, "agent_ref": {"name": "a_agent"}}, CONVERSATION)
     assert known.rollout.environment == "a"
 
 
@@ -106,10 +104,10 @@ async def test_a_reconnect_that_fails_is_a_failed_rollout(monkeypatch: pytest.Mo
     gone, back = FakeStack(lost), FakeStack(fine)
     runner = runner_on(monkeypatch, gone, StackStartError("a did not listen"), back)
     await runner.start()
-    assert told(await runner.run("a", ROW, POLICY)) == ("infrastructure", "StackLostError", True)
-    failed = await asyncio.gather(*(runner.run("a", ROW, POLICY) for _ in range(16)))
+    assert told(await runner.run("a", ROW, CONVERSATION)) == ("infrastructure", "StackLostError", True)
+    failed = await asyncio.gather(*(runner.run("a", ROW, CONVERSATION) for _ in range(16)))
     assert {told(one) for one in failed} == {("infrastructure", "StackStartError", True)}
-    assert (await runner.run("a", ROW, POLICY)).rollout.reward == 1
+    assert (await runner.run("a", ROW, CONVERSATION)).rollout.reward == 1
     await runner.close()
     assert (gone.closed, back.closed) == (1, 1)
 
@@ -121,9 +119,9 @@ async def test_a_missed_deadline_leaves_the_stack_to_the_siblings(monkeypatch: p
 
     stack = FakeStack(slow)
     runner = runner_on(monkeypatch, stack)
-    missed = await runner.run("a", {**ROW, "slow": True}, POLICY)
+    missed = await runner.run("a", {**ROW, "slow": True}, CONVERSATION)
     assert told(missed) == ("timeout", "RolloutTimeoutError", True)
-    assert (await runner.run("a", ROW, POLICY)).rollout.reward == 1
+    assert (await runner.run("a", ROW, CONVERSATION)).rollout.reward == 1
     assert stack.closed == 0
 
 
@@ -144,7 +142,7 @@ async def test_a_start_that_is_under_way_ends_with_close(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
     runner = RolloutRunner(StackConfig(environments=("a",)), RolloutLimits(timeout_s=5))
-    waiting = asyncio.create_task(runner.run("a", ROW, POLICY))
+    waiting = asyncio.create_task(runner.run("a", ROW, CONVERSATION))
     await began.wait()
     await runner.close()
     assert ended.is_set()

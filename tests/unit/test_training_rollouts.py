@@ -55,7 +55,7 @@ class Scene:
         policy = TokenPolicy(
             CallableEngine(lambda ids, sampling: Sample([1], None, "stop")), SimpleNamespace()
         )  # type: ignore[arg-type]
-        tasks = [asyncio.create_task(self.runner.run("e", ROW, policy)) for _ in range(count)]
+        tasks = [asyncio.create_task(self.runner.run("e", ROW, policy.conversation())) for _ in range(count)]
         before = self.under_way
         while self.under_way < before + count:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_squar
         CallableEngine(lambda ids, sampling: Sample([len(ids)], [-0.5], "stop")), CountingRenderer()
     )
     for turns in (20, 40):
-        task = asyncio.create_task(scene.runner.run("e", ROW, policy))
+        task = asyncio.create_task(scene.runner.run("e", ROW, policy.conversation()))
         while len(sizes) == scene.under_way:  # noqa: ASYNC110
             await asyncio.sleep(0)
         history: list[dict[str, Any]] = []

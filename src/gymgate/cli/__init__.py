@@ -12,7 +12,7 @@ from gymgate.errors import GymgateError
 
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
-    "Rollouts and policies": ("eval", "run", "collect", "slurm", "serve", "serve-policy"),
+    "Rollouts and policies": ("eval", "run", "collect", "slurm", "serve", "serve-policy", "serve-env"),
     "Results": ("aggregate", "report", "export"),
     "This machine": ("setup", "doctor", "cache"),
 }

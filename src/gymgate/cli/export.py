@@ -53,9 +53,9 @@ def _export(runs: list[Path], form: str, output: Path) -> int:
     if form == "gym":
         return export_rollouts(runs, output)
     if form == "inspect":
-        from gymgate.integrations.inspect.versions import require_inspect
+        from gymgate.integrations.versions import require
 
-        require_inspect()
+        require("inspect")
         from gymgate.integrations.inspect.logs import export_log
 
         return export_log(runs, output)

@@ -62,6 +62,9 @@ gym_option = click.option(
     help="nemo-gym release, or the interpreter of one that you installed yourself.",
 )
 """`--gym`; the command gets a `RuntimeConfig` as `gym`."""
+host_option = click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 kind_option = click.option(
     "--kind",

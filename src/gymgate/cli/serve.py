@@ -16,7 +16,7 @@ from typing import Self
 
 import click
 
-from gymgate.cli.options import gym_option, replay_file_option, replay_option
+from gymgate.cli.options import gym_option, host_option, replay_file_option, replay_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, StackStartError
@@ -34,9 +34,7 @@ STOP_TIMEOUT_S = 5.0
 @click.option(
     "--index", type=click.IntRange(0), metavar="N", help="Answer only from recording N, counted from 0."
 )
-@click.option(
-    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."
-)
+@host_option
 @click.option(
     "--port",
     default=0,

@@ -15,7 +15,7 @@ from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, Stac
 from gymgate.rollout import Rollout, Segment, outcome_of
 from gymgate.rollout.result import failed_rollout
 from gymgate.stack import AgentInfo, Stack, connect
-from gymgate.tokens import TokenPolicy
+from gymgate.tokens import TokenConversation
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +62,14 @@ class RolloutRunner:
             self._starting.add_done_callback(self._start_ended)
         return await asyncio.shield(self._starting)
 
-    async def run(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
+    async def run(
+        self, environment: str, row: Mapping[str, Any], conversation: TokenConversation
+    ) -> SampledRollout:
         """Run one rollout. An unusable row, a lost stack and a failed reconnect give a failed rollout, no exception.
 
         An empty `environment` means that of the agent which the row names. Once the stack is up, this returns within
         about a second of the rollout deadline.
         """
-        conversation = policy.conversation()
         try:
             stack = await self.start()
             environment = environment or environment_of(row, stack.agents)
@@ -101,7 +102,7 @@ class RolloutRunner:
             logger.error("the stack did not start: %s", error)
 
     async def _run_on(
-        self, stack: Stack, environment: str, row: Mapping[str, Any], conversation: Any
+        self, stack: Stack, environment: str, row: Mapping[str, Any], conversation: TokenConversation
     ) -> Rollout:
         try:
             return await stack.run(

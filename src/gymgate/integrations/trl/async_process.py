@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gymgate.errors import ConfigError, GymgateError, StackLostError, described
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.batch import group_metrics, sample_class, to_samples
-from gymgate.integrations.trl.policy import TRLServerEngine, find_renderer, resolve, served_model
+from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
 from gymgate.tokens import Engine, TokenPolicy
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ class Producer:
         """Run until cancelled. Raises the error of a first start that fails, and those of `FailureGuard`."""
         try:
             policy = await asyncio.to_thread(self._policy)
+            self.engine = policy.engine
             await asyncio.gather(self.runner.start(), asyncio.to_thread(sample_class))
             async with asyncio.TaskGroup() as groups:
                 for group_id in itertools.count():
@@ -169,20 +170,16 @@ class Producer:
             await asyncio.shield(self.runner.close())
 
     def _policy(self) -> TokenPolicy:
-        settings, limit = self.settings, None
-        self.engine = resolve(self.spec.engine, None, "generate")
-        if self.engine is None:
-            model, limit = served_model(settings.base_url)
-            self.engine = TRLServerEngine(
-                settings.base_url, model, self._version, lora_name=settings.lora_name
-            )
-        return TokenPolicy(
-            self.engine,
-            find_renderer(settings.tokenizer, self.spec.renderer, settings.chat_template_kwargs),
+        settings = self.settings
+        return server_policy(
+            self.spec,
+            settings.tokenizer,
+            settings.base_url,
             sampling=settings.sampling,
-            max_model_len=limit,
+            chat_template_kwargs=settings.chat_template_kwargs,
             max_completion_len=settings.max_completion_len,
             version=self._version,
+            lora_name=settings.lora_name,
         )
 
     def _version(self) -> int:
@@ -217,7 +214,7 @@ class Producer:
 
     async def _rollout(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
         async with self._rollout_limit:
-            return await self.runner.run(environment, row, policy)
+            return await self.runner.run(environment, row, policy.conversation())
 
     async def _deliver(self, sample: Any) -> None:
         """Put a sample into the queue; wait while that is full."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +19,9 @@ from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ColocatedEngine, VLLMCompletionsEngine
 from gymgate.tokens.sampling import NAMES
 from gymgate.tokens.templates import Renderer
+
+if TYPE_CHECKING:
+    from gymgate.integrations.trl.spec import NeMoGymSpec
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +91,35 @@ def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSou
         max_model_len=limit,
         max_completion_len=args.max_completion_length,
         version=lambda: trainer.state.global_step,
+    )
+
+
+def server_policy(
+    spec: NeMoGymSpec,
+    tokenizer: Any,
+    base_url: str,
+    *,
+    sampling: Mapping[str, Any],
+    chat_template_kwargs: Mapping[str, Any] | None,
+    max_completion_len: int | None,
+    version: Callable[[], int] = lambda: 0,
+    lora_name: str | None = None,
+) -> TokenPolicy:
+    """Make a policy that samples at `base_url`, a vLLM server, unless the spec names an engine.
+
+    `version` is the version of the server's weights. Raises `PolicyError` for a server that lists no model.
+    """
+    limit, engine = None, resolve(spec.engine, None, "generate")
+    if engine is None:
+        model, limit = served_model(base_url)
+        engine = TRLServerEngine(base_url, model, version, lora_name=lora_name)
+    return TokenPolicy(
+        engine,
+        find_renderer(tokenizer, spec.renderer, chat_template_kwargs),
+        sampling=sampling,
+        max_model_len=limit,
+        max_completion_len=max_completion_len,
+        version=version,
     )
 
 

@@ -156,7 +156,7 @@ class NeMoGymSpec:
         await asyncio.sleep(self._guard.pause_s)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._runner.run(*row, policy)) for row in rows]
+                tasks = [group.create_task(self._runner.run(*row, policy.conversation())) for row in rows]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]

@@ -113,7 +113,7 @@ class Worker:
         self, environment: str, row: Mapping[str, Any], sampling: Mapping[str, Any]
     ) -> SampledRollout:
         """Run one rollout with the sampling parameters that verl set for it; see `RolloutRunner.run`."""
-        return await self.runner.run(environment, row, self.policy(sampling))
+        return await self.runner.run(environment, row, self.policy(sampling).conversation())
 
     def policy(self, sampling: Mapping[str, Any]) -> TokenPolicy:
         """Return the policy for these parameters. Training and validation have one each, so warnings are given once."""

@@ -1,4 +1,4 @@
-"""What importing `gymgate.inspect` says where Inspect AI cannot be used."""
+"""What importing `gymgate.inspect` or `gymgate.openenv` says where their packages cannot be used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import metadata
 import pytest
 
 from gymgate.errors import MissingExtraError
-from gymgate.integrations.inspect import versions
+from gymgate.integrations import versions
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,19 @@ def test_the_reason_and_the_remedy_are_one_line(
 
     monkeypatch.setattr(versions.metadata, "version", version)
     with pytest.raises(MissingExtraError, match=reason) as raised:
-        versions.require_inspect()
+        versions.require("inspect")
     assert "pip install 'gymgate[inspect]'" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_new_enough_ones_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.metadata, "version", lambda name: "3.54.0")
-    versions.require_inspect()
+    versions.require("inspect")
+
+
+def test_the_extra_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions.metadata, "version", lambda name: "0.9")
+    with pytest.raises(
+        MissingExtraError, match=r"openenv 0\.9 is installed, but gymgate\.openenv needs 0\.10"
+    ):
+        versions.require("openenv")

@@ -1,0 +1,127 @@
+"""`gymgate serve-env`: an environment for OpenEnv clients, which own the agent's loop."""
+
+from __future__ import annotations
+
+import socket
+
+import click
+
+from gymgate.cli.environments import checked_env_vars, config_names, environment_configs
+from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.options import (
+    Seconds,
+    agent_option,
+    config_option,
+    data_option,
+    env_var_option,
+    gym_option,
+    host_option,
+    sandbox_option,
+    set_option,
+)
+from gymgate.cli.output import log
+from gymgate.config import RuntimeConfig, StackConfig
+from gymgate.errors import ConfigError
+
+
+@click.command("serve-env")
+@click.argument("environment", metavar="ENV")
+@data_option
+@config_option
+@agent_option
+@set_option
+@env_var_option
+@sandbox_option
+@host_option
+@click.option(
+    "--port",
+    default=8000,
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Port to listen on; 0: a free one.",
+    show_default=True,
+)
+@click.option(
+    "--max-sessions",
+    default=64,
+    type=click.IntRange(1),
+    metavar="N",
+    help="Clients that play at the same time; further ones are refused.",
+    show_default=True,
+)
+@click.option(
+    "--timeout",
+    type=Seconds(0, min_open=True),
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Seconds per tool call, step or scoring.",
+)
+@gym_option
+def command(
+    environment: str,
+    data: str | None,
+    config: tuple[str, ...],
+    agent: str | None,
+    settings: tuple[str, ...],
+    env_vars: tuple[str, ...],
+    sandbox: str | None,
+    host: str,
+    port: int,
+    max_sessions: int,
+    timeout: float,
+    gym: RuntimeConfig,
+) -> None:
+    """Serve an environment to OpenEnv clients.
+
+    The client owns the agent's loop: reset gives it a row's messages, a step is a tool call or a message of its model. In an
+    environment with tools, the message is the final answer, which is scored; in a gymnasium environment, each step has a
+    reward. Each client has a NeMo Gym session of its own. Prints the base URL when it is ready, and runs until it is
+    interrupted. There is no authentication.
+    """
+    from gymgate.integrations.versions import require
+
+    require("openenv")
+    from gymgate.api import load_catalog
+    from gymgate.dataset import open_rows
+    from gymgate.integrations.openenv.server import playable, serve
+
+    found = load_catalog(gym, progress=log).find(environment, config_names(config))
+    played = playable(found, found.config(config_names(config)), agent)
+    rows = open_rows(data or "example", environment=found)
+    if not len(rows):
+        raise ConfigError(f"{rows.source} has no rows")
+    (served,) = environment_configs([environment], config, agent, settings, sandbox=sandbox)
+    stack = StackConfig(environments=(served,), runtime=gym, env_vars=checked_env_vars(env_vars))
+    with _bound(host, port) as listener:
+        address = listener.getsockname()
+
+        def ready() -> None:
+            name = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
+            click.echo(f"http://{name}:{address[1]}")
+
+        interrupted, error = run_interruptibly(
+            serve(
+                stack,
+                played,
+                rows,
+                listener=listener,
+                max_sessions=max_sessions,
+                timeout_s=timeout,
+                ready=ready,
+                progress=log,
+            )
+        )
+    if error is not None:
+        raise error
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises `ConfigError` for an address that cannot be used."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        reason = str(error.strerror or error).partition(" (while")[0]  # which repeats the address
+        raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None

@@ -1,0 +1,310 @@
+"""An OpenEnv server over a stack: each session of a client has an episode on the environment's resources server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import uvicorn
+from openenv.core.env_server import Environment, create_app
+from openenv.core.env_server.mcp_types import CallToolObservation, ListToolsObservation
+from openenv.core.env_server.types import Action, EnvironmentMetadata, Observation, State
+from pydantic import Field
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gymgate.catalog import EnvConfig
+from gymgate.catalog import Environment as GymEnvironment
+from gymgate.config import StackConfig
+from gymgate.dataset import Row
+from gymgate.errors import ConfigError, DataError
+from gymgate.integrations.openenv.episode import MAX_STEPS, Episode, GymnasiumEpisode, ToolEpisode
+from gymgate.integrations.openenv.tools import tools_of
+from gymgate.runtime.command import Progress
+from gymgate.stack import Stack, acquire
+from gymgate.stack.ports import LOOPBACK
+
+PLAYABLE: Mapping[str, type[Episode]] = {"simple_agent": ToolEpisode, "gymnasium_agent": GymnasiumEpisode}
+"""Agents in whose place a client can play."""
+CLOSE_TIMEOUT_S = 10.0
+GRACE_S = 2
+"""For requests under way when the server ends."""
+
+
+class NeMoGymAction(Action):  # type: ignore[misc]
+    """What the model does in one step; the first two types are OpenEnv's own `CallToolAction` and `ListToolsAction`."""
+
+    type: Literal["call_tool", "list_tools", "message"]
+    tool_name: str = ""
+    """Of `call_tool`."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Of `call_tool`."""
+    content: str = ""
+    """Of `message`: what the model says. In an environment with tools it is the final answer, which is scored."""
+
+
+class NeMoGymObservation(Observation):  # type: ignore[misc]
+    """After `reset` and `message`: messages for the model. `reward` is `None` where NeMo Gym gave none that counts."""
+
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class NeMoGymState(State):  # type: ignore[misc]
+    """Where a session is."""
+
+    environment: str
+    index: int | None = None
+    """The row's position in the data."""
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Playable:
+    """An environment whose agent's part a client can play."""
+
+    name: str
+    agent: str
+    """Instance name of the agent that the client stands for."""
+    server: str
+    """Instance name of its resources server."""
+    kind: type[Episode]
+    max_steps: int
+
+
+def playable(environment: GymEnvironment, config: EnvConfig, agent: str | None = None) -> Playable:
+    """Return how a client plays an environment. Raises `ConfigError`, with the reason, if its agent is more than a loop.
+
+    `agent` is an instance name; the default is the config's first agent.
+    """
+    agents = {each.name: each for each in config.agents}
+    refused = f"environment {environment.name!r} cannot be served:"
+    if not agents:
+        raise ConfigError(f"{refused} config {config.name!r} has no agent")
+    if agent is not None and agent not in agents:
+        raise ConfigError(
+            f"environment {environment.name!r} has no agent {agent!r}; there is {', '.join(agents)}"
+        )
+    chosen = agents[agent] if agent else next(iter(agents.values()))
+    if chosen.type not in PLAYABLE:
+        raise ConfigError(
+            f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs a loop of its own; only a client of "
+            f"{' or '.join(PLAYABLE)} can play the agent's part"
+        )
+    if config.judges:
+        judges = ", ".join(sorted(config.judges))
+        raise ConfigError(f"{refused} it asks a judge ({judges}), whose failures only a rollout notices")
+    if chosen.block.get("skip_verification") or not chosen.resources_server:
+        raise ConfigError(f"{refused} its agent {chosen.name!r} has no resources server that scores it")
+    max_steps = chosen.block.get("max_steps")
+    return Playable(
+        environment.name,
+        chosen.name,
+        chosen.resources_server,
+        PLAYABLE[chosen.type],
+        max_steps if isinstance(max_steps, int) else MAX_STEPS,
+    )
+
+
+@dataclass
+class Game:
+    """What all sessions of a server share."""
+
+    stack: Stack
+    played: Playable
+    rows: Sequence[Row]
+    timeout_s: float
+    loop: asyncio.AbstractEventLoop
+    turns: Iterator[int] = field(default_factory=itertools.count)
+
+    def index(self, wanted: int | None, seed: int | None) -> int:
+        """Return a row's position: the wanted one, else one by `seed`, else the next. Raises `DataError` if there is none."""
+        if wanted is None:
+            return (next(self.turns) if seed is None else seed) % len(self.rows)
+        if not 0 <= wanted < len(self.rows):
+            raise DataError(f"index={wanted}: there are rows 0 to {len(self.rows) - 1}")
+        return wanted
+
+    def row(self, position: int) -> Row:
+        """Read a row. Raises `DataError` if it names another agent."""
+        row = self.rows[position]
+        if row.agent not in (None, self.played.agent):
+            raise DataError(
+                f"{row.source}:{row.line}: agent_ref names {row.agent!r}, and {self.played.agent!r} is served"
+            )
+        return row
+
+    async def episode(self, row: Row) -> Episode:
+        """Make an episode on the resources server that is up now. Raises `StackLostError` for a stack that is gone."""
+        status = await self.stack.status()
+        (environment,) = status["environments"].values()
+        found = environment["servers"].get(self.played.server)
+        if found is None:
+            raise ConfigError(
+                f"environment {self.played.name!r} has no running server {self.played.server!r}; it is {environment['state']}"
+            )
+        more = {"max_steps": self.played.max_steps} if self.played.kind is GymnasiumEpisode else {}
+        url = f"http://{LOOPBACK}:{found['port']}"
+        return self.played.kind(url, self.played.server, row.data, self.timeout_s, **more)
+
+
+def opening(row: Row) -> list[dict[str, Any]]:
+    """Return a row's conversation in the form of the Responses API, its instructions as a system message."""
+    params = row.data["responses_create_params"]
+    given = params["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    instructions = params.get("instructions")
+    return [*([{"role": "system", "content": instructions}] if instructions else []), *items]
+
+
+class NeMoGymEnvironment(Environment):  # type: ignore[misc]
+    """One client's session."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, game: Game) -> None:
+        super().__init__()
+        self._game = game
+        self._row: Row | None = None
+        self._episode: Episode | None = None
+        self._state = NeMoGymState(environment=game.played.name)
+
+    async def reset_async(
+        self, seed: int | None = None, episode_id: str | None = None, index: int | None = None
+    ) -> NeMoGymObservation:
+        """Begin an episode on row `index`, else on one chosen by `seed`, else on the next row.
+
+        Returns the messages that the model begins with. Raises `DataError` for a row that there is not or that names another
+        agent, and the errors of `Episode.open`.
+        """
+        await self._end()
+        position = self._game.index(index, seed)
+        self._row = self._game.row(position)
+        self._state = NeMoGymState(environment=self._game.played.name, episode_id=episode_id, index=position)
+        episode = await self._game.episode(self._row)
+        try:
+            shown = await episode.open()
+        except BaseException:
+            await episode.close()
+            raise
+        self._episode = episode
+        return NeMoGymObservation(messages=[*opening(self._row), *shown])
+
+    async def step_async(
+        self, action: NeMoGymAction, timeout_s: float | None = None, **_: Any
+    ) -> Observation:
+        """Do what the model does. Raises `DataError` without an episode, or for one that is over."""
+        if action.type == "list_tools":
+            return ListToolsObservation(tools=tools_of((self._row or self._game.rows[0]).data))
+        if self._episode is None or self._episode.done:
+            raise DataError("no episode is under way; call reset first")
+        self._state.step_count += 1
+        if action.type == "message":
+            step = await self._episode.say(action.content)
+            self._state.done = step.done
+            return NeMoGymObservation(
+                messages=step.messages, reward=step.reward, done=step.done, metadata=step.info
+            )
+        step = await self._episode.call_tool(action.tool_name, action.arguments)
+        self._state.done = step.done
+        more = {"messages": step.messages} if step.messages else {}
+        return CallToolObservation(
+            tool_name=action.tool_name,
+            result=step.result,
+            reward=step.reward,
+            done=step.done,
+            metadata={**step.info, **more},
+        )
+
+    def reset(self, *args: Any, **kwargs: Any) -> NeMoGymObservation:
+        """See `reset_async`. For threads other than the server's."""
+        return asyncio.run_coroutine_threadsafe(self.reset_async(*args, **kwargs), self._game.loop).result()
+
+    def step(self, *args: Any, **kwargs: Any) -> Observation:
+        """See `step_async`. For threads other than the server's."""
+        return asyncio.run_coroutine_threadsafe(self.step_async(*args, **kwargs), self._game.loop).result()
+
+    @property
+    def state(self) -> NeMoGymState:
+        """Where the session is."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """Return the environment's name."""
+        name = self._game.played.name
+        return EnvironmentMetadata(name=name, description=f"NeMo Gym environment {name}")
+
+    def close(self) -> None:
+        """End the episode. OpenEnv calls it from a thread."""
+        if self._episode is not None and self._game.loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._end(), self._game.loop).result(CLOSE_TIMEOUT_S)
+
+    async def _end(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None:
+            await episode.close()
+
+
+class NoWebPages:
+    """Refuses the requests of web pages: any page that this machine's browser shows could open a WebSocket here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if all(name != b"origin" for name, _ in scope.get("headers", ())):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await PlainTextResponse("requests of web pages are refused", 403)(scope, receive, send)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the program."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def serve(
+    config: StackConfig,
+    played: Playable,
+    rows: Sequence[Row],
+    *,
+    listener: socket.socket,
+    max_sessions: int,
+    timeout_s: float,
+    ready: Callable[[], None],
+    progress: Progress | None = None,
+) -> None:
+    """Serve an environment to OpenEnv clients at a bound socket until cancelled.
+
+    Up to `max_sessions` clients play at once, and each request to NeMo Gym may take `timeout_s`. `ready` is called once the
+    stack is up. Raises the error of a start that fails.
+    """
+    async with acquire(config, progress=progress) as stack:
+        game = Game(stack, played, rows, timeout_s, asyncio.get_running_loop())
+        app = create_app(
+            partial(NeMoGymEnvironment, game),
+            NeMoGymAction,
+            Observation,
+            env_name=played.name,
+            max_concurrent_envs=max_sessions,
+            state_cls=NeMoGymState,
+        )
+        settings = uvicorn.Config(NoWebPages(app), log_level="warning", timeout_graceful_shutdown=GRACE_S)
+        server = _Server(settings)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            ready()
+            await asyncio.shield(task)
+        finally:
+            server.should_exit = True
+            await task
