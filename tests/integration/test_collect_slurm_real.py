@@ -197,6 +197,23 @@ def test_servers_in_the_job_and_the_end_of_its_walltime(slurm: Path, tmp_path: P
     assert len(list(notes.glob("*.json"))) > 1
 
 
+@pytest.mark.parametrize(("before", "rollouts"), [("true", 10), ("false", 0)])
+def test_an_array_that_depends_on_another_job(
+    slurm: Path, tmp_path: Path, before: str, rollouts: int
+) -> None:
+    """It runs once that job has succeeded, and is cancelled if it failed; the aggregation follows in both cases."""
+    first = said("sbatch", "--parsable", "--hold", "-o", "/dev/null", "--wrap", before).strip()
+    output = tmp_path / "run"
+    depends = ("--sbatch", f"dependency=afterok:{first}")
+    submit(output, *("-r", "2", "-c", "2"), slurm=("--shards", "1", *depends))
+    assert sorted(said("squeue", "-h", "-o", "%r").split()) == ["Dependency", "Dependency", "JobHeldUser"]
+    said("scontrol", "release", first)
+    until(lambda: not said("squeue", "-h"), 300, "an empty queue")
+    logs = "".join(path.read_text() for path in (output / "logs").glob("aggregate_*.log"))
+    assert sum(outcomes(output).values()) == rollouts
+    assert ("holds no run" in logs) is (rollouts == 0), logs
+
+
 def test_node_lists_are_expanded_as_slurm_does(slurm: Path) -> None:
     for text in ("n1", "a,b", "node[01-03,7],login", "n[098-101]", "r[1-2]n[0-1]", "n[8-11]"):
         assert expand(text) == said("scontrol", "show", "hostnames", text).split()

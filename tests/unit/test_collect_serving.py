@@ -82,6 +82,10 @@ def test_servers_on_the_nodes_of_a_job() -> None:
         ({"model": "m", "data_parallel": 4, "replicas": 2}, "do the same"),
         ({"model": "m", "arguments": ("--port=1",)}, "use gymgate's own --port"),
         ({"model": "m", "arguments": ("-dp", "2")}, "use gymgate's own --data-parallel"),
+        (
+            {"model": "m", "arguments": ("--nnodes=2",)},
+            "--nnodes=2 after --: a server of .* runs on one node",
+        ),
         ({"model": "m", "srun": ("x",)}, "add --slurm-nodes"),
     ],
 )

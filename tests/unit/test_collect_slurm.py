@@ -115,6 +115,11 @@ def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
         ({"shards": None, "seeds": (1,), "collect": ("mcqa", "--seeds", "4")}, "--seeds is set for each"),
         ({"options": {"array": "1"}}, "sets itself"),
         ({"options": {"a b": "1"}}, "is not an option"),
+        ({"options": {"dependency": None}}, "dependency needs a value"),
+        (
+            {"options": {"nodes": "2"}, "serve": ("m",), "collect": ("mcqa",)},
+            "a server cannot span nodes; add --slurm-nodes",
+        ),
         ({"time": "10:00"}, "leaves nothing"),
         ({"time": "soon"}, "write minutes"),
         ({"shards": 0}, "at least one shard"),
@@ -123,6 +128,22 @@ def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path, fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         job(tmp_path, **fields)
+
+
+def test_an_array_waits_for_other_jobs(tmp_path: Path) -> None:
+    """It is cancelled if it would wait for ever, and the aggregation follows in any case."""
+    lines = array_script(job(tmp_path, options={"dependency": "afterok:17,afterany:18"})).splitlines()
+    assert "#SBATCH --dependency=afterok:17,afterany:18" in lines
+    assert "#SBATCH --kill-on-invalid-dep=yes" in lines
+    chosen = {"dependency": "afterok:17", "kill-on-invalid-dep": "no"}
+    assert "#SBATCH --kill-on-invalid-dep=no" in array_script(job(tmp_path, options=chosen)).splitlines()
+    assert "kill-on-invalid-dep" not in array_script(job(tmp_path))
+    assert "dependency" not in aggregate_script(job(tmp_path, options=chosen))
+
+
+def test_servers_on_every_node_may_have_several_nodes(tmp_path: Path) -> None:
+    served = job(tmp_path, serve=("m", "--slurm-nodes"), options={"nodes": "2"}, collect=("mcqa",))
+    assert "#SBATCH --nodes=2" in array_script(served).splitlines()
 
 
 def test_an_option_cannot_smuggle_a_line_in(tmp_path: Path) -> None:
@@ -146,25 +167,28 @@ def test_walltimes(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "requeued"), [("exit 0", 0, False), ("exit 1", 1, False), ("drain", 75, True)]
+    ("ends", "code", "requeued"),
+    [("exit 0", 0, False), ("exit 1", 1, False), ("drain", 75, True), ("early", 75, True)],
 )
 def test_how_a_task_ends(tmp_path: Path, ends: str, code: int, requeued: bool) -> None:
-    """The script itself, with a collector that says when it is up and a scontrol that writes down its arguments."""
+    """The script itself, with a collector that says when it is up and a scontrol that writes down its arguments.
+
+    `early` has no handler for SIGUSR1 yet, and dies of it.
+    """
     programs = tmp_path / "bin"
     programs.mkdir()
     fifo = tmp_path / "up"
     os.mkfifo(fifo)
-    drain = f"trap 'exit 75' USR1; echo up > {fifo}; while :; do sleep 0.05; done"
-    _program(
-        programs / "gymgate", f'echo "$@" > {tmp_path}/arguments; ' + (drain if ends == "drain" else ends)
-    )
+    waits = f"echo up > {fifo}; while :; do sleep 0.05; done"
+    body = {"drain": f"trap 'exit 75' USR1; {waits}", "early": waits}.get(ends, ends)
+    _program(programs / "gymgate", f'echo "$@" > {tmp_path}/arguments; {body}')
     _program(programs / "scontrol", f'echo "$@" > {tmp_path}/scontrol')
     _program(programs / "sleep", f'[ "$1" = 60 ] || exec {shutil.which("sleep")} "$@"')
     (tmp_path / "array.sh").write_text(array_script(job(tmp_path)))
     environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}"}
     environment |= {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_JOB_ID": "17"}
     with subprocess.Popen(["bash", str(tmp_path / "array.sh")], env=environment) as process:
-        if ends == "drain":
+        if ends in ("drain", "early"):
             assert fifo.read_text() == "up\n"
             process.send_signal(signal.SIGUSR1)
         assert process.wait(30) == code

@@ -14,7 +14,7 @@ from pathlib import Path
 from gymgate.errors import ConfigError
 
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-_RESERVED = frozenset({"array", "dependency", "output", "job-name", "signal", "kill-on-invalid-dep"})
+_RESERVED = frozenset({"array", "output", "job-name", "signal"})
 WAIT_FOR_RESTART_S = 1800
 """Time for a policy server that died to be up again."""
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
@@ -40,7 +40,8 @@ class SlurmJob:
     requeues: int = 3
     """Times that a task which ran out of time, or was preempted, is requeued."""
     options: Mapping[str, str | None] = field(default_factory=dict)
-    """Further sbatch options of the array: partition, account, gpus-per-node, ..."""
+    """Further sbatch options of the array: partition, account, gpus-per-node, ... With `dependency`, an array whose dependency
+    can no longer be met is cancelled, unless `kill-on-invalid-dep` says otherwise."""
     setup: Sequence[str] = ()
     """Shell lines to run first, verbatim."""
     serve: Sequence[str] = ()
@@ -62,6 +63,14 @@ class SlurmJob:
         for name in self.options:
             if not _OPTION.fullmatch(name) or name in _RESERVED:
                 raise ConfigError(f"--sbatch {name!r} is not an option, or one that the script sets itself")
+        if "dependency" in self.options and not self.options["dependency"]:
+            raise ConfigError("--sbatch dependency needs a value, such as dependency=afterok:1234")
+        nodes = self.options.get("nodes") or "1"
+        if self.serve and nodes != "1" and "--slurm-nodes" not in self.serve:
+            raise ConfigError(
+                f"--sbatch nodes={nodes}: --serve starts servers on the first node only, and a server cannot span nodes; add "
+                "--slurm-nodes to --serve for servers on every node, or leave nodes out"
+            )
         if self.time is not None and seconds_of(self.time) <= self.drain_s:
             raise ConfigError(f"--time {self.time} leaves nothing after --drain of {self.drain_s} s")
 
@@ -112,6 +121,7 @@ def array_script(job: SlurmJob) -> str:
         "open-mode": "append",
         "requeue": None,
         **({"time": job.time, "signal": f"B:USR1@{job.drain_s}"} if job.time else {}),
+        **({"kill-on-invalid-dep": "yes"} if "dependency" in job.options else {}),
         **job.options,
     }
     lines = [
@@ -128,6 +138,7 @@ def array_script(job: SlurmJob) -> str:
         'while kill -0 "$collector" 2>/dev/null; do wait "$collector" || true; done',
         "code=0",
         'wait "$collector" || code=$?',
+        '[ "$code" -ne 138 ] || code=75  # SIGUSR1 ended it before it could handle signals',
         f'if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.requeues} ]; then',
         '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',
         "  sleep 60  # Slurm ends this step",
@@ -139,7 +150,8 @@ def array_script(job: SlurmJob) -> str:
 
 
 def aggregate_script(job: SlurmJob) -> str:
-    """The sbatch script that aggregates the array's runs; submit it with a dependency on the array."""
+    """The sbatch script that aggregates the array's runs; submit it with a dependency on the array. It waits for what the
+    array depends on too, because it begins after the array."""
     output = job.output.absolute()
     carried = {name: value for name, value in job.options.items() if name in ("account", "partition", "qos")}
     options = {"job-name": f"{job.name}-aggregate", "output": f"{output}/logs/aggregate_%j.log", **carried}

@@ -23,6 +23,11 @@ OWN_ARGUMENTS = {
     "-tp": "--tensor-parallel",
 }
 """vLLM's options that gymgate sets itself, by an option of its own."""
+SEVERAL_NODES = frozenset(
+    {"--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--headless"}
+    | {"--data-parallel-address", "-dpa", "--data-parallel-start-rank", "-dpr"}
+)
+"""vLLM's options for a server that spans nodes."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,14 @@ class PolicyServers:
                 "(an address each) do the same: give one of them"
             )
         for argument in self.arguments:
-            if own := OWN_ARGUMENTS.get(argument.partition("=")[0]):
+            name = argument.partition("=")[0]
+            if own := OWN_ARGUMENTS.get(name):
                 raise ConfigError(f"{argument} after --: use gymgate's own {own}")
+            if name in SEVERAL_NODES:
+                raise ConfigError(
+                    f"{argument} after --: a server of gymgate serve-policy runs on one node, where it is restarted if it "
+                    "dies; start one that spans nodes yourself and name its URL with -b"
+                )
         if self.srun and not self.nodes:
             raise ConfigError("--srun is for the nodes of a Slurm job: add --slurm-nodes")
 
