@@ -131,6 +131,7 @@ async def test_a_mistake_is_said_before_anything_runs(tmp_path: Path, policy: Sc
     for args, expected in (
         (["env=mcqaa"], "mcqa"),
         (["environment=mcqa"], "-T environment: no such argument"),
+        (["env=simpleqa"], """give -T models='{"NAME": "URL", ...}'"""),
     ):
         process = await start(policy, tmp_path, *(each for arg in args for each in ("-T", arg)))
         out, _ = await process.communicate()

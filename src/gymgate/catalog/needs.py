@@ -70,18 +70,20 @@ def refuse_unanswered(
     named: Collection[str],
     *,
     keyless: bool = False,
+    option: str | None = None,
     hint: str = "",
 ) -> None:
     """Raise `NeedMissingError` for each of `judges` (name -> the setting that names it) that is not among `named`, the names
     with an endpoint. `"*"` names all.
 
-    `keyless`: their calls carry no rollout key, so the rollout's own policy cannot answer them.
+    `keyless`: their calls carry no rollout key, so the rollout's own policy cannot answer them. `option` gives them endpoints, in
+    place of `--judge`.
     """
     missing = {} if "*" in named else {name: setting for name, setting in judges.items() if name not in named}
     if not missing:
         return
     listed = ", ".join(f"{name!r} ({setting})" for name, setting in missing.items())
-    options = " ".join(f"--judge {name}=URL" for name in missing)
+    options = option or " ".join(f"--judge {name}=URL" for name in missing)
     policy = "" if keyless else "'policy' is the policy itself, "
     raise NeedMissingError(
         f"environment {environment!r} needs an endpoint for model server {listed}: give {options} (in place of URL, {policy}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from gymgate.api import load_catalog
 from gymgate.catalog import Catalog, Environment
-from gymgate.cli.environments import require_needs, stack_config
+from gymgate.cli.environments import stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
 from gymgate.cli.output import Log
 from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
@@ -18,6 +18,7 @@ from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig
 from gymgate.dataset import RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
+from gymgate.stack.needs import require_needs
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
 _AGENT_ROWS = 10_000

@@ -9,10 +9,7 @@ from typing import Any
 
 import yaml
 
-from gymgate.catalog import Environment
-from gymgate.catalog.needs import refuse_unanswered
 from gymgate.catalog.parse import read_yaml
-from gymgate.catalog.sandboxes import packaged_providers, refuse_undefined
 from gymgate.cli.options import EnvironmentOptions
 from gymgate.config import (
     EnvironmentConfig,
@@ -22,12 +19,7 @@ from gymgate.config import (
     StackConfig,
 )
 from gymgate.errors import ConfigError, DataError
-from gymgate.runtime import find_runtime
-from gymgate.runtime.sandboxes import PROVIDERS, usable_choices
 
-REPLAYED_JUDGES = (
-    "; recorded rollouts answer for the policy alone: `gymgate check {}` replays the judges' answers, too"
-)
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 
 
@@ -101,30 +93,6 @@ def parse_judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
             raise ConfigError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
         found[name] = HTTPEndpoint(base_url=url, model=model or None)
     return found
-
-
-def _require_sandbox(spec: EnvironmentConfig, environment: Environment, runtime: RuntimeConfig) -> None:
-    """Raise `NeedMissingError` for a sandbox that neither the options nor the environment's files define."""
-    references = environment.config(spec.config).sandboxes
-    if spec.sandbox is None and any(each.provider is None for each in references):
-        found = find_runtime(runtime)
-        choices = usable_choices(packaged_providers(found.site) if found else PROVIDERS)
-        refuse_undefined(environment.name, references, choices)
-
-
-def require_needs(stack: StackConfig, found: Sequence[Environment], *, replayed: bool) -> None:
-    """Raise `NeedMissingError` for a judge without an endpoint or a sandbox without a provider, as far as files show it.
-
-    The stack checks again: only NeMo Gym itself knows what `--set` and `--agent` change. `replayed`: recorded
-    rollouts answer for the policy, which they cannot do for a judge.
-    """
-    named = {name for name, _ in stack.models}
-    for spec, environment in zip(stack.environments, found, strict=True):
-        if spec.agent is None and not spec.overrides:
-            _require_sandbox(spec, environment, stack.runtime)
-            judges = dict(environment.config(spec.config).judges)
-            hint = REPLAYED_JUDGES.format(environment.known_as) if replayed else ""
-            refuse_unanswered(environment.name, judges, named, hint=hint)
 
 
 def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:

@@ -13,7 +13,6 @@ from urllib.parse import urlparse
 
 import click
 
-from gymgate.cli.environments import require_needs
 from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
@@ -35,6 +34,7 @@ from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
 from gymgate.integrations.verifiers.knobs import PLUGIN_ID, knobs_of, require_verifiers
+from gymgate.stack.needs import require_needs
 
 EPILOG = """All other options go to verifiers unchanged: `vf-eval nemo-gym-env --help` lists them, and `@ FILE` reads
 them from TOML or JSON. --data, --judge, --timeout and the like are short for `--env.taskset.*`."""

@@ -19,9 +19,11 @@ from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
 from gymgate.integrations.knobs import DEFAULT_DATA, DEFAULT_ENVIRONMENT, Knobs, one_line
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
+from gymgate.stack.needs import require_needs
 
 _OWN = ("dialect",)
 """Knobs that say nothing here: Inspect's bridge is asked in the Responses API only."""
+_JUDGES = """-T models='{"NAME": "URL", ...}'"""
 
 
 @task  # type: ignore[untyped-decorator]
@@ -29,10 +31,12 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
     """Rows of a NeMo Gym environment, run by its own agent and scored by its own servers.
 
     `env`, `data` and all further `-T` arguments are the knobs that gymgate's evals share (docs/inspect.md lists them).
-    Installs nemo-gym if it is not there. Raises `ConfigError` or `DataError`, one line, for what cannot be loaded.
+    Installs nemo-gym if it is not there. Raises, in one line, `ConfigError` or `DataError` for what cannot be loaded and
+    `NeedMissingError` for a judge without an endpoint.
     """
     given = {"env": env, "data": data, **knobs}
     chosen = _checked(given)
+    require_needs(chosen.stack_config(), chosen.find_environments(_show).values(), option=_JUDGES)
     rows = list(eval_rows(chosen, _show))
     return Task(
         dataset=MemoryDataset(_samples(rows, chosen), name=f"{chosen.name}: {data}"),
