@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import SecretStr
 
@@ -69,15 +69,14 @@ async def run_row(
     *,
     base_url: str,
     api_key: str | None = None,
-    model: str | None = None,
-    dialect: Literal["chat", "responses"] = "chat",
     limits: RolloutLimits | None = None,
+    **settings: Any,
 ) -> Rollout:
     """Run one row against the model at `base_url` and return its rollout, for trainers that give each rollout a URL and a key.
 
     An environment by name runs in a stack that all processes of this user share, and that stays up for `SHARED_LINGER_S`
-    seconds after its last rollout. Give a `StackConfig` with `share="machine"` to choose more. `model` is the name sent to the
-    endpoint. The key goes nowhere but to `base_url`.
+    seconds after its last rollout. Give a `StackConfig` with `share="machine"` to choose more. `settings` are others of
+    `HTTPEndpoint`: `model`, `dialect`, `sampling`, `max_retries`. The key goes nowhere but to `base_url`.
 
     Train on `gymgate.outcome_of(rollout).reward`, which is `None` where no number counts. A failed rollout is raised as the
     error it failed with, so it never becomes a reward of 0. Raises `ConfigError`, `DataError` or `StackStartError` for what
@@ -88,8 +87,7 @@ async def run_row(
     policy = HTTPEndpoint(
         base_url=base_url,
         api_key=None if api_key is None else SecretStr(api_key),
-        model=model,
-        dialect=dialect,
+        **settings,
     )
     async with acquire(environment) as stack:
         rollout = await stack.run(row, policy=policy, limits=limits)
