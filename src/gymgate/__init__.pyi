@@ -11,6 +11,7 @@ from gymgate.config import CallableEndpoint as CallableEndpoint
 from gymgate.config import Endpoint as Endpoint
 from gymgate.config import EnvironmentConfig as EnvironmentConfig
 from gymgate.config import HTTPEndpoint as HTTPEndpoint
+from gymgate.config import RayCluster as RayCluster
 from gymgate.config import ReplayEndpoint as ReplayEndpoint
 from gymgate.config import RolloutLimits as RolloutLimits
 from gymgate.config import RuntimeConfig as RuntimeConfig

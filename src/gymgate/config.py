@@ -192,6 +192,21 @@ class EnvironmentConfig(Config):
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
 
 
+class RayCluster(Config):
+    """An existing Ray cluster whose nodes run stacks. Every node needs gymgate with the `ray` extra."""
+
+    address: str = "auto"
+    """`HOST:PORT` of the cluster, or `auto` for the one of this machine. A process that is connected to a cluster uses that."""
+    cpus_per_stack: float | None = Field(default=None, gt=0)
+    """CPUs that Ray reserves for each stack; a node gets as many stacks as it has room for. `None`: one stack on each node,
+    and nothing is reserved."""
+    rollouts_per_stack: int = Field(default=256, ge=1)
+    """Concurrent rollouts of this process on a stack. More of them wait, within their timeout."""
+
+    def __init__(self, address: str = "auto", **fields: Any) -> None:
+        super().__init__(**{"address": address, **fields})
+
+
 def _own_address(value: str) -> str:
     address = ipaddress.ip_address(value)
     if address.is_unspecified or address.is_loopback:
@@ -201,6 +216,10 @@ def _own_address(value: str) -> str:
 
 def _environment(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
+
+
+def _cluster(value: Any) -> Any:
+    return {"address": value} if isinstance(value, str) else value
 
 
 class StackConfig(Config):
@@ -239,6 +258,8 @@ class StackConfig(Config):
     share: Literal["process", "machine"] = "process"
     """Who may share the stack: this process, or all processes of this user on this machine. They share it if config, gymgate,
     the values of `env_vars`, judges' keys and the directory that relative paths start from are equal."""
+    ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
+    """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
     state_dir: str | None = None
     """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or cache directory, deleted when the stack
     stops."""

@@ -33,6 +33,7 @@ from gymgate.collection.pace import Pace, parse_budgets
 from gymgate.collection.plan import WHOLE, parse_seeds, parse_shard
 from gymgate.collection.run import Collection
 from gymgate.collection.store import FAILURES
+from gymgate.config import RayCluster
 from gymgate.errors import ConfigError
 
 FAILED = 1
@@ -104,6 +105,12 @@ UNFINISHED = 75
 @click.option("--bodies", is_flag=True, help="Keep each model call's request and response.")
 @gym_option
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.")
+@click.option(
+    "--cpus-per-stack",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="With --ray: reserve N CPUs for each stack, and run as many on a node as fit.",
+)
 @json_option
 def command(
     as_json: bool,
@@ -118,6 +125,7 @@ def command(
     sync_every: float,
     bodies: bool,
     ray: str | None,
+    cpus_per_stack: float | None,
     **options: Any,
 ) -> None:
     """Collect rollouts into a directory, resumed where they stopped.
@@ -128,6 +136,8 @@ def command(
     """
     if output.exists() and not output.is_dir():
         raise ConfigError(f"-o {output} is a file; a run needs a directory")
+    if cpus_per_stack is not None and ray is None:
+        raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
     wait_s = options["endpoint"].wait_for_policy
     with showing_progress() as (show, log):
         run = make_collection(
@@ -137,7 +147,7 @@ def command(
             output=output,
             pace=Pace(concurrency, parse_budgets(retries), sync_every, stall_warning, stop_after_failures),
             record_bodies=bodies,
-            ray=ray,
+            ray=RayCluster(ray, cpus_per_stack=cpus_per_stack) if ray is not None else None,
             # Ray's nodes may reach an endpoint that this machine does not.
             wait_for_policy_s=0.0 if wait_s is None and ray is None else wait_s,
             log=log,

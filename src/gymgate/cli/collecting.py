@@ -15,7 +15,7 @@ from gymgate.cli.output import Log
 from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
-from gymgate.config import HTTPEndpoint, ReplayEndpoint, RuntimeConfig
+from gymgate.config import HTTPEndpoint, RayCluster, ReplayEndpoint, RuntimeConfig
 from gymgate.dataset import RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.stack.needs import require_needs
@@ -40,6 +40,7 @@ def make_collection(
     seeds: Sequence[int] | None = None,
     shard: Shard = WHOLE,
     keep_invalid: bool = False,
+    ray: RayCluster | None = None,
     **fields: Any,
 ) -> Collection:
     """Check everything that can be checked before something is started, and describe the run.
@@ -55,7 +56,7 @@ def make_collection(
         log(REPLAYING)
     environments, source = _split_arguments(arguments, named, data)
     catalog = load_catalog(gym, progress=log)
-    stack = stack_config(environments or _environments_of_rows(source, catalog), served, gym)
+    stack = stack_config(environments or _environments_of_rows(source, catalog), served, gym, ray)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=policy is None)
     sources = _sources(source, found, rows)

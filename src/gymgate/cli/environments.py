@@ -15,6 +15,7 @@ from gymgate.config import (
     EnvironmentConfig,
     HTTPEndpoint,
     JudgeEndpoint,
+    RayCluster,
     RuntimeConfig,
     StackConfig,
 )
@@ -24,7 +25,10 @@ _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 
 
 def stack_config(
-    environments: Sequence[str], given: EnvironmentOptions, runtime: RuntimeConfig
+    environments: Sequence[str],
+    given: EnvironmentOptions,
+    runtime: RuntimeConfig,
+    ray: RayCluster | None = None,
 ) -> StackConfig:
     """The stack that serves the environments with the given options. Raises `ConfigError`."""
     return StackConfig(
@@ -37,6 +41,7 @@ def stack_config(
         agent_processes=given.agent_processes,
         gateway_host=given.gateway_host,
         hang_timeout_s=given.hang_timeout or None,
+        ray=ray,
     )
 
 

@@ -88,7 +88,7 @@ def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> Non
     knobs, replayed = knobs_of(settings), is_replayed(settings)
     with ExitStack() as exits:
         policy_args = exits.enter_context(_policy(knobs, settings))
-        if not (settings.get("dry_run") or {"-h", "--help"} & {*argv}):
+        if not (settings.get("dry_run") or knobs.ray or {"-h", "--help"} & {*argv}):
             from gymgate.integrations.stacks import starting_early
 
             exits.enter_context(starting_early(knobs.stack_config(), log))

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from gymgate.collection.pace import Pace, fitting_concurrency
 from gymgate.collection.plan import Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
 from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.progress import RunProgress
-from gymgate.collection.ray_stacks import RayStacks, ray_stacks
 from gymgate.collection.settings import extent_of, settings_of
 from gymgate.collection.store import RunDirectory, open_run, run_directories
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
@@ -39,8 +37,6 @@ class Collection:
     pace: Pace = field(default_factory=Pace)
     rerun_failed: bool = False
     record_bodies: bool = False
-    ray: str | None = None
-    """Address of a Ray cluster to run on; `None`: this machine."""
     wait_for_policy_s: float | None = None
     """Seconds that the policy's endpoint has to answer, at the start and after its failures; 0: ask once; `None`: never."""
     log: Log = ignore
@@ -97,7 +93,7 @@ class Collection:
         finished = -1
         while True:
             try:
-                async with self._stacks() as stack:
+                async with acquire(self.stack, progress=self.log) as stack:
                     self.collector = Collector(
                         self.plan.rollouts(settled),
                         functools.partial(self._run_one, stack),
@@ -119,11 +115,6 @@ class Collection:
                     raise
                 finished = self.progress.finished
                 self.log(f"{error}; starting it again")
-
-    def _stacks(self) -> AbstractAsyncContextManager[Stack | RayStacks]:
-        if self.ray is None:
-            return acquire(self.stack, progress=self.log)
-        return ray_stacks(self.ray, self.stack, self.pace.concurrency, self.log)
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
@@ -161,7 +152,7 @@ class Collection:
             self.log(message)
         return dataclasses.replace(self.pace, concurrency=fitting)
 
-    async def _run_one(self, stack: Stack | RayStacks, planned: PlannedRollout) -> Rollout:
+    async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:
         policy = self.policy
         if planned.sent_seed is not None and isinstance(policy, HTTPEndpoint):
             sampling = (*policy.sampling, ("seed", planned.sent_seed))

@@ -27,6 +27,14 @@ DEFAULT_ENVIRONMENT = "example_session_state_mgmt"
 DEFAULT_DATA = "example"
 
 
+def literal(value: Any) -> Any:
+    """Return the value of a string that is JSON; any other value as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 def _parsed(value: Any) -> Any:
     """The value of a list or mapping, which a command line gives as JSON, or as names with commas between them."""
     if not isinstance(value, str):
@@ -92,6 +100,8 @@ class Knobs(BaseModel):
     """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never."""
     linger_s: float = Field(0.0, ge=0, allow_inf_nan=False)
     """Seconds that the servers stay up after their last user has gone."""
+    ray: Annotated[str | dict[str, Any] | None, BeforeValidator(literal)] = None
+    """Ray cluster that runs the servers: `auto`, `HOST:PORT`, or the fields of `gymgate.RayCluster`; `None`: this machine."""
     share: Literal["process", "machine"] = "process"
     """Who shares the servers: this process, or all processes of this user on this machine (env-server workers)."""
 
@@ -154,6 +164,7 @@ class Knobs(BaseModel):
             start_timeout_s=self.start_timeout_s,
             hang_timeout_s=self.hang_timeout_s,
             linger_s=self.linger_s,
+            ray=self.ray,
             share=self.share,
         )
 
@@ -179,14 +190,6 @@ def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _dotted(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", literal(item)
-
-
-def literal(value: Any) -> Any:
-    """Return the value of a string that is JSON; any other value as it is."""
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _endpoint(value: Any) -> Any:

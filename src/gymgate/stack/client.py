@@ -21,7 +21,6 @@ from gymgate.rollout import ModelCall, Rollout
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
 from gymgate.runtime.command import Progress
-from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, unpack_rollout
 
@@ -59,7 +58,7 @@ class AgentInfo:
 class Connection:
     """A connection to a daemon, which is a lease. Belongs to the event loop that made it."""
 
-    def __init__(self, address: DaemonAddress, daemon: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, describe_loss: Callable[[], str], daemon: subprocess.Popen[bytes] | None) -> None:
         self.daemon = daemon
         """The process at the other end, if this process started it."""
         self.pid = os.getpid()
@@ -71,7 +70,7 @@ class Connection:
             {"policy": self._answer_policy},
             {"progress": self._on_progress},
             on_lost=self._stop_watching,
-            describe_loss=address.describe_loss,
+            describe_loss=describe_loss,
         )
         self._shared = False
         self._daemon_pid: int | None = None

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.config import StackConfig
+from gymgate.config import RayCluster, StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.files import tail
 from gymgate.runtime.command import Progress
@@ -28,6 +28,7 @@ from gymgate.stack.client import Connection, Stack
 from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
+from gymgate.stack.ray_pool import RayPool
 
 ATTEMPTS = 3
 """Tries to connect, when the daemon that answered was about to exit."""
@@ -37,22 +38,30 @@ STAYS_S = 0.3
 
 
 @asynccontextmanager
-async def acquire(config: StackConfig, *, progress: Progress | None = None) -> AsyncIterator[Stack]:
+async def acquire(
+    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
+) -> AsyncIterator[Stack]:
     """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
+
+    `where` is a Ray cluster to run it on, in place of `config.ray`; the stack is then several, on the cluster's nodes.
 
     `progress` gets one line per step while the stack starts. Everyone who acquires one config on one event loop
     shares a connection. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`, with the end
     of the failing server's log, if the stack cannot be started.
     """
-    stack = await connect(config, progress=progress)
+    stack = await connect(config, where=where, progress=progress)
     try:
         yield stack
     finally:
         await stack.close()
 
 
-async def connect(config: StackConfig, *, progress: Progress | None = None) -> Stack:
+async def connect(
+    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
+) -> Stack:
     """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`."""
+    if where is not None:
+        config = config.model_copy(update={"ray": where})
     identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
     registry = current_registry()
     lease = registry.lease(config, identity)
@@ -97,20 +106,29 @@ class Lease:
             await self._registry.close(await self.ready)
 
     async def _connect(self) -> Connection:
+        if self.config.ray is not None:
+            return await self._welcomed(await RayPool(self.config, self.identity).connect())
         address = await asyncio.to_thread(self._registry.address, self.config, self.identity)
         for attempt in range(1, ATTEMPTS + 1):
             connection = await self._registry.open(address)
-            connection.progress = self.progress
             try:
-                await connection.hello(self.config)
-                return connection
-            except BaseException as error:
-                await asyncio.shield(self._registry.close(connection))
-                if not isinstance(error, StackLostError) or connection.peer.heard:
+                return await self._welcomed(connection)
+            except StackLostError as error:
+                if connection.peer.heard:
                     raise
                 if attempt == ATTEMPTS:
                     raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
         raise AssertionError("unreachable")
+
+    async def _welcomed(self, connection: Connection) -> Connection:
+        """Take the lease on a new connection, which is closed if that fails."""
+        connection.progress = self.progress
+        try:
+            await connection.hello(self.config)
+        except BaseException:
+            await asyncio.shield(self._registry.close(connection))
+            raise
+        return connection
 
 
 class Registry:
@@ -167,13 +185,13 @@ class Registry:
 
     async def open(self, address: DaemonAddress) -> Connection:
         """Connect to the daemon, which is started if none answers."""
-        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect, address))
+        connecting = asyncio.ensure_future(asyncio.to_thread(self.connect, address))
         try:
             sock, daemon = await asyncio.shield(connecting)
         except asyncio.CancelledError:
             (await connecting)[0].close()
             raise
-        connection = Connection(address, daemon)
+        connection = Connection(address.describe_loss, daemon)
         await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, sock=sock)
         return connection
 
@@ -216,8 +234,8 @@ class Registry:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _connect(self, address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
-        """Return a connection, and the daemon at the other end if this process started it."""
+    def connect(self, address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
+        """Return a connection, and the daemon at the other end if this process started it. Blocks."""
         sock, process = connect_or_start(address)
         self._sockets.add(sock)
         sock.setblocking(False)

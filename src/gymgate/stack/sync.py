@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Self, TypeVar
 
-from gymgate.config import CallableEndpoint, RolloutLimits, StackConfig
+from gymgate.config import CallableEndpoint, RayCluster, RolloutLimits, StackConfig
 from gymgate.runtime.command import Progress
 from gymgate.stack.client import (
     NOT_PICKLED,
@@ -193,7 +193,9 @@ class SyncOpenRoute:
 
 
 @contextmanager
-def acquire_sync(config: StackConfig, *, progress: Progress | None = None) -> Iterator[SyncStack]:
+def acquire_sync(
+    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
+) -> Iterator[SyncStack]:
     """Acquire a stack for code without an event loop; see `acquire`. Threads that acquire one config share a connection.
 
     `progress` is called from another thread.
@@ -201,7 +203,7 @@ def acquire_sync(config: StackConfig, *, progress: Progress | None = None) -> It
     loop = _current_loop_thread()
     loop.enter()
     try:
-        stack = loop.call(connect(config, progress=progress))
+        stack = loop.call(connect(config, where=where, progress=progress))
         try:
             yield SyncStack(stack, loop)
         finally:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.config import EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
 from gymgate.integrations.trl.batch import SegmentChoice, nemo_gym_reward, to_batch
@@ -51,7 +51,7 @@ class NeMoGymSpec:
 
     `sandbox` is the sandbox provider of environments that run commands in one. `stack` has further fields of
     `StackConfig`, such as `models` for judges or `environments` with overrides. The stack starts with the first batch and
-    runs until `close`; the ranks of one machine share it. A spec can be pickled.
+    runs until `close`; the ranks of one machine share it. `ray` runs it on the nodes of a Ray cluster. A spec can be pickled.
     """
 
     _loop: LoopThread | None
@@ -73,6 +73,7 @@ class NeMoGymSpec:
         runtime: RuntimeConfig | Mapping[str, Any] | None = None,
         stack: Mapping[str, Any] | None = None,
         sandbox: str | None = None,
+        ray: RayCluster | str | None = None,
         segment_choice: SegmentChoice = "longest",
         score_truncated: bool = False,
     ) -> None:
@@ -90,6 +91,7 @@ class NeMoGymSpec:
         defaults = {
             "environments": tuple(EnvironmentConfig(name=name, sandbox=sandbox) for name in self.weights),
             "runtime": runtime or RuntimeConfig(),
+            "ray": ray,
             "share": "machine" if several_ranks else "process",
         }
         self.config = StackConfig.model_validate({**defaults, **(stack or {})})

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from gymgate.config import Config, EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.config import Config, EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
@@ -29,6 +29,9 @@ class LoopConfig(Config):
     """Limits of one rollout."""
     runtime: RuntimeConfig = RuntimeConfig()
     """The nemo-gym release and the interpreter it runs in."""
+    ray: str | RayCluster | None = None
+    """Run the stacks on the nodes of the Ray cluster that verl runs on: `auto`, or the fields of `RayCluster`. `None`: each
+    machine with agent-loop workers has its own stack."""
     stack: dict[str, Any] = Field(default_factory=dict)
     """Further fields of `StackConfig`: `models` for judges, `env_vars`, `agent_processes`, `linger_s`."""
     score_truncated: bool = False
@@ -54,6 +57,7 @@ class LoopConfig(Config):
         return StackConfig(
             environments=self.environments,
             runtime=self.runtime,
+            ray=self.ray,
             **{"share": "machine", **self.stack},
         )
 

@@ -7,9 +7,9 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from ray_support import ray_cluster
 from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import CollectedRollout, read_values
@@ -24,12 +24,7 @@ pytestmark = [
 
 
 def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    cluster: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    try:
-        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    with ray_cluster(1, 1, 1) as cluster:
         found = runtime()
         gym = f"{found.version}@{found.interpreter}" if found.interpreter else found.version
         command = [
@@ -51,14 +46,12 @@ def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             assert process.poll() is None, process.stderr.read() if process.stderr else ""
-            cluster.remove_node(nodes[0], allow_graceful=False)
+            cluster.remove_node(cluster.list_all_nodes()[1], allow_graceful=False)
             _, said = process.communicate(timeout=150)
         assert process.returncode == 0, said
         assert "starting a stack on each of 3 nodes" in said
         assert "is lost" in said
         assert "2 are left" in said
-    finally:
-        cluster.shutdown()
     counted = Counter(
         CollectedRollout.model_validate(value).identity
         for _, value in read_values(tmp_path / "run" / ROLLOUTS)

@@ -1,0 +1,105 @@
+"""Rollouts/s on 1, 2 and 4 nodes of a Ray cluster, under a policy that is slow and does not load the processor.
+
+    .venv-train/bin/python -m benchmarks ray [--nodes 1,2,4] [--per-stack 16] [--call-s 1.0] [--waves 6]
+
+All nodes are raylets on this machine, so they share its cores and the network is loopback: what is measured is whether the pool
+keeps every stack's rollouts at its limit, and what the way over Ray adds. Each rollout makes two calls of `--call-s` seconds.
+The ideal is `--per-stack` rollouts at once on each node, with nothing taking time but the policy. The first wave is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.contenders import ENVIRONMENT
+from benchmarks.delayed_policy import delayed_policy, row_with
+from benchmarks.machine import describe, numbers, print_table
+from gymgate import open_rows
+from gymgate.config import HTTPEndpoint, RayCluster, StackConfig
+from gymgate.stack import acquire
+
+CALLS = 2
+HEAD = [
+    "nodes",
+    "rollouts at once",
+    "ideal, rollouts/s",
+    "measured",
+    "of the ideal",
+    "added per rollout, median ms",
+]
+
+
+@contextmanager
+def ray_cluster(count: int) -> Iterator[str]:
+    """Start so many raylets on this machine; the address of their cluster."""
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "100")
+    from ray.cluster_utils import Cluster
+
+    cluster: Any = Cluster()
+    try:
+        for _ in range(count):
+            cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000)
+        cluster.wait_for_nodes(100)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+async def measure(address: str, url: str, nodes: int, args: argparse.Namespace) -> list[str]:
+    """Return one line of the table."""
+    row = row_with([args.call_s] * CALLS, dict(open_rows(ENVIRONMENT)[0].data))
+    policy = HTTPEndpoint(base_url=url, dialect="responses")
+    where = RayCluster(address, rollouts_per_stack=args.per_stack)
+    at_once = nodes * args.per_stack
+    added: list[float] = []
+    async with acquire(StackConfig(environments=(ENVIRONMENT,)), where=where) as stack:
+
+        async def rollouts(count: int) -> None:
+            for _ in range(count):
+                rollout = await stack.run(row, policy=policy, record_bodies=False)
+                if rollout.error is not None or len(rollout.calls) != CALLS:
+                    raise SystemExit(f"benchmarks: a rollout failed: {rollout.error}")
+                added.append(rollout.timing.total_s - CALLS * args.call_s)
+
+        async def wave(count: int) -> None:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(rollouts(count))
+
+        await wave(1)
+        added.clear()
+        started = time.monotonic()
+        await wave(args.waves)
+        wall_s = time.monotonic() - started
+    ideal, measured = at_once / (CALLS * args.call_s), at_once * args.waves / wall_s
+    median_ms = f"{statistics.median(added) * 1000:.0f}"
+    return [str(nodes), str(at_once), f"{ideal:.1f}", f"{measured:.1f}", f"{measured / ideal:.0%}", median_ms]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nodes", type=numbers, default=[1, 2, 4])
+    parser.add_argument("--per-stack", type=int, default=16, help="rollouts at once on each stack")
+    parser.add_argument("--call-s", type=float, default=1.0, help="seconds of each policy call")
+    parser.add_argument("--waves", type=int, default=6, help="rollouts of each of those that run at once")
+    args = parser.parse_args()
+    rows = []
+    with delayed_policy() as url:
+        for nodes in args.nodes:
+            with ray_cluster(nodes) as address:
+                rows.append(asyncio.run(measure(address, url, nodes, args)))
+    print(describe("ray"))
+    print_table(HEAD, rows)
+
+
+if __name__ == "__main__":
+    main()
