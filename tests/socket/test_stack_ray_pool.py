@@ -131,6 +131,7 @@ class Cluster:
     def __init__(self) -> None:
         self.cpus = {"a": 4.0, "b": 4.0}
         self.draining: set[str] = set()
+        self.dying: set[str] = set()
         self.daemons: dict[str, list[Daemon]] = {"a": [], "b": [], "c": []}
         self.actors: dict[str, Node] = {}
         self.killed: list[Node] = []
@@ -143,6 +144,8 @@ class Cluster:
         self.prepare(daemon)
         self.daemons[node_id].append(daemon)
         self.actors[node_id] = Node(daemon)
+        if node_id in self.dying:
+            self.actors[node_id].dead.set()
         return self.actors[node_id]
 
     def nodes_of(self, ray: Any) -> tuple[list[dict[str, Any]], set[str]]:
@@ -331,6 +334,18 @@ async def test_a_stack_that_does_not_start_is_the_error(cluster: Cluster) -> Non
         async with acquire(CONFIG, where=RayCluster("x")):
             pass
     assert len(cluster.killed) == 2
+
+
+async def test_a_node_where_ray_starts_no_actor_is_the_error(cluster: Cluster) -> None:
+    """A node without gymgate, for example. One that joins later is left out."""
+    cluster.dying = {"c"}
+    async with acquire(CONFIG, where=RayCluster("x")) as stack:
+        cluster.cpus["c"] = 4.0
+        await until(lambda: cluster.actors.get("c") in cluster.killed)
+        assert len((await stack.status())["nodes"]) == 2
+    with pytest.raises(StackStartError, match="the actor died"):
+        async with acquire(CONFIG, where=RayCluster("x")):
+            pass
 
 
 async def test_a_route_is_refused(cluster: Cluster) -> None:

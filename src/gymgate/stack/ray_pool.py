@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import secrets
 import socket
@@ -27,6 +28,7 @@ from gymgate.errors import (
     RolloutTimeoutError,
     StackLostError,
     StackStartError,
+    described,
 )
 from gymgate.rollout.result import failed
 from gymgate.stack.client import Connection
@@ -38,8 +40,12 @@ LOOK_S = 2.0
 """Seconds between two looks at the cluster's nodes."""
 PLACE_S = 20.0
 """Seconds for which a start waits for nodes whose CPUs are taken; their stacks join when CPUs are free."""
+ERROR_LENGTH = 300
+"""Characters of an error of Ray's that are shown. The reason is at its end."""
 STOP_S = 15.0
 """For a stack on a node to stop before its actor is killed."""
+
+logger = logging.getLogger(__name__)
 
 
 class NodeStack:
@@ -136,7 +142,7 @@ class RayPool:
         await self._look()
         if not self.stacks:
             raise ConfigError(
-                f"no node of the Ray cluster has {self.where.cpus_per_stack:g} CPUs for a stack"
+                f"no node of the Ray cluster has {self.where.cpus_per_stack or 0:g} CPUs for a stack"
             )
         what = "a stack" if self.where.cpus_per_stack is None else f"stacks ({len(self.stacks)} in all)"
         self._tell(f"Ray: starting {what} on each of {len({node for node, _ in self.stacks})} nodes")
@@ -172,13 +178,9 @@ class RayPool:
         timeout_s, started = message["limits"]["timeout_s"], time.monotonic()
         while (stack := self._with_room()) is None:
             if time.monotonic() - started >= timeout_s:
-                most = (
-                    f"every stack on the Ray cluster runs {self.where.rollouts_per_stack} rollouts or is lost"
-                )
-                advice = "Raise rollouts_per_stack or the timeout."
-                return _failed(
-                    message, RolloutTimeoutError(f"Timed out after {timeout_s:g} s: {most}. {advice}")
-                )
+                most = f"every stack on the Ray cluster runs {self.where.rollouts_per_stack} rollouts"
+                waited = f"Timed out after {timeout_s:g} s: {most}. Raise rollouts_per_stack or the timeout."
+                return _failed(message, RolloutTimeoutError(waited))
             await self._change()
         message["limits"]["timeout_s"] = max(timeout_s - (time.monotonic() - started), 0.001)
         stack.in_flight += 1
@@ -224,7 +226,10 @@ class RayPool:
     async def _keep_looking(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            await self._look()
+            try:
+                await self._look()
+            except Exception as error:  # Ray's control store restarts, say; looked at again
+                logger.warning("cannot look at the Ray cluster: %s", described(error))
 
     async def _look(self) -> None:
         """Place a stack wherever one is missing. A node that is being drained gets no more rollouts."""
@@ -263,8 +268,8 @@ class RayPool:
             pass
         except GymgateError as error:
             stack.error = error
-        except self._ray.exceptions.RayError as error:
-            stack.tunnel.reason = type(error).__name__
+        except self._ray.exceptions.RayError as error:  # only before it is up; later the connection is lost
+            stack.error = StackStartError(f"Ray: {' '.join(described(error).split())[-ERROR_LENGTH:]}")
         finally:
             stack.up = False
             if self._stopping is None:
