@@ -27,7 +27,7 @@ from verl_support import Scripted, example_rows, make_config
 from gymgate.config import RuntimeConfig
 from gymgate.integrations.verl.worker import workers_here
 from gymgate.runtime import ensure_runtime
-from gymgate.tokens import CallableEngine, Sample
+from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.trl import NeMoGymSpec
 
 pytestmark = [
