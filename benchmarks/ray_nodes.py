@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from gymgate.config import HTTPEndpoint, RayCluster, StackConfig
 from gymgate.stack import acquire
 
 CALLS = 2
+STARTS = 4
 HEAD = [
     "nodes",
     "rollouts at once",
@@ -37,17 +37,22 @@ HEAD = [
 
 
 @contextmanager
-def ray_cluster(count: int) -> Iterator[str]:
-    """Start so many raylets on this machine; the address of their cluster."""
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "100")
+def ray_cluster(*cpus: int) -> Iterator[Any]:
+    """Ray's `Cluster` of so many raylets on this machine, each with so many CPUs; started again if Ray gives up after its 30 s."""
     from ray.cluster_utils import Cluster
 
-    cluster: Any = Cluster()
+    for left in reversed(range(STARTS)):
+        cluster: Any = Cluster()
+        try:
+            for number in cpus:
+                cluster.add_node(num_cpus=number, include_dashboard=False, object_store_memory=80_000_000)
+            break
+        except Exception as error:  # Ray raises no other class
+            cluster.shutdown()
+            if "timed out during startup" not in str(error) or not left:
+                raise
     try:
-        for _ in range(count):
-            cluster.add_node(num_cpus=1, include_dashboard=False, object_store_memory=80_000_000)
-        cluster.wait_for_nodes(100)
-        yield cluster.address
+        yield cluster
     finally:
         cluster.shutdown()
 
@@ -95,8 +100,8 @@ def main() -> None:
     rows = []
     with delayed_policy() as url:
         for nodes in args.nodes:
-            with ray_cluster(nodes) as address:
-                rows.append(asyncio.run(measure(address, url, nodes, args)))
+            with ray_cluster(*[1] * nodes) as cluster:
+                rows.append(asyncio.run(measure(cluster.address, url, nodes, args)))
     print(describe("ray"))
     print_table(HEAD, rows)
 

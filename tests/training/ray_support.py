@@ -40,23 +40,3 @@ def ray_on_loopback(**options: Any) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-@contextmanager
-def ray_cluster(*cpus: int) -> Iterator[Any]:
-    """A cluster of as many nodes on this machine, each with so many CPUs; Ray's `Cluster`. Its first node stays."""
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "100")
-    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "1")  # several raylets on loopback
-    pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster()
-    try:
-        for number in cpus:
-            cluster.add_node(
-                num_cpus=number, include_dashboard=False, object_store_memory=80_000_000, wait=False
-            )
-        cluster.wait_for_nodes(100)
-        yield cluster
-    finally:
-        cluster.shutdown()

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from ray_support import ray_cluster
+from benchmarks.ray_nodes import ray_cluster
 from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import CollectedRollout, read_values

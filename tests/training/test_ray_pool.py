@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.ray_nodes import ray_cluster
 from pydantic import SecretStr
-from ray_support import ray_cluster
 from stack_support import ROW, call_then_answer, stack_config
 
 from gymgate import HTTPEndpoint, RayCluster, Rollout, RolloutLimits, Stack, StackStartError, acquire

@@ -15,7 +15,7 @@ pytest.importorskip("trl", reason="training tests need TRL: see docs/training.md
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
 pytest.importorskip("verl_quiet")
 
-from ray_support import ray_cluster
+from benchmarks.ray_nodes import ray_cluster
 from trl import GRPOConfig, GRPOTrainer
 from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny
 from verl.experimental.agent_loop import AgentLoopWorker
@@ -25,7 +25,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from verl_support import Scripted, example_rows, make_config
 
 from gymgate.config import RuntimeConfig
-from gymgate.integrations.verl.worker import workers_here
+from gymgate.integrations.verl.worker import _workers
 from gymgate.runtime import ensure_runtime
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.trl import NeMoGymSpec
@@ -90,11 +90,12 @@ async def test_verls_worker_runs_over_the_nodes(address: str, tmp_path: Path) ->
     try:
         made = await AgentLoopWorker(config, Scripted(rows), None, None).generate_sequences(batch)
         assert made.batch["rm_scores"].sum(1).tolist() == [1.0] * len(rows)
-        [worker] = workers_here()
+        [worker] = _workers[asyncio.get_running_loop()].values()
         status = await (await worker.runner.start()).status()
         assert len(status["nodes"]) == 2
     finally:
-        await asyncio.gather(*(worker.runner.close() for worker in workers_here()))
+        workers = _workers.get(asyncio.get_running_loop(), {}).values()
+        await asyncio.gather(*(worker.runner.close() for worker in workers))
 
 
 def test_verifiers_eval_runs_over_the_nodes(address: str, tmp_path: Path) -> None:
