@@ -38,7 +38,7 @@ HEAD = [
 
 @contextmanager
 def ray_cluster(*cpus: int) -> Iterator[Any]:
-    """Ray's `Cluster` of so many raylets on this machine, each with so many CPUs; started again if Ray gives up after its 30 s."""
+    """Ray's `Cluster` of so many raylets on this machine, each with so many CPUs; tried again if Ray gives up after its 30 s."""
     from ray.cluster_utils import Cluster
 
     for left in reversed(range(STARTS)):
