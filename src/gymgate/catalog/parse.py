@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.version import Version
 
 from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, Node, servers_of
 from gymgate.config import POLICY
@@ -37,7 +38,7 @@ class ConfigReader:
     def __init__(self, roots: Sequence[Path], version: str = "0.7.0") -> None:
         self._roots = tuple(roots)
         self._files: dict[Path, Node] = {}
-        self._old = version.startswith(("0.3.", "0.4.", "0.5."))
+        self._old = Version(version).release < (0, 6)
         """Up to 0.5 an included file overrides the file that includes it, and agents are not composed."""
 
     def read(self, *paths: Path) -> Node:

@@ -6,17 +6,16 @@ import re
 from importlib import resources
 
 from packaging.utils import canonicalize_name
+from packaging.version import Version as Release
 
 from gymgate.runtime.interpreters import Version
 
 LOCKS = resources.files("gymgate.runtime") / "locks"
-_FLOORS: dict[str, Version] = dict.fromkeys(("0.3.0", "0.3.1", "0.4.0"), (3, 12, 0))
-_NEWER_FLOOR: Version = (3, 13, 14)
 
 
 def floor_of(release: str) -> Version:
     """Return the oldest Python that a nemo-gym release declares (all releases after 0.4 declare the same)."""
-    return _FLOORS.get(release, _NEWER_FLOOR)
+    return (3, 12, 0) if Release(release).release < (0, 5) else (3, 13, 14)
 
 
 def read_lock(release: str) -> str | None:

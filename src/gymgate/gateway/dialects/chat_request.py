@@ -8,7 +8,7 @@ from gymgate.errors import ConfigError
 from gymgate.gateway.dialects.content import content_to_responses, message_reasoning
 from gymgate.gateway.dialects.memory import ConversationMemory, Original, message_fingerprint
 from gymgate.gateway.dialects.reading import Json, field, mappings, stable_id
-from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tools_to_responses
+from gymgate.gateway.dialects.tools import choice_to_responses, format_to_responses, tool_to_responses
 
 _HANDLED = {
     *("max_tokens", "max_completion_tokens", "reasoning_effort", "response_format", "verbosity", "logprobs"),
@@ -54,7 +54,7 @@ def _settings(body: Json) -> Json:
 
 def _tools(body: Json) -> Json:
     fields: Json = {}
-    if tools := tools_to_responses(body.get("tools")):
+    if tools := [tool_to_responses(tool) for tool in mappings(body.get("tools") or [], "tools")]:
         fields["tools"] = tools
     if body.get("tool_choice") is not None:
         fields["tool_choice"] = choice_to_responses(body["tool_choice"])

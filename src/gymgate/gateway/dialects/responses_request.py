@@ -10,7 +10,7 @@ from gymgate.gateway.dialects.content import content_to_chat, item_reasoning, se
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
 from gymgate.gateway.dialects.reading import Json, as_text, field, joined_text, mappings
-from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tools_to_chat
+from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tool_to_chat
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
 _OUTPUT_KINDS = ("function_call_output", "custom_tool_call_output")
@@ -76,7 +76,7 @@ def _tools(body: Json) -> Json:
     """Translate the fields about tools. Without tools there are none: vLLM refuses tool_choice and OpenAI
     parallel_tool_calls then."""
     choice = body.get("tool_choice")
-    tools = tools_to_chat(body.get("tools"))
+    tools = [tool_to_chat(tool) for tool in mappings(body.get("tools") or [], "tools")]
     if not tools:
         if choice not in (None, "auto", "none"):
             raise ConfigError(f"tool_choice={choice!r} needs tools, and the request has none")

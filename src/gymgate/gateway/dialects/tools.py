@@ -5,17 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects.reading import Json, field, mappings, without, without_none
+from gymgate.gateway.dialects.reading import Json, field, without, without_none
 
 _KINDS = ("function", "custom")
 
 
-def tools_to_chat(tools: Any) -> list[Json]:
-    """Translate tools to chat; `ConfigError` names the type of a tool that only a Responses endpoint has."""
-    return [_tool_to_chat(tool) for tool in mappings(tools or [], "tools")]
-
-
-def _tool_to_chat(tool: Json) -> Json:
+def tool_to_chat(tool: Json) -> Json:
+    """Translate a tool to chat. `ConfigError` names the type of one that only a Responses endpoint has."""
     kind = tool.get("type")
     if kind not in _KINDS:
         raise ConfigError(
@@ -30,12 +26,8 @@ def _tool_to_chat(tool: Json) -> Json:
     return {"type": kind, kind: without_none(inner)}
 
 
-def tools_to_responses(tools: Any) -> list[Json]:
-    """Translate tools for a Responses endpoint, which requires `parameters` and `strict`."""
-    return [_tool_to_responses(tool) for tool in mappings(tools or [], "tools")]
-
-
-def _tool_to_responses(tool: Json) -> Json:
+def tool_to_responses(tool: Json) -> Json:
+    """Translate a tool for a Responses endpoint, which requires `parameters` and `strict`."""
     kind = tool.get("type", "function")
     if kind not in _KINDS:
         raise ConfigError(f"tool of type {kind!r} is unknown; chat-completions has function and custom tools")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
+from packaging.version import Version
 from pydantic import ValidationError
 
 from gymgate.errors import ConfigError, MissingExtraError
@@ -17,18 +18,17 @@ PREFIX = "env.taskset."
 """Of the knobs among an eval's settings."""
 
 
-def require_verifiers() -> str:
-    """Return the installed verifiers version; raises `MissingExtraError`, with the install command, below 0.4."""
+def require_verifiers() -> None:
+    """Raise `MissingExtraError`, with the install command, unless verifiers 0.4 or later is installed."""
     install = "run: pip install 'gymgate[nemogym]'"
     try:
         version = metadata.version("verifiers")
     except metadata.PackageNotFoundError:
         raise MissingExtraError(f"verifiers is not installed; {install}") from None
-    if tuple(int(part) for part in version.split(".")[:2]) < (0, 4):
+    if Version(version).release < (0, 4):
         raise MissingExtraError(
             f"verifiers {version} is installed, but gymgate needs 0.4 or later; {install}"
         )
-    return version
 
 
 def knobs_of(settings: Mapping[str, Any]) -> Knobs:
