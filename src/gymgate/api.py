@@ -55,12 +55,23 @@ def replay_endpoint(environment: str, *, runtime: RuntimeConfig | None = None) -
 
     Raises `ConfigError` if the environment ships none.
     """
-    recordings = load_catalog(runtime).find(environment).recordings()
-    if not recordings:
-        raise ConfigError(
-            f"environment {environment!r} ships no recorded rollouts to replay; name a policy endpoint"
-        )
-    return ReplayEndpoint(rollouts=tuple(str(file.path) for file in recordings))
+    return replay_of([load_catalog(runtime).find(environment)])
+
+
+def replay_of(environments: Sequence[Environment]) -> ReplayEndpoint:
+    """Return a policy that replays the rollouts recorded for some environments.
+
+    Raises `ConfigError` for an environment that ships none.
+    """
+    for environment in environments:
+        if not environment.recordings():
+            raise ConfigError(
+                f"environment {environment.name!r} ships no recorded rollouts to replay; name a policy endpoint: "
+                "-b http://host:8000/v1, or recordings: --replay-file FILE"
+            )
+    return ReplayEndpoint(
+        rollouts=tuple(str(file.path) for each in environments for file in each.recordings())
+    )
 
 
 async def run_row(

@@ -71,16 +71,24 @@ class NeedMissingError(GymgateError, RuntimeError):
 
 
 class SetupError(GymgateError, RuntimeError):
-    """The NeMo Gym runtime could not be installed (no interpreter, no network, disk full, ...)."""
+    """The NeMo Gym runtime could not be installed (no interpreter, no network, disk full, ...).
+
+    `kind` is why uv failed (`network`, `conflict`, ...); `None` where something else did.
+    """
+
+    fields = ("kind",)
+    kind: str | None
 
 
 class StackStartError(GymgateError, RuntimeError):
-    """A server of the stack did not start in time, or died while starting."""
+    """A server of the stack did not start in time (`timed_out`), or ended while starting, with `exit_status`."""
 
-    fields = ("environment", "server", "log_tail")
+    fields = ("environment", "server", "log_tail", "timed_out", "exit_status")
     environment: str | None
     server: str | None
     log_tail: str | None
+    timed_out: bool | None
+    exit_status: int | None
 
 
 class StackLostError(GymgateError, ConnectionError):

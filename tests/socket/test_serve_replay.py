@@ -1,10 +1,8 @@
-"""`gymgate serve --replay`: a policy made of recordings, for any client, as a process and in this one."""
+"""`gymgate serve --replay`: a policy made of recordings, for any client, as a process, in a thread and on this loop."""
 
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
 import socket
 import subprocess
@@ -12,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import openai
 import pytest
 
 from gymgate.cli.serve import ReplayServer
-from gymgate.errors import ConfigError, StackStartError
+from gymgate.errors import ConfigError, DataError
 from gymgate.gateway.serve import serve_replay
 
 QUESTION = "what is the weather?"
@@ -144,29 +143,30 @@ def test_signals_end_it_cleanly(recorded: Path, number: signal.Signals) -> None:
         assert (process.wait(10), process.stderr.read()) == (0, b"")
 
 
-def test_close_is_prompt_and_idempotent(recorded: Path) -> None:
-    server = ReplayServer(files=[recorded])
-    assert server.base_url
-    server.close()
-    server.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(server.pid, 0)
+def test_close_is_prompt(recorded: Path) -> None:
+    with ReplayServer(files=[recorded]) as server:
+        address = urlsplit(server.base_url)
+        assert address.hostname is not None
+        assert address.port is not None
+        socket.create_connection((address.hostname, address.port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((address.hostname, address.port), timeout=5)
 
 
 def test_it_does_not_outlive_a_killed_parent(recorded: Path) -> None:
     program = (
         "import sys; from gymgate.cli.serve import ReplayServer\n"
-        "server = ReplayServer(files=sys.argv[1:]); assert server.base_url; print(server.pid, flush=True); sys.stdin.read()"
+        "with ReplayServer(files=sys.argv[1:]) as server: print(server.base_url, flush=True); sys.stdin.read()"
     )
     argv = [sys.executable, "-c", program, str(recorded)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        watched = os.pidfd_open(int(parent.stdout.readline()))
-        try:
-            parent.kill()
-            assert select.select([watched], [], [], 5.0)[0]
-        finally:
-            os.close(watched)
+        address = urlsplit(parent.stdout.readline().decode())
+        parent.kill()
+        parent.wait()
+    assert address.port is not None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", address.port), timeout=5)
 
 
 def test_a_taken_port_is_one_line(recorded: Path) -> None:
@@ -174,14 +174,20 @@ def test_a_taken_port_is_one_line(recorded: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"^port {port} is taken on 127.0.0.1; choose another"):
-            _ = ReplayServer(files=[recorded], port=port).base_url
+        with (
+            pytest.raises(ConfigError, match=f"^port {port} is taken on 127.0.0.1; choose another"),
+            ReplayServer(files=[recorded], port=port) as server,
+        ):
+            _ = server.base_url
 
 
 def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("<PLACEHOLDER ROW>\n")
-    with pytest.raises((ConfigError, StackStartError), match=r"^[^\n]*bad.jsonl:1 is not JSON[^\n]*$"):
-        _ = ReplayServer(files=[tmp_path / "bad.jsonl"]).base_url
+    with (
+        pytest.raises(DataError, match=r"^[^\n]*bad.jsonl:1 is not JSON[^\n]*$"),
+        ReplayServer(files=[tmp_path / "bad.jsonl"]) as server,
+    ):
+        _ = server.base_url
 
 
 @pytest.mark.parametrize(

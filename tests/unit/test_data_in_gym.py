@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.preparation.in_gym.directories import KINDS, LARGE, Directories, sha256_of
-from gymgate.preparation.in_gym.events import Events, HelpError, RefusedError, chain
+from gymgate.preparation.in_gym.events import EndedError, Events, chain
 from gymgate.preparation.in_gym.fetching import FetchNote
 from gymgate.preparation.in_gym.scripts import run_script
 
@@ -61,7 +61,7 @@ def test_scripts_run_in_a_copy_of_the_release_or_where_the_user_has_them(order: 
     assert (
         directories.find(str(server / "prepare.py"), made=False) == directories.site / server / "prepare.py"
     )
-    with pytest.raises(RefusedError, match=r"there is no script nowhere\.py"):
+    with pytest.raises(EndedError, match=r"there is no script nowhere\.py"):
         directories.script_root("nowhere.py")
 
 
@@ -77,24 +77,22 @@ def test_a_script_gets_its_output_and_leaves_no_trace(order: dict[str, Any]) -> 
 def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "workspace" / "log.txt").write_text("usage\nprepare.py: error: no size\n\n")
     with pytest.raises(
-        RefusedError, match=r"status 2: prepare\.py: error: no size; its arguments come after --"
+        EndedError, match=r"status 2: prepare\.py: error: no size; its arguments come after --"
     ):
         list(run_script({**order, "script_arguments": []}, Directories(order)))
     with pytest.raises(
-        RefusedError, match=r"maths has no script 'other\.py'; name one with --script: prepare\.py"
+        EndedError, match=r"maths has no script 'other\.py'; name one with --script: prepare\.py"
     ):
         list(run_script({**order, "script": "other.py"}, Directories(order)))
     (Path(order["directory"]) / "generate_more.py").touch()
-    with pytest.raises(
-        RefusedError, match=r"several scripts to make data; .*: generate_more\.py, prepare\.py"
-    ):
+    with pytest.raises(EndedError, match=r"several scripts to make data; .*: generate_more\.py, prepare\.py"):
         list(run_script(order, Directories(order)))
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
 def test_a_script_that_is_asked_for_its_help_gives_it(order: dict[str, Any], option: str) -> None:
     order["script_arguments"] = [option]
-    with pytest.raises(HelpError, match=r"usage: prepare\.py.*--size SIZE"):
+    with pytest.raises(EndedError, match=r"usage: prepare\.py.*--size SIZE"):
         list(run_script(order, Directories(order)))
 
 

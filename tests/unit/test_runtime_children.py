@@ -15,7 +15,6 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gymgate.check import CheckRequest, processes
-from gymgate.cli.serve import ReplayServer
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.errors import GymgateError, StackStartError
 from gymgate.preparation import PrepareConfig
@@ -89,10 +88,6 @@ def check(program: Path) -> None:
     asyncio.run(processes.check_in_process(request, lambda request, message: None))
 
 
-def replay(program: Path) -> None:
-    _ = ReplayServer(files=[program]).base_url
-
-
 def gpus(program: Path) -> None:
     program.rename(program.with_name("nvidia-smi"))
     gpus_here({})
@@ -106,7 +101,6 @@ STARTED: dict[Starting, tuple[set[str], set[str]]] = {
     daemon: ({*REGISTRIES, *NAMED}, set()),
     fork_server: ({*NAMED}, set(REGISTRIES)),
     check: ({*REGISTRIES, *NAMED}, set()),
-    replay: (set(), set(NAMED)),
     gpus: (set(), set(REGISTRIES)),
 }
 """With what has to be there, and what must not be, beside keys."""

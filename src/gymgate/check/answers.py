@@ -7,16 +7,17 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
-from aiohttp import web
 
 from gymgate.check.known import known
 from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import UnknownConversationError
+from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.replay.backend import recorded_answer, response_object
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, exact_key, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex
 from gymgate.gateway.replay.recording import Recording
+from gymgate.gateway.serve import serve_backend
 
 STAND_IN = "[[A=B]]\nYes\n1"
 """A judge's answer without content, from which many judges' parsers read a verdict or a number."""
@@ -96,24 +97,8 @@ def _fits(output: Sequence[Item], question: str) -> bool:
 @asynccontextmanager
 async def serving(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
     """Serve the judge on a port of its own, because some agents (and nemo-gym 0.4) call it without a rollout key."""
-
-    async def answer(request: web.Request) -> web.Response:
-        try:
-            return web.json_response(await judge(await request.json()))
-        except UnknownConversationError as error:
-            body = {"error": {"message": str(error), "type": "unknown_conversation"}}
-            return web.json_response(body, status=422)
-
-    app = web.Application(client_max_size=1 << 30)
-    app.router.add_post("/v1/responses", answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        port = runner.addresses[0][1]
-        yield HTTPEndpoint(base_url=f"http://127.0.0.1:{port}/v1", dialect="responses", max_retries=0)
-    finally:
-        await runner.cleanup()
+    async with serve_backend(CallableBackend(judge, "responses")) as base_url:
+        yield HTTPEndpoint(base_url=base_url, dialect="responses", max_retries=0)
 
 
 class RecordedPolicy:

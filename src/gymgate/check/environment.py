@@ -1,10 +1,11 @@
-"""Checking one environment, in a process of its own."""
+"""Check one environment: `python -m gymgate.check.environment` is the process that `processes` starts for each."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
+import signal
+import sys
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +29,6 @@ from gymgate.check.needs import (
     unobtainable,
     unset_keys,
 )
-from gymgate.check.processes import resident_gb
 from gymgate.check.recordings import RecordedRow, config_for, other_configs, packaged_rows, read_recordings
 from gymgate.check.replay import Replayer, ServerLogs
 from gymgate.check.summary import summarize
@@ -37,7 +37,7 @@ from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupErr
 from gymgate.runtime import ensure_runtime
 from gymgate.runtime.command import Progress
 from gymgate.stack import acquire
-from gymgate.stack.forkserver import descendants
+from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
 OTHER_CONFIGS = 2
 """How many other configs are tried if the first gave no reward."""
@@ -51,22 +51,18 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     catalog = Catalog(runtime.site, runtime.version)
     environment = _with_own_data(catalog.find(request.environment))
     recorded, broken = await asyncio.to_thread(read_recordings, environment)
-    fields: dict[str, Any] = {
-        "environment": environment.name,
-        "kind": environment.kind,
-        "version": runtime.version,
-        "broken": tuple(broken),
-    }
+    about = {"environment": environment.name, "kind": environment.kind, "version": runtime.version}
+    result = partial(request.result, began, **about, broken=tuple(broken))
     if lacking := _lacking(environment, recorded, broken):
-        return request.result(began, **fields, verdict="incomplete", detail=lacking)
+        return result(verdict="incomplete", detail=lacking)
     config, notes = config_for(environment, recorded)
     with TemporaryDirectory(prefix="gymgate-check-") as scratch:
         check = partial(_ConfigCheck, request, environment, catalog.version, progress, Path(scratch))
-        first = request.result(began, **fields, **await check(config, recorded, notes).run())
+        first = result(**await check(config, recorded, notes).run())
         if first.rewarded or first.verdict in ("match", "differs", "failed"):
             return first
         for other in other_configs(environment, config, OTHER_CONFIGS):
-            second = request.result(began, **fields, **await check(other, (), []).run())
+            second = result(**await check(other, (), []).run())
             if second.rewarded or (second.rewarded_by_stand_in and not first.rewarded_by_stand_in):
                 return _with_reward_of(first, second)
     return first
@@ -125,15 +121,12 @@ class _ConfigCheck:
     """Why a requirement was not installed."""
     made_up: Settings = ()
     """Values that the config lacks."""
-    peak_gb: float = 0.0
 
     async def run(self) -> dict[str, Any]:
-        """Fields of the result."""
-        found = await self._found()
-        fields = found._asdict() if isinstance(found, Finding) else found
-        replayed = self._replayed_with()
+        """Return fields of the result."""
+        fields = await self._found()
         notes = list(self.notes)
-        if replayed:
+        if replayed := self._replayed_with():
             settings = " ".join(f"--set {key}={orjson.dumps(value).decode()}" for key, value in replayed)
             notes.append(f"replayed with {settings}")
         if self.made_up:
@@ -146,25 +139,21 @@ class _ConfigCheck:
             **fields,
         }
 
-    async def _found(self) -> Finding | dict[str, Any]:
+    async def _found(self) -> dict[str, Any]:
         try:
             runtime = await asyncio.to_thread(self._install)
-        except SetupError as error:
-            need = setup_need(str(error))
-            return need.finding if need else Finding("failed", f"SetupError: {error}")
-        self.progress("checking")
-        watcher = asyncio.create_task(self._watch_memory())
-        try:
+            self.progress("checking")
             async with asyncio.timeout(self.request.timeout_s):
                 return await self._started(runtime)
+        except SetupError as error:
+            need = setup_need(str(error))
+            return (need.finding if need else Finding("failed", f"SetupError: {error}"))._asdict()
         except TimeoutError:
-            return Finding("failed", f"not done after {self.request.timeout_s:g} s")
-        finally:
-            watcher.cancel()
+            return Finding("failed", f"not done after {self.request.timeout_s:g} s")._asdict()
 
     def _install(self) -> RuntimeConfig:
-        """The runtime with the environment's requirements. Those that cannot be had are left out, because not every
-        agent or task of an environment needs all of them, and the one that does fails with a message."""
+        """Return the runtime with the environment's requirements. Those that cannot be had are left out, because not
+        every agent or task of an environment needs all of them, and the one that does fails with a message."""
         runtime = self.request.runtime
         wanted = list(self.config.requirements)
         while True:
@@ -183,7 +172,7 @@ class _ConfigCheck:
                 return runtime
             return RuntimeConfig(version=self.request.version, interpreter=str(installed.python))
 
-    async def _started(self, runtime: RuntimeConfig) -> Finding | dict[str, Any]:
+    async def _started(self, runtime: RuntimeConfig) -> dict[str, Any]:
         """Start and replay; again with made-up values if the config lacks some."""
         while True:
             try:
@@ -193,7 +182,7 @@ class _ConfigCheck:
                 keys = [key for key in unset_keys(error, self.config) if key not in known]
                 more = placeholders(keys, self.scratch)
                 if not more:
-                    return self._not_started(error)
+                    return self._not_started(error)._asdict()
                 self.made_up = (*self.made_up, *more)
 
     async def _replay(self, runtime: RuntimeConfig) -> dict[str, Any]:
@@ -229,28 +218,26 @@ class _ConfigCheck:
     def _replayed_with(self) -> Settings:
         return replayed_with(self.environment.name, self.version)
 
-    async def _watch_memory(self) -> None:
-        while True:
-            self.peak_gb = max(self.peak_gb, resident_gb(descendants(os.getpid())))
-            await asyncio.sleep(1.0)
-
     def _not_started(self, error: GymgateError) -> Finding:
-        """Why the stack did not come up."""
+        """Say why the stack did not come up."""
         text, log = str(error), str(getattr(error, "log_tail", None) or "")
         if isinstance(error, NeedMissingError):
             return Finding("blocked", f"config: a value for {error.need}", text)
         if need := missing_in(log, text, hints=self.config.needs):
             if need.kind == "package" and self.left_out is not None:
                 return Finding("blocked", str(self.left_out), need.evidence)
-            found = need.finding
-            return found._replace(detail=found.detail + self._containers(need))
-        if isinstance(error, StackStartError) and "was not up after" in text:
+            # For a missing config value: the container that the environment's files say it needs besides.
+            docker = [hint.detail for hint in self.config.needs if hint.kind == "docker"]
+            then = f"; then docker: {docker[0]}" if need.kind == "config" and docker else ""
+            return need.finding._replace(detail=need.finding.detail + then)
+        if isinstance(error, StackStartError) and error.timed_out:
             timeout = f"start: not up within {self.request.start_timeout_s:g} s"
             kinds = ", ".join(self.config.need_kinds) or "none"
             lines = [line for line in log.splitlines() if line.strip()]
-            detail = f"{timeout}, with {self.peak_gb:.1f} GB in use (needs read from its files: {kinds})"
-            return Finding("blocked", detail, lines[-1] if lines else text)
-        if isinstance(error, StackStartError) and "(exit status 0)" in text:
+            return Finding(
+                "blocked", f"{timeout} (needs read from its files: {kinds})", lines[-1] if lines else text
+            )
+        if isinstance(error, StackStartError) and error.exit_status == 0:
             return Finding(
                 "incomplete", f"the entrypoint of server {error.server!r} starts no server: a base for others"
             )
@@ -258,15 +245,32 @@ class _ConfigCheck:
             return Finding("incomplete", f"config: {error}")
         return Finding("failed", f"{type(error).__name__}: {error}", log_tail=log)
 
-    def _containers(self, need: MissingNeed) -> str:
-        """For a missing config value: the container that the environment's files say it needs besides."""
-        found = [hint.detail for hint in self.config.needs if hint.kind == "docker"]
-        return f"; then docker: {found[0]}" if need.kind == "config" and found else ""
-
 
 def _unreachable_source(error: SetupError, wanted: Sequence[str]) -> MissingNeed | None:
-    """A requirement given by its address, if the package index cannot be reached with it."""
+    """Return a requirement given by its address, if the package index cannot be reached with it."""
     fetched = [line for line in wanted if "://" in line]
-    if not fetched or "cannot reach the package index" not in str(error):
+    if error.kind != "network" or not fetched:
         return None
     return MissingNeed("download", fetched[0], str(error)[:240])
+
+
+def main() -> int:
+    """Check the request on stdin; write progress and the outcome to stdout as events, one JSON line each."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # its stack ends with it
+    request = CheckRequest.model_validate_json(sys.stdin.buffer.read())
+
+    def emit(event: str, value: Any) -> None:
+        sys.stdout.buffer.write(orjson.dumps({event: value}) + b"\n")
+        sys.stdout.buffer.flush()
+
+    try:
+        check = asyncio.run(check_environment(request, partial(emit, "progress")))
+    except GymgateError as error:
+        emit("error", error.to_wire())
+        return 1
+    emit("check", check.model_dump(mode="json"))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,7 +24,7 @@ from gymgate.stack.forkserver import descendants
 SETUP_TIMEOUT_S = 2400.0
 """Seconds that installing an environment's requirements may take."""
 LINE_LIMIT = 1 << 26
-MEMORY_POLL_S = 0.5
+MEMORY_POLL_S = 1.0
 
 Progress = Callable[[CheckRequest, str], None]
 Done = Callable[[CheckRequest, CheckResult | GymgateError], None]
@@ -61,7 +61,7 @@ async def check_in_process(request: CheckRequest, progress: Progress) -> CheckRe
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "gymgate.check.worker",
+        "gymgate.check.environment",
         env=daemon_env([*request.env_vars, *filter(None, judge_keys)]),
         stdin=PIPE,
         stdout=PIPE,
@@ -139,25 +139,15 @@ async def _over_limit(pid: int, memory_gb: float) -> str:
     """Return when a process and its descendants use more memory than that; with a message that names the amount."""
     while True:
         await asyncio.sleep(MEMORY_POLL_S)
-        if resident_gb(family := [pid, *descendants(pid)]) > memory_gb:  # cheap, an upper bound
-            used = await asyncio.to_thread(_proportional_gb, family)
-            if used > memory_gb:
-                return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
+        used = await asyncio.to_thread(_proportional_gb, pid)
+        if used > memory_gb:
+            return f"its processes used {used:.1f} GB of memory; the limit is {memory_gb:g} GB (--memory)"
 
 
-def resident_gb(pids: Sequence[int]) -> float:
-    """Resident memory of processes together in GB; shared pages count for each process."""
-    pages = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e9
-
-
-def _proportional_gb(pids: Sequence[int]) -> float:
-    """Memory of processes together in GB; shared pages count once."""
+def _proportional_gb(root: int) -> float:
+    """Return the memory in GB of a process and its descendants together; shared pages count once."""
     total = 0
-    for pid in pids:
+    for pid in (root, *descendants(root)):
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):

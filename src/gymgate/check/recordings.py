@@ -13,6 +13,7 @@ from gymgate.catalog import EnvConfig, Environment
 from gymgate.check.known import known
 from gymgate.errors import GymgateError
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollout
+from gymgate.rollout.row import agent_of
 
 DERIVED = ("materialized_inputs", "reward_profiling")
 """Parts of the names of files that NeMo Gym derives from recorded rollouts."""
@@ -35,9 +36,7 @@ class RecordedRow:
     @property
     def agent(self) -> str | None:
         """The agent that was recorded."""
-        reference = self.recording.raw.get("agent_ref")
-        name = reference.get("name") if isinstance(reference, dict) else reference
-        return name if isinstance(name, str) else None
+        return agent_of(self.recording.raw)
 
 
 def read_recordings(environment: Environment) -> tuple[list[RecordedRow], list[str]]:

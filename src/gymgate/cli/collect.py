@@ -152,22 +152,18 @@ def command(
             wait_for_policy_s=0.0 if wait_s is None and ray is None else wait_s,
             log=log,
         )
-        code, error = _execute(run, show, budget)
+        interrupted, error = run_interruptibly(_run_drainably(run, show, budget))
     if run.progress.total:
         _close(run, as_json, log)
     if error is not None:
         raise error
     progress = run.progress
-    if code := code or (FAILED if progress.failed or progress.given_up_before or run.plan.invalid else 0):
-        raise click.exceptions.Exit(code)
-
-
-def _execute(run: Collection, show: Show, budget: float | None) -> tuple[int, Exception | None]:
-    """Run it; the exit code that a signal or the time's end asks for, and the error that ended it early."""
-    interrupted, error = run_interruptibly(_run_drainably(run, show, budget))
-    if interrupted or error is not None:
-        return INTERRUPTED if interrupted else FAILED, error
-    return (UNFINISHED if run.draining and run.progress.left > 0 else 0), None
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+    if run.draining and progress.left:
+        raise click.exceptions.Exit(UNFINISHED)
+    if progress.failed or progress.given_up_before or run.plan.invalid:
+        raise click.exceptions.Exit(FAILED)
 
 
 async def _run_drainably(run: Collection, show: Show, budget: float | None) -> None:

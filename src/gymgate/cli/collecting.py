@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.api import load_catalog
+from gymgate.api import load_catalog, replay_of
 from gymgate.catalog import Catalog, Environment
 from gymgate.cli.environments import stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
 from gymgate.cli.output import Log
-from gymgate.cli.policies import only_recorded, policy_endpoint, replay_endpoint
+from gymgate.cli.policies import only_recorded, policy_endpoint
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, RayCluster, ReplayEndpoint, RuntimeConfig
@@ -61,7 +61,7 @@ def make_collection(
     require_needs(stack, found, replayed=policy is None)
     sources = _sources(source, found, rows)
     if policy is None:
-        policy = replay_endpoint(found, files)
+        policy = ReplayEndpoint(rollouts=tuple(files)) if files else replay_of(found)
         if not files and all(each.environment for each in sources):
             sources = only_recorded(sources, policy, log)
     return Collection(

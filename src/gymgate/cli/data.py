@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import yaml
 
 from gymgate.cli.options import (
     Seconds,
@@ -15,6 +14,7 @@ from gymgate.cli.options import (
     env_var_option,
     gym_option,
     json_option,
+    key_value,
     set_option,
 )
 from gymgate.cli.output import log, print_json, print_table
@@ -153,19 +153,10 @@ def _prepare_config(
     if splits:
         fields["splits"] = splits
     return PrepareConfig(
-        script_arguments=script_arguments, arguments=tuple(_argument(text) for text in arguments), **fields
+        script_arguments=script_arguments,
+        arguments=tuple(key_value("--arg", text) for text in arguments),
+        **fields,
     )
-
-
-def _argument(text: str) -> tuple[str, Any]:
-    """`KEY=VALUE`, the value as YAML."""
-    key, equals, value = text.partition("=")
-    if not key or not equals:
-        raise ConfigError(f"--arg {text!r}: write KEY=VALUE")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--arg {text!r}: the value is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _file_name(environment: str) -> str:

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gymgate.catalog.parse import read_yaml
-from gymgate.cli.options import EnvironmentOptions
+from gymgate.cli.options import EnvironmentOptions, yaml_value
 from gymgate.config import (
     EnvironmentConfig,
     HTTPEndpoint,
@@ -109,7 +107,7 @@ def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, di
             found[target].update(_dotted(_yaml_file(Path(rest[1:]).expanduser())))
             continue
         key, _, value = rest.partition("=")
-        parsed = _yaml(text, value)
+        parsed = yaml_value("--set", text, value)
         found[target].update(
             _dotted(parsed, f"{key}.") if isinstance(parsed, dict) and parsed else {key: parsed}
         )
@@ -134,13 +132,6 @@ def _yaml_file(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"--set @{path}: the file must hold a mapping of keys to values")
     return value
-
-
-def _yaml(text: str, value: str) -> Any:
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {text!r}: the value is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _dotted(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

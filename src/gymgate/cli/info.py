@@ -74,12 +74,12 @@ def _config_description(config: EnvConfig) -> dict[str, Any]:
             {"name": agent.name, "type": agent.type, "resources_server": agent.resources_server}
             for agent in config.agents
         ],
-        "model_servers": list(config.model_servers),
+        "model_servers": config.model_servers,
         "datasets": [dataset._asdict() for dataset in config.datasets],
-        "needs": [{"kind": need.kind, "detail": need.detail} for need in config.needs],
+        "needs": config.needs,
         "sandboxes": [_sandbox_description(config, each) for each in config.sandboxes],
-        "requirements": list(config.requirements),
-        "missing": list(config.missing),
+        "requirements": config.requirements,
+        "missing": config.missing,
     }
 
 

@@ -78,10 +78,9 @@ def matches(environment: Environment, pattern: str | None) -> bool:
     """Whether a pattern is part of `name` or `kind/name`, or a glob that matches one of them; `None` matches all."""
     if pattern is None:
         return True
-    full = f"{environment.kind}/{environment.name}"
     if any(character in pattern for character in "*?["):
-        return fnmatch.fnmatchcase(environment.name, pattern) or fnmatch.fnmatchcase(full, pattern)
-    return pattern in full if "/" in pattern else pattern in environment.name
+        return any(fnmatch.fnmatchcase(name, pattern) for name in (environment.name, environment.known_as))
+    return pattern in (environment.known_as if "/" in pattern else environment.name)
 
 
 def fits(environment: Environment, needs: Collection[str], without: Iterable[str]) -> bool:
@@ -91,41 +90,37 @@ def fits(environment: Environment, needs: Collection[str], without: Iterable[str
     return wanted and own.isdisjoint(without)
 
 
-def short_names(environments: Iterable[Environment]) -> dict[tuple[str, str], str]:
-    """Return what to type for each (kind, name): the bare name for the first kind that has it, agents with their kind."""
-    taken: dict[str, str] = {}
+def short_names(environments: Iterable[Environment]) -> dict[str, str]:
+    """Return what to type for each `kind/name`: the bare name for the first kind that has it, agents with their kind."""
+    first: dict[str, str] = {}
     order = list(KINDS)
     for environment in sorted(environments, key=lambda item: order.index(item.kind)):
-        taken.setdefault(environment.name, environment.kind)
-    return {
-        (item.kind, item.name): item.name
-        if taken[item.name] == item.kind != AGENTS
-        else f"{item.kind}/{item.name}"
-        for item in environments
-    }
+        first.setdefault(environment.name, environment.known_as)
+    short = {known_as: name for name, known_as in first.items() if not known_as.startswith(AGENTS)}
+    return {item.known_as: short.get(item.known_as, item.known_as) for item in environments}
 
 
-def summary(environment: Environment, names: dict[tuple[str, str], str]) -> dict[str, Any]:
+def summary(environment: Environment, names: dict[str, str]) -> dict[str, Any]:
     """An environment as `--json` shows it."""
     config = environment.config()
     return {
-        "environment": names[environment.kind, environment.name],
+        "environment": names[environment.known_as],
         "name": environment.name,
         "kind": environment.kind,
         "domain": environment.domain,
         "description": environment.description,
         "config": config.name,
         "agents": [agent.type for agent in config.agents],
-        "needs": [{"kind": need.kind, "detail": need.detail} for need in config.needs],
+        "needs": config.needs,
         "data": [file.name for file in environment.data if file.kind == "rows"],
         "recordings": [file.name for file in environment.recordings()],
     }
 
 
-def _row(environment: Environment, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
+def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:
     config = environment.config()
     return (
-        names[environment.kind, environment.name],
+        names[environment.known_as],
         KINDS[environment.kind],
         environment.domain or "-",
         ", ".join(dict.fromkeys(agent.type for agent in config.agents)) or "-",

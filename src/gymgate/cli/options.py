@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Literal
 
 import click
+import yaml
 
 from gymgate.config import DEFAULT_MAX_CALLS, DEFAULT_NEMO_GYM, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError
@@ -302,6 +303,24 @@ def checked_url(text: str) -> str:
     if not re.match(r"https?://[^/]", text):
         raise ConfigError(f"-b {text!r} is not a URL; write http://host:8000/v1")
     return text
+
+
+def yaml_value(option: str, text: str, value: str) -> Any:
+    """Return the value of `OPTION KEY=VALUE`, which is YAML. Raises `ConfigError`."""
+    try:
+        return yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(
+            f"{option} {text!r}: the value is not YAML: {' '.join(str(error).split())}"
+        ) from None
+
+
+def key_value(option: str, text: str, example: str = "") -> tuple[str, Any]:
+    """Return the key and the value of `OPTION KEY=VALUE`. Raises `ConfigError`; `example` goes to its message."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise ConfigError(f"{option} {text!r}: write KEY=VALUE{example}")
+    return key, yaml_value(option, text, value)
 
 
 def _gathered(name: str, cls: type[Any], command: Command) -> Command:

@@ -9,17 +9,14 @@ import os
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
-from gymgate.catalog import Environment
-from gymgate.cli.options import EndpointOptions, checked_url
+from gymgate.cli.options import EndpointOptions, checked_url, key_value
 from gymgate.cli.output import Log
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
-from gymgate.dataset import Row, Rows, RowSource
+from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError
 from gymgate.serving.slurm_nodes import job_nodes
 
@@ -134,36 +131,13 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     """`KEY=VALUE` with YAML values, sorted by key. Raises `ConfigError`."""
     fields: dict[str, Any] = {}
     for text in texts:
-        key, equals, value = text.partition("=")
-        if not (key and equals):
-            raise ConfigError(f"--sampling {text!r}: write KEY=VALUE, such as temperature=0.7")
+        key, value = key_value("--sampling", text, ", such as temperature=0.7")
         if key == "seed":
             raise ConfigError(
                 f"--sampling {text!r}: one seed would make every rollout the same; use --seeds of gymgate collect"
             )
-        try:
-            fields[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError) as error:
-            raise ConfigError(f"--sampling {text!r}: the value is not YAML: {error}") from None
+        fields[key] = value
     return tuple(sorted(fields.items()))
-
-
-def replay_endpoint(environments: Sequence[Environment], files: Sequence[str]) -> ReplayEndpoint:
-    """Recorded rollouts as the policy: those in files, else the environments' own.
-
-    Raises `ConfigError` for an environment that ships none.
-    """
-    if files:
-        return ReplayEndpoint(rollouts=tuple(files))
-    for environment in environments:
-        if not environment.recordings():
-            raise ConfigError(
-                f"environment {environment.name!r} ships no recorded rollouts to replay; name a policy endpoint: "
-                "-b http://host:8000/v1, or recordings: --replay-file FILE"
-            )
-    return ReplayEndpoint(
-        rollouts=tuple(str(file.path) for each in environments for file in each.recordings())
-    )
 
 
 def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: Log) -> list[RowSource]:
@@ -194,22 +168,19 @@ def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> R
             f"{source.environment}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout"
         )
     kept = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
-    return replace(source, rows=Rows(_SelectedRows(source.rows, kept), source.name))
+    return replace(source, rows=_SelectedRows(source, kept))
 
 
-class _SelectedRows:
-    """Reads some of the rows of a source, by their positions there."""
+class _SelectedRows(Sequence[Row]):
+    """Some of the rows of a source, by their positions there."""
 
-    def __init__(self, rows: Sequence[Row], positions: Sequence[int]) -> None:
-        self._rows = rows
+    def __init__(self, source: RowSource, positions: Sequence[int]) -> None:
+        self.source = source.name
+        self._rows = source.rows
         self._positions = positions
 
     def __len__(self) -> int:
         return len(self._positions)
 
-    def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        return (self.numbered_at(position) for position in range(len(self)))
-
-    def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
-        row = self._rows[self._positions[position]]
-        return row.line, row.data
+    def __getitem__(self, position: Any) -> Any:
+        return self._rows[self._positions[position]]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import click
 import orjson
@@ -26,7 +26,7 @@ from gymgate.cli.options import (
     rows_option,
 )
 from gymgate.cli.output import log, print_json
-from gymgate.cli.progress import Show, showing_progress
+from gymgate.cli.progress import showing_progress
 from gymgate.collection.collector import OnRollout
 from gymgate.collection.pace import Pace
 from gymgate.collection.plan import NO_KEY
@@ -34,19 +34,7 @@ from gymgate.collection.progress import EnvironmentMetrics, RunProgress
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
 from gymgate.errors import ConfigError, DataError
-
-_COLLECTION_FIELDS = (
-    "row_key",
-    "source",
-    "line",
-    "repeat",
-    "occurrence",
-    "seed",
-    "task",
-    "attempt",
-    "finished",
-)
-"""Fields of a collected rollout that are not the rollout's own."""
+from gymgate.rollout import Rollout
 
 
 @click.command("run")
@@ -85,7 +73,8 @@ def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, 
             wait_for_policy_s=options["endpoint"].wait_for_policy,
             log=progress_log,
         )
-        interrupted, error = run_interruptibly(_run(run, _checked(output) if output else None, show))
+        with _results(output) as append:
+            interrupted, error = run_interruptibly(run.run(on_rollout=append, on_change=show))
     progress = run.progress
     rates = {name: _rate(each, progress) for name, each in progress.environments.items()}
     if as_json:
@@ -102,48 +91,37 @@ def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, 
         raise click.exceptions.Exit(code)
 
 
-async def _run(run: Collection, output: Path | None, show: Show) -> None:
-    async with _appending(output) as append:
-        await run.run(on_rollout=append, on_change=show)
+@contextmanager
+def _results(path: Path | None) -> Iterator[OnRollout | None]:
+    """Yield a function that appends a rollout to the file, whole lines only.
 
-
-@asynccontextmanager
-async def _appending(path: Path | None) -> AsyncIterator[OnRollout | None]:
-    """A function that appends a rollout to the file, whole lines only."""
+    Raises `DataError` if the file cannot be written, also before anything is started.
+    """
     if path is None:
         yield None
         return
-    with path.open("ab") as file:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab")
+    except OSError as error:
+        raise _not_written(path, error) from error
 
-        async def append(rollout: CollectedRollout) -> None:
-            _append(file, rollout)
+    async def append(rollout: CollectedRollout) -> None:
+        key = None if rollout.row_key == NO_KEY else rollout.row_key
+        row = {"key": key, "source": rollout.source, "line": rollout.line, "repeat": rollout.repeat}
+        value = {"row": row, **rollout.model_dump(mode="json", include=set(Rollout.model_fields))}
+        try:
+            file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+            file.flush()
+        except OSError as error:
+            raise _not_written(path, error) from error
 
+    with file:
         yield append
 
 
-def _append(file: IO[bytes], rollout: CollectedRollout) -> None:
-    row = {
-        "key": None if rollout.row_key == NO_KEY else rollout.row_key,
-        "source": rollout.source,
-        "line": rollout.line,
-        "repeat": rollout.repeat,
-    }
-    value = {"row": row, **rollout.model_dump(mode="json", exclude=set(_COLLECTION_FIELDS))}
-    try:
-        file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
-        file.flush()
-    except OSError as error:
-        raise DataError(f"cannot write results to {file.name}: {error.strerror}", path=file.name) from error
-
-
-def _checked(path: Path) -> Path:
-    """Raises `DataError` for a file that results cannot be appended to, before anything is started."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-    except OSError as error:
-        raise DataError(f"cannot write results to {path}: {error.strerror}", path=str(path)) from error
-    return path
+def _not_written(path: Path, error: OSError) -> DataError:
+    return DataError(f"cannot write results to {path}: {error.strerror}", path=str(path))
 
 
 def _rate(metrics: EnvironmentMetrics, progress: RunProgress) -> float | None:

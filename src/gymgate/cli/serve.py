@@ -1,16 +1,12 @@
-"""`gymgate serve`: recorded rollouts as a policy that any OpenAI-compatible client can call; also in a child process."""
+"""`gymgate serve`: recorded rollouts as a policy that any OpenAI-compatible client can call; also in a thread."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import select
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from functools import cached_property
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Self
 
@@ -19,12 +15,8 @@ import click
 from gymgate.cli.options import gym_option, host_option, replay_file_option, replay_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, StackStartError
-from gymgate.runtime import daemon_env
-
-PARENT_CHECK_S = 1.0
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
+from gymgate.errors import ConfigError
+from gymgate.stack.sync import LoopThread
 
 
 @click.command("serve")
@@ -44,7 +36,6 @@ STOP_TIMEOUT_S = 5.0
     show_default=True,
 )
 @gym_option
-@click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when stdin does.")
 def command(
     environments: tuple[str, ...],
     replay: bool,
@@ -53,7 +44,6 @@ def command(
     host: str,
     port: int,
     gym: RuntimeConfig,
-    end_with_stdin: bool,
 ) -> None:
     """Serve recorded rollouts as a policy.
 
@@ -70,10 +60,10 @@ def command(
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(paths, index, host, port, end_with_stdin))
+        runner.run(_serve(paths, index, host, port))
 
 
-async def _serve(paths: Sequence[str], index: int | None, host: str, port: int, end_with_stdin: bool) -> None:
+async def _serve(paths: Sequence[str], index: int | None, host: str, port: int) -> None:
     from gymgate.gateway.serve import serve_replay
 
     stopped = asyncio.Event()
@@ -83,41 +73,24 @@ async def _serve(paths: Sequence[str], index: int | None, host: str, port: int, 
     async with serve_replay(paths, index=index, host=host, port=port) as base_url:
         click.echo(base_url)
         sys.stdout.flush()
-        if not end_with_stdin:
-            await stopped.wait()
-            return
-        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, stopped)
-        parent = os.getppid()
-        while not stopped.is_set() and os.getppid() == parent:  # a fork of the parent may hold stdin open
-            try:
-                await asyncio.wait_for(stopped.wait(), PARENT_CHECK_S)
-            except TimeoutError:
-                continue
-
-
-def _read_stdin(loop: asyncio.AbstractEventLoop, stopped: asyncio.Event) -> None:
-    if not os.read(sys.stdin.fileno(), 4096):
-        loop.remove_reader(sys.stdin.fileno())
-        stopped.set()
+        await stopped.wait()
 
 
 def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None) -> list[str]:
     """Paths of the rollouts recorded for environments. Raises `ConfigError` for one that has none."""
     if not environments:
         return []
-    from gymgate.api import load_catalog
-    from gymgate.cli.policies import replay_endpoint
+    from gymgate.api import load_catalog, replay_of
 
     catalog = load_catalog(runtime, progress=log)
-    return list(replay_endpoint([catalog.find(name) for name in environments], ()).rollouts)
+    return list(replay_of([catalog.find(name) for name in environments]).rollouts)
 
 
 class ReplayServer:
-    """`gymgate serve --replay` in a child process, for callers without an event loop.
+    """`gymgate serve --replay` in a thread of this process, for callers without an event loop; a context manager.
 
-    Made, it starts at once and answers from the rollouts recorded for environments and from files of recordings. `close`
-    (or leaving it as a context manager) ends it; it also ends when this process does, however that dies. Raises
-    `ConfigError` for an environment without recordings.
+    Answers from the rollouts recorded for environments and from files of recordings. Raises `ConfigError` for an
+    environment without recordings.
     """
 
     def __init__(
@@ -128,78 +101,33 @@ class ReplayServer:
         port: int = 0,
         runtime: RuntimeConfig | None = None,
     ) -> None:
-        paths = [*_recording_files(environments, runtime), *map(str, files)]
-        command = [
-            sys.executable,
-            "-m",
-            "gymgate",
-            "serve",
-            "--replay",
-            "--port",
-            str(port),
-            "--end-with-stdin",
-        ]
-        for path in paths:
-            command += ["--replay-file", path]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the server
-        # In a session of its own: the Ctrl-C that ends the caller's work must not end its policy first.
-        self._process = subprocess.Popen(
-            command,
-            env=daemon_env(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            start_new_session=True,
-        )
+        self._paths = [*_recording_files(environments, runtime), *map(str, files)]
+        self._port = port
+        self._loop = LoopThread()
+        self._address: Future[str] = Future()
 
-    @cached_property
+    @property
     def base_url(self) -> str:
         """The address up to `/v1`; waits until the server listens.
 
-        Raises `ConfigError` for a port that is taken or a recording that cannot be read, `StackStartError` if the server
-        does not start.
+        Raises `ConfigError` for a port that is taken, and `DataError` for a recording that cannot be read.
         """
-        try:
-            return self._first_line()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def close(self) -> None:
-        """Stop the server within seconds. Idempotent."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
+        return self._address.result()
 
     def __enter__(self) -> Self:
+        self._loop.enter()
+        self._running = self._loop.submit(self._serve())  # asyncio itself keeps no task alive
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
+        self._loop.leave()  # cancels what runs there
 
-    def _first_line(self) -> str:
-        process = self._process
-        assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_TIMEOUT_S)
-        if not ready:
-            raise StackStartError(f"the replay server did not start within {START_TIMEOUT_S:.0f} s")
-        if line := process.stdout.readline().decode().strip():
-            return line
-        process.wait(STOP_TIMEOUT_S)
-        self._errors.seek(0)
-        output = self._errors.read().decode(errors="replace").strip()
-        if output.startswith("gymgate: "):
-            raise ConfigError(output.removeprefix("gymgate: "))
-        raise StackStartError(
-            f"the replay server ended with code {process.returncode}", log_tail=output[-2000:]
-        )
+    async def _serve(self) -> None:
+        from gymgate.gateway.serve import serve_replay
+
+        try:
+            async with serve_replay(self._paths, port=self._port) as base_url:
+                self._address.set_result(base_url)
+                await asyncio.get_running_loop().create_future()
+        except Exception as error:
+            self._address.set_exception(error)

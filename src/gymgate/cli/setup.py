@@ -36,9 +36,9 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     config = gym.model_copy(update={"python": python})
     report = _Report()
     with _progress() as progress:
-        report.add_runtime(config, (), None, progress)
+        report.add_runtime(config, progress)
         if environments:
-            _set_up(config, environments, report, progress)
+            report.add_environments(config, environments, progress)
     if as_json:
         print_json(report)
     else:
@@ -59,7 +59,11 @@ class _Report:
     """Packages and commands that could not be installed, with the reason."""
 
     def add_runtime(
-        self, config: RuntimeConfig, requirements: Sequence[str], environment: str | None, progress: Progress
+        self,
+        config: RuntimeConfig,
+        progress: Progress,
+        requirements: Sequence[str] = (),
+        environment: str | None = None,
     ) -> None:
         from gymgate.runtime import ensure_runtime
 
@@ -76,6 +80,34 @@ class _Report:
             }
         )
 
+    def add_environments(self, config: RuntimeConfig, names: Sequence[str], progress: Progress) -> None:
+        """Install each environment's requirements and its agents' commands; a failure does not affect the others."""
+        from gymgate.api import load_catalog
+        from gymgate.errors import NeedMissingError, SetupError
+        from gymgate.runtime.npm import AGENT_COMMANDS, ensure_agent_command
+
+        catalog = load_catalog(config, progress=progress)
+        for name, chosen in [(name, catalog.find(name).config(None)) for name in names]:
+            # npm installs these agents' commands, so their own installation scripts are no need of the user's.
+            scripts = [f"({agent.type}/setup_" for agent in chosen.agents if agent.type in AGENT_COMMANDS]
+            for need in chosen.needs:
+                if need.kind != "package" and not any(script in need.detail for script in scripts):
+                    self.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
+            try:
+                if chosen.requirements:
+                    self.add_runtime(config, progress, chosen.requirements, name)
+            except SetupError as error:
+                self.failed.append({"environment": name, "detail": str(error)})
+            for agent in chosen.agents:
+                try:
+                    if command := ensure_agent_command(agent.type, agent.block, progress):
+                        entry = {"environment": name, "agent": agent.name, "command": str(command)}
+                        self.commands.append(entry)
+                except NeedMissingError as error:
+                    self.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
+                except SetupError as error:
+                    self.failed.append({"environment": name, "detail": str(error)})
+
     def print(self) -> None:
         for runtime in self.runtimes:
             beside = f" with {', '.join(runtime['requirements'])}" if runtime["requirements"] else ""
@@ -87,41 +119,6 @@ class _Report:
             log(f"{need['environment']} also needs {need['kind']}: {need['detail']}")
         for each in self.failed:
             log(f"gymgate: {each['environment']} is not set up: {each['detail']}")
-
-
-def _set_up(config: RuntimeConfig, environments: Sequence[str], report: _Report, progress: Progress) -> None:
-    """Install each environment's requirements and its agents' commands; a failure does not affect the others."""
-    from gymgate.catalog import Catalog
-    from gymgate.errors import NeedMissingError, SetupError
-    from gymgate.runtime import ensure_runtime
-    from gymgate.runtime.npm import AGENT_COMMANDS, ensure_agent_command
-
-    base = ensure_runtime(config, progress=progress)
-    catalog = Catalog(base.site, base.version)
-    for name, environment in [(name, catalog.find(name)) for name in environments]:
-        chosen = environment.config(None)
-        # npm installs these agents' commands, so their own installation scripts are no need of the user's.
-        scripts = [f"({agent.type}/setup_" for agent in chosen.agents if agent.type in AGENT_COMMANDS]
-        for need in chosen.needs:
-            if need.kind != "package" and not any(script in need.detail for script in scripts):
-                report.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
-        try:
-            if requirements := chosen.requirements:
-                report.add_runtime(config, requirements, name, progress)
-        except SetupError as error:
-            report.failed.append({"environment": name, "detail": str(error)})
-        for agent in chosen.agents:
-            try:
-                command = ensure_agent_command(agent.type, agent.block, progress)
-            except NeedMissingError as error:
-                report.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
-            except SetupError as error:
-                report.failed.append({"environment": name, "detail": str(error)})
-            else:
-                if command is not None:
-                    report.commands.append(
-                        {"environment": name, "agent": agent.name, "command": str(command)}
-                    )
 
 
 @contextmanager

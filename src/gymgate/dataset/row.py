@@ -9,6 +9,7 @@ from typing import Any
 
 from gymgate.dataset.jsonl import canonical
 from gymgate.errors import DataError
+from gymgate.rollout.row import agent_of, lacking_params
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,8 @@ class Row:
 
 def make_row(data: dict[str, Any], source: str, line: int) -> Row:
     """Return a validated row. Raises `DataError` with the source and line."""
-    params = data.get("responses_create_params")
-    if not isinstance(params, Mapping) or "input" not in params:
-        raise row_error(_lacks_params(data, params), source, line)
+    if lacking := lacking_params(data):
+        raise row_error(lacking, source, line)
     try:
         key = row_key(data)
     except (TypeError, ValueError) as error:
@@ -56,22 +56,8 @@ def row_error(reason: str, source: str, line: int) -> DataError:
     return DataError(f"{source}:{line}: {reason}", path=source, line=line)
 
 
-def _lacks_params(data: Mapping[str, Any], params: Any) -> str:
-    if params is not None and not isinstance(params, Mapping):
-        return f"responses_create_params must be an object, not {type(params).__name__}"
-    lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
-    keys = ", ".join(repr(key) for key in list(data)[:5]) or "nothing"
-    return (
-        f"{lack}; it looks like raw data ({keys}), to which a prompt must be added first: `gymgate data prepare ENV` "
-        f"for the data of an environment or benchmark, with --input FILE --prompt FILE for your own"
-    )
-
-
 def _agent_name(data: Mapping[str, Any], source: str, line: int) -> str | None:
     reference = data.get("agent_ref")
-    if reference is None:
-        return None
-    name = reference.get("name") if isinstance(reference, Mapping) else None
-    if not isinstance(name, str) or not name:
+    if reference is not None and not (isinstance(reference, Mapping) and agent_of(data)):
         raise row_error(f'agent_ref must be {{"name": AGENT}}, not {str(reference)[:80]!r}', source, line)
-    return name
+    return agent_of(data)

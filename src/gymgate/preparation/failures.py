@@ -12,36 +12,27 @@ from gymgate import errors
 from gymgate.errors import DataError, GymgateError, NeedMissingError, SetupError
 from gymgate.runtime.environment import offline
 
-_NO_ACCESS = ["GatedRepoError", "LocalTokenNotFoundError", "RepositoryNotFoundError", "DatasetNotFoundError"]
+_NO_ACCESS = {"GatedRepoError", "LocalTokenNotFoundError", "RepositoryNotFoundError", "DatasetNotFoundError"}
 """Without access, the hub does not distinguish a private repository from one that does not exist."""
-_NO_FILE = [
+_NO_FILE = {
     "RemoteEntryNotFoundError",
     "EntryNotFoundError",
     "RevisionNotFoundError",
     "DataFilesNotFoundError",
-]
-_NETWORK = [
+}
+_SAY_MORE = {
     "ConnectError",
     "gaierror",
     "ConnectionRefusedError",
     "ConnectionResetError",
     "TimeoutError",
     "HTTPError",
-]
-"""Their messages say more than those of the exceptions that wrap them."""
-_UNREACHABLE = [
-    *_NETWORK,
-    *[
-        "ConnectTimeout",
-        "ReadTimeout",
-        "ReadError",
-        "RemoteProtocolError",
-        "URLError",
-        "ConnectionError",
-        "Timeout",
-    ],
-    *["OfflineModeIsEnabled", "LocalEntryNotFoundError"],
-]
+}
+"""Failures of the network whose messages say more than those of the exceptions that wrap them."""
+_UNREACHABLE = _SAY_MORE | {
+    *("ConnectTimeout", "ReadTimeout", "ReadError", "RemoteProtocolError", "URLError", "ConnectionError"),
+    *("Timeout", "OfflineModeIsEnabled", "LocalEntryNotFoundError"),
+}
 
 
 def refusal(event: Mapping[str, Any], environment: str) -> GymgateError:
@@ -75,25 +66,19 @@ def failure(
     if package := missing_package(event):
         lacks = f"needs the Python package {package!r}, which nemo-gym's environment lacks"
         return missing(f"{lacks}; add the package that has it with --with PACKAGE", package)
-    if names.intersection(_NO_ACCESS) or statuses & {401, 403}:
-        return missing(f"the hub refused: {_access(token_variable, has_token=has_token)}", token_variable)
-    if names.intersection(_NO_FILE) or 404 in statuses:
+    if names & _NO_ACCESS or statuses & {401, 403}:
+        ask = f"the token in {token_variable} has no access to it, or it does not exist; ask for access on its page"
+        give = f"it is gated or private, or does not exist; set {token_variable} to a token that has access"
+        return missing(f"the hub refused: {ask if has_token else give}", token_variable)
+    if names & _NO_FILE or 404 in statuses:
         return DataError(f"{what}: not there: {text}")
-    if names.intersection(_UNREACHABLE) or statuses:
-        cause = _short(str(chain[-1]["message"])) if chain[-1]["type"] in _NETWORK else ""
+    if names & _UNREACHABLE or statuses:
+        cause = _short(str(chain[-1]["message"])) if chain[-1]["type"] in _SAY_MORE else ""
         return missing(_unreachable(cause or text), "download")
     seen = f"{chain[0]['type']}: {text}; its output is in {log}"
     if "CalledProcessError" in names and re.search(r"\bgit\b.*\b(clone|fetch|pull)\b", text):
         return missing(f"git cannot fetch: {seen}", "download")
     return SetupError(f"{what}: NeMo Gym's preparation failed: {seen}")
-
-
-def _access(variable: str, *, has_token: bool) -> str:
-    if has_token:
-        return (
-            f"the token in {variable} has no access to it, or it does not exist; ask for access on its page"
-        )
-    return f"it is gated or private, or does not exist; set {variable} to a token that has access"
 
 
 def _unreachable(text: str) -> str:

@@ -32,14 +32,6 @@ class ScriptHelp(Exception):
     """A script was asked for its help (`--help` among its arguments), which is the message; nothing was prepared."""
 
 
-class _PackagesMissingError(Exception):
-    """A script needs packages that this runtime does not have: those that it declares, or the environment's."""
-
-    def __init__(self, requirements: Sequence[str] = ()) -> None:
-        super().__init__(*requirements)
-        self.requirements = requirements
-
-
 def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda _: None) -> Manifest:
     """Write `train.jsonl`, `validation.jsonl` or `benchmark.jsonl`, and `manifest.json`, into `output`.
 
@@ -59,13 +51,13 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
         preparation = _Preparation(config, environment, chosen, directory, progress)
         runtime = _runtime(config, base, requirements, progress)
         try:
-            preparation.run(runtime, more=bool(requirements))
+            if needed := preparation.run(runtime, requirements):
+                runtime = _runtime_with(config, needed, progress)
+                if needed := preparation.run(runtime):
+                    raise SetupError(f"{name}: {', '.join(needed)} cannot be found although it was installed")
         except ConfigError as error:
             others = [each.known_as for each in _namesakes(catalog, environment, name)]
             raise ConfigError(f"{error}; or prepare {' or '.join(others)}") if others else error from None
-        except _PackagesMissingError as missing:
-            runtime = _runtime_with(config, missing.requirements or requirements, progress)
-            preparation.run(runtime, more=False)
         preparation.refuse_bad_rows()
         manifest = Manifest(
             environment=name if environment.kind == "config" else environment.known_as,
@@ -151,9 +143,9 @@ class _Preparation:
     def name(self) -> str:
         return self.config.environment.name
 
-    def run(self, runtime: Runtime, *, more: bool) -> None:
-        """Run the program. Raises `_PackagesMissingError` if a script declares packages that are not installed, or if
-        an import fails and the environment has `more` requirements, which may help."""
+    def run(self, runtime: Runtime, spare: Sequence[str] = ()) -> Sequence[str]:
+        """Run the program. Returns the packages to install before it is run again: those that a script declares, or
+        `spare` after an import failed; empty if it has done everything."""
         order = order_for(self.config, self.environment, self.chosen, runtime, self.directory)
         variables, log = program_env(self.config), self.directory / LOG
         for event in run_program(runtime.python, order, variables, log, self.config.timeout_s):
@@ -167,14 +159,15 @@ class _Preparation:
             elif kind == "help":
                 raise ScriptHelp(event["text"])
             elif kind == "lacks":
-                raise _PackagesMissingError(event["requirements"])
+                return list(event["requirements"])
             elif kind == "refused":
                 raise failures.refusal(event, self.name)
             elif kind == "failed":
-                if more and failures.missing_package(event):
-                    raise _PackagesMissingError
+                if spare and failures.missing_package(event):
+                    return spare
                 token = self.config.token_env
                 raise failures.failure(event, self.name, token, log, has_token="HF_TOKEN" in variables)
+        return ()
 
     def _note(self, event: Event) -> None:
         name, origin = event["source"], dict(event["origin"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from gymgate.errors import SetupError
 from gymgate.files import tail
 from gymgate.preparation.order import STAGE
 from gymgate.runtime.command import Progress
+from gymgate.runtime.held import try_lock
 
 Event = dict[str, Any]
 PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
@@ -118,14 +118,11 @@ def workspace(version: str, own: Path | None, progress: Progress, timeout_s: flo
 
 
 def _hold(lock: int, directory: Path, progress: Progress, timeout_s: float) -> None:
-    deadline, waits = time.monotonic() + timeout_s, False
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        if not waits:
-            progress(f"waiting for another preparation in {directory}")
-        waits = True
+    if try_lock(lock):
+        return
+    progress(f"waiting for another preparation in {directory}")
+    deadline = time.monotonic() + timeout_s
+    while not try_lock(lock):
         if time.monotonic() > deadline:
             problem = f"another preparation has held {directory} for {timeout_s:g} s; end it if it hangs"
             raise SetupError(problem)

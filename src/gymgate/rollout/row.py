@@ -11,22 +11,27 @@ from gymgate.errors import DataError
 
 def row_json(row: Mapping[str, Any]) -> bytes:
     """Return the row as JSON. Raises `DataError` for a row that no agent can take, or that JSON cannot hold."""
-    check_row(row)
+    if lacking := lacking_params(row):
+        raise DataError(f"row {lacking}")
     try:
         return codec.dumps(dict(row))
     except ValueError as error:
         raise DataError(f"row cannot be sent as JSON: {error}") from None
 
 
-def check_row(row: Mapping[str, Any]) -> None:
-    """Raise `DataError` for a row that no agent can take."""
+def lacking_params(row: Mapping[str, Any]) -> str:
+    """Return why no agent can take the row; empty if one can."""
     params = row.get("responses_create_params")
-    if not isinstance(params, dict):
-        raise DataError(
-            "row has no responses_create_params (an object with input); benchmarks' raw rows need preparing first"
-        )
-    if "input" not in params:
-        raise DataError("row's responses_create_params has no input")
+    if params is not None and not isinstance(params, Mapping):
+        return f"responses_create_params must be an object, not {type(params).__name__}"
+    if params is not None and "input" in params:
+        return ""
+    lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
+    keys = ", ".join(repr(key) for key in list(row)[:5]) or "nothing"
+    return (
+        f"{lack}; it looks like raw data ({keys}), to which a prompt must be added first: `gymgate data prepare ENV` "
+        f"for the data of an environment or benchmark, with --input FILE --prompt FILE for your own"
+    )
 
 
 def agent_of(row: Mapping[str, Any]) -> str | None:

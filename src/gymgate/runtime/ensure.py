@@ -146,7 +146,7 @@ def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, repor
         if error.kind == "disk":
             raise no_space(runtimes_dir()) from error
         reason = explain_failure(error, recipe.requirements)
-        raise SetupError(f"cannot install nemo-gym {recipe.version}: {reason}") from error
+        raise SetupError(f"cannot install nemo-gym {recipe.version}: {reason}", kind=error.kind) from error
 
 
 def explain_failure(error: UvFailedError, requirements: Sequence[str]) -> str:

@@ -84,7 +84,10 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
     text = child.log_tail()
     reason = f": {reason_in(text)}" if text else disk_full(child.log)
     message = f"server {child.name!r} of {environment!r} died while starting ({child.exit_reason}){reason}"
-    raise StackStartError(message, environment=environment, server=child.name, log_tail=text)
+    status = child.exited.result()
+    raise StackStartError(
+        message, environment=environment, server=child.name, log_tail=text, exit_status=status
+    )
 
 
 async def end(children: Iterable[Child], grace_s: float = 0.0) -> None:
@@ -119,6 +122,7 @@ def too_slow(environment: str, timeout_s: float, awaited: Child | None) -> Stack
         environment=environment,
         server=awaited.name if awaited else None,
         log_tail=awaited.log_tail() if awaited else None,
+        timed_out=True,
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .events import RefusedError
+from .events import refused
 
 KINDS = ("benchmarks", "environments", "resources_servers", "responses_api_agents")
 """Directories whose scripts import, read and write one another's files."""
@@ -40,7 +40,7 @@ class Directories:
             if (root / name).is_file():
                 return root
         if not (self.site / name).is_file():
-            raise RefusedError("ConfigError", f"there is no script {name}")
+            raise refused("ConfigError", f"there is no script {name}")
         self._copy_release()
         return self.workspace
 
@@ -80,7 +80,7 @@ class Directories:
         except SystemExit as error:
             if error.code not in (None, 0):
                 ended = f"{script.name} ended with exit status {error.code}: {self._last_line()}"
-                raise RefusedError("DataError", f"{ended}; its arguments come after --") from None
+                raise refused("DataError", f"{ended}; its arguments come after --") from None
         finally:
             sys.argv = kept
 

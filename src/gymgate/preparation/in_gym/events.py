@@ -18,24 +18,18 @@ from typing import IO, Any
 MAX_CHAIN = 10
 
 
-class RefusedError(Exception):
-    """It cannot be done. `error` is the class of `gymgate.errors` to raise."""
+class EndedError(Exception):
+    """Ends the program with the event `lacks`, `refused` or `help`, and its values."""
 
-    def __init__(self, error: str, message: str) -> None:
-        super().__init__(message)
-        self.error = error
-
-
-class HelpError(Exception):
-    """A script was asked for its help, which is the message, and wrote no rows."""
+    def __init__(self, event: str, **values: Any) -> None:
+        super().__init__(*values.values())
+        self.event = event
+        self.values = values
 
 
-class MissingPackagesError(Exception):
-    """A script declares packages that are not installed: `requirements`."""
-
-    def __init__(self, requirements: list[str]) -> None:
-        super().__init__(", ".join(requirements))
-        self.requirements = requirements
+def refused(error: str, message: str) -> EndedError:
+    """Return the end of a program that cannot do it; `error` is the class of `gymgate.errors` to raise."""
+    return EndedError("refused", message=message, error=error)
 
 
 class Events:

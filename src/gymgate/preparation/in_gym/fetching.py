@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .directories import Directories, sha256_of
-from .events import Events, MissingPackagesError, RefusedError
+from .events import EndedError, Events, refused
 from .scripts import candidates, has_option, script_origin
 from .sources import RawSource
 
@@ -64,7 +64,7 @@ class Fetcher:
             return self._execute(source, str(beside), target)
         registry = source.dataset.get("gitlab_identifier") or source.dataset.get("source") or {}
         if name := registry.get("dataset_name"):
-            raise RefusedError(
+            raise refused(
                 "NeedMissingError",
                 f"dataset {source.name!r} is only in NVIDIA's own registry (as {name}), which gymgate does not reach; "
                 f"if you have the file, give it with --input FILE",
@@ -74,7 +74,7 @@ class Fetcher:
         made = (
             f"a script may make them: --script {names[0]} -- ARGUMENTS" if names else "no script makes them"
         )
-        raise RefusedError(
+        raise refused(
             "ConfigError",
             f"its config does not say where the rows of {source.name!r} come from; {made}{others}; if you have the file, "
             "give it with --input FILE",
@@ -102,7 +102,7 @@ class Fetcher:
         with self.directories.importing_from(root, [*local, (root / script).parent]):
             module = importlib.import_module(".".join(Path(script).with_suffix("").parts))
             if not hasattr(module, "prepare"):
-                raise RefusedError("ConfigError", f"{script} has no function prepare()")
+                raise refused("ConfigError", f"{script} has no function prepare()")
             made = module.prepare(**self.order["arguments"])
             path = Path(made or source.dataset["jsonl_fpath"]).absolute()
         return _made_by(root, script, path)
@@ -148,12 +148,12 @@ class FetchNote:
 
 def _made_by(root: Path, script: str, path: Path) -> tuple[Path, Origin]:
     if not path.is_file():
-        raise RefusedError("DataError", f"{script} ended without writing {path.name}")
+        raise refused("DataError", f"{script} ended without writing {path.name}")
     return path, script_origin(root / script, script)
 
 
 def _local_packages(declared: list[str], root: Path) -> list[Path]:
-    """Directories of a script's own packages (`-e PATH`). Raises `MissingPackagesError` if others are not installed."""
+    """Directories of a script's own packages (`-e PATH`). Ends with `lacks` if others are not installed."""
     words = iter(declared)
     local, missing = [], []
     for word in words:
@@ -163,7 +163,7 @@ def _local_packages(declared: list[str], root: Path) -> list[Path]:
         elif not _is_installed(word):
             missing.append(word)
     if missing:
-        raise MissingPackagesError(missing)
+        raise EndedError("lacks", requirements=missing)
     return local
 
 

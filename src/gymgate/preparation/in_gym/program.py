@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .directories import Directories, sha256_of
-from .events import Events, HelpError, MissingPackagesError, RefusedError, chain
+from .events import EndedError, Events, chain
 from .fetching import Fetcher
 from .rows import RowWriter
 from .scripts import run_script
@@ -31,12 +31,8 @@ def main() -> int:
     os.chdir(order["workspace"])
     try:
         prepare(order, events)
-    except MissingPackagesError as error:
-        events.send("lacks", requirements=error.requirements)
-    except HelpError as error:
-        events.send("help", text=str(error))
-    except RefusedError as error:
-        events.send("refused", error=error.error, message=str(error))
+    except EndedError as end:
+        events.send(end.event, **end.values)
     except BaseException as error:
         traceback.print_exc()
         events.send("failed", doing=events.doing, chain=chain(error))
