@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import subprocess
@@ -19,7 +20,7 @@ from scripted_chat import scripted_chat
 from gymgate.api import load_catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.dataset import open_rows
-from gymgate.errors import ConfigError, DataError, NeedMissingError
+from gymgate.errors import ConfigError, DataError, NeedMissingError, SetupError
 from gymgate.preparation import Manifest, PrepareConfig, prepare
 from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
@@ -241,6 +242,17 @@ def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pyt
     ) as error:
         prepared("calendar", tmp_path / "out")
     assert error.value.need == "download"
+
+
+def test_packages_that_stay_missing_are_an_error(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module("gymgate.preparation.prepare")
+    lacks = {"event": "lacks", "requirements": ["no-such-package"]}
+    monkeypatch.setattr(module, "run_program", lambda *args: iter([lacks]))
+    monkeypatch.setattr(module, "_runtime_with", lambda config, *args: ensure_runtime(config.runtime))
+    with pytest.raises(SetupError, match="no-such-package cannot be found although it was installed"):
+        prepared("aime24", tmp_path / "out")
 
 
 def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:

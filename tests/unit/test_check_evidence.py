@@ -86,9 +86,9 @@ def test_a_file_of_the_release_is_told_from_one_of_the_machine() -> None:
     outside = missing_in("FileNotFoundError: [Errno 2] No such file or directory: '/data/tests.h5'")
     assert inside is not None
     shipped = "the release does not ship resources_servers/wordle/data/guesses.txt"
-    assert inside.finding[:2] == ("incomplete", shipped)
+    assert inside.diagnosis[:2] == ("incomplete", shipped)
     assert outside is not None
-    assert outside.finding[:2] == ("blocked", "file: /data/tests.h5")
+    assert outside.diagnosis[:2] == ("blocked", "file: /data/tests.h5")
 
 
 def test_requirements_in_conflict_are_both_named() -> None:

@@ -19,7 +19,7 @@ from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment
 from gymgate.catalog.model import kind_of_file
 from gymgate.check.answers import RecordedJudge, serving
 from gymgate.check.known import replayed_with
-from gymgate.check.model import CheckRequest, CheckResult, Finding
+from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.check.needs import (
     MissingNeed,
     missing_in,
@@ -147,9 +147,9 @@ class _ConfigCheck:
                 return await self._started(runtime)
         except SetupError as error:
             need = setup_need(str(error))
-            return (need.finding if need else Finding("failed", f"SetupError: {error}"))._asdict()
+            return (need.diagnosis if need else Diagnosis("failed", f"SetupError: {error}"))._asdict()
         except TimeoutError:
-            return Finding("failed", f"not done after {self.request.timeout_s:g} s")._asdict()
+            return Diagnosis("failed", f"not done after {self.request.timeout_s:g} s")._asdict()
 
     def _install(self) -> RuntimeConfig:
         """Return the runtime with the environment's requirements. Those that cannot be had are left out, because not
@@ -218,32 +218,32 @@ class _ConfigCheck:
     def _replayed_with(self) -> Settings:
         return replayed_with(self.environment.name, self.version)
 
-    def _not_started(self, error: GymgateError) -> Finding:
+    def _not_started(self, error: GymgateError) -> Diagnosis:
         """Say why the stack did not come up."""
         text, log = str(error), str(getattr(error, "log_tail", None) or "")
         if isinstance(error, NeedMissingError):
-            return Finding("blocked", f"config: a value for {error.need}", text)
+            return Diagnosis("blocked", f"config: a value for {error.need}", text)
         if need := missing_in(log, text, hints=self.config.needs):
             if need.kind == "package" and self.left_out is not None:
-                return Finding("blocked", str(self.left_out), need.evidence)
+                return Diagnosis("blocked", str(self.left_out), need.evidence)
             # For a missing config value: the container that the environment's files say it needs besides.
             docker = [hint.detail for hint in self.config.needs if hint.kind == "docker"]
             then = f"; then docker: {docker[0]}" if need.kind == "config" and docker else ""
-            return need.finding._replace(detail=need.finding.detail + then)
+            return need.diagnosis._replace(detail=need.diagnosis.detail + then)
         if isinstance(error, StackStartError) and error.timed_out:
             timeout = f"start: not up within {self.request.start_timeout_s:g} s"
             kinds = ", ".join(self.config.need_kinds) or "none"
             lines = [line for line in log.splitlines() if line.strip()]
-            return Finding(
+            return Diagnosis(
                 "blocked", f"{timeout} (needs read from its files: {kinds})", lines[-1] if lines else text
             )
         if isinstance(error, StackStartError) and error.exit_status == 0:
-            return Finding(
+            return Diagnosis(
                 "incomplete", f"the entrypoint of server {error.server!r} starts no server: a base for others"
             )
         if isinstance(error, ConfigError):
-            return Finding("incomplete", f"config: {error}")
-        return Finding("failed", f"{type(error).__name__}: {error}", log_tail=log)
+            return Diagnosis("incomplete", f"config: {error}")
+        return Diagnosis("failed", f"{type(error).__name__}: {error}", log_tail=log)
 
 
 def _unreachable_source(error: SetupError, wanted: Sequence[str]) -> MissingNeed | None:

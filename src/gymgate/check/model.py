@@ -72,7 +72,7 @@ class CheckRequest(Config):
         )
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """What was found out about an environment or one of its recordings."""
 
     verdict: Verdict
@@ -119,15 +119,15 @@ class RowResult(Config):
     def updated(self, **fields: Any) -> RowResult:
         return self.model_copy(update=fields)
 
-    def concluded(self, finding: Finding, **fields: Any) -> RowResult:
-        """The same with a finding: a missing need with its evidence, or a cause."""
-        blocked = finding.verdict == "blocked"
+    def concluded(self, diagnosis: Diagnosis, **fields: Any) -> RowResult:
+        """The same with a diagnosis: a missing need with its evidence, or a cause."""
+        blocked = diagnosis.verdict == "blocked"
         told = (
-            {"need": finding.detail, "cause": finding.evidence or None}
+            {"need": diagnosis.detail, "cause": diagnosis.evidence or None}
             if blocked
-            else {"cause": finding.detail or None}
+            else {"cause": diagnosis.detail or None}
         )
-        return self.updated(verdict=finding.verdict, **told, **fields)
+        return self.updated(verdict=diagnosis.verdict, **told, **fields)
 
 
 class CheckResult(Config):

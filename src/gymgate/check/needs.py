@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from gymgate.catalog import EnvConfig, Need
 from gymgate.check.known import known, signs
-from gymgate.check.model import Finding
+from gymgate.check.model import Diagnosis
 from gymgate.config import Settings
 from gymgate.errors import GymgateError, NeedMissingError, StackStartError
 
@@ -38,12 +38,12 @@ class MissingNeed:
     """The line that shows it."""
 
     @property
-    def finding(self) -> Finding:
+    def diagnosis(self) -> Diagnosis:
         """Blocked by the need; incomplete if it is a file that the release should ship."""
         shipped = self.name.partition("site-packages/")[2] if self.kind == "file" else ""
         if shipped:
-            return Finding("incomplete", f"the release does not ship {shipped}", self.evidence)
-        return Finding("blocked", str(self), self.evidence)
+            return Diagnosis("incomplete", f"the release does not ship {shipped}", self.evidence)
+        return Diagnosis("blocked", str(self), self.evidence)
 
     @property
     def reason_left_out(self) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 import orjson
 
 from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
-from gymgate.check.model import CheckRequest, CheckResult, Finding
+from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.errors import GymgateError, from_wire
 from gymgate.runtime import daemon_env
 from gymgate.stack.forkserver import descendants
@@ -26,16 +26,16 @@ SETUP_TIMEOUT_S = 2400.0
 LINE_LIMIT = 1 << 26
 MEMORY_POLL_S = 1.0
 
-Progress = Callable[[CheckRequest, str], None]
-Done = Callable[[CheckRequest, CheckResult | GymgateError], None]
+OnProgress = Callable[[CheckRequest, str], None]
+OnDone = Callable[[CheckRequest, CheckResult | GymgateError], None]
 
 
 async def check_all(
     requests: Sequence[CheckRequest],
     *,
     at_once: int = 1,
-    done: Done = lambda request, outcome: None,
-    progress: Progress = lambda request, message: None,
+    done: OnDone = lambda request, outcome: None,
+    progress: OnProgress = lambda request, message: None,
 ) -> list[CheckResult | GymgateError]:
     """A result for each request, in their order; a `GymgateError` for one that names no environment.
 
@@ -54,7 +54,7 @@ async def check_all(
     return [task.result() for task in tasks]
 
 
-async def check_in_process(request: CheckRequest, progress: Progress) -> CheckResult | GymgateError:
+async def check_in_process(request: CheckRequest, progress: OnProgress) -> CheckResult | GymgateError:
     """One check in a process of its own."""
     began = time.monotonic()
     judge_keys = [getattr(endpoint, "api_key_env", None) for _, endpoint in request.models]
@@ -79,12 +79,12 @@ async def check_in_process(request: CheckRequest, progress: Progress) -> CheckRe
                 return outcome
             log = await _errors_of(process)
             last = next((line for line in reversed(log.splitlines()) if line.strip()), "no message")
-            finding = Finding("failed", f"the check itself failed: {last}", log_tail=log[-4000:])
+            diagnosis = Diagnosis("failed", f"the check itself failed: {last}", log_tail=log[-4000:])
         elif memory.done():
-            finding = Finding("blocked", f"memory: more than {request.memory_gb:g} GB", memory.result())
+            diagnosis = Diagnosis("blocked", f"memory: more than {request.memory_gb:g} GB", memory.result())
         else:
-            finding = Finding("failed", f"not done after {limit:g} s, installing included")
-        return _result(request, began, finding)
+            diagnosis = Diagnosis("failed", f"not done after {limit:g} s, installing included")
+        return _result(request, began, diagnosis)
     finally:
         memory.cancel()
         answer.cancel()
@@ -92,7 +92,7 @@ async def check_in_process(request: CheckRequest, progress: Progress) -> CheckRe
 
 
 async def _answer(
-    process: Process, request: CheckRequest, progress: Progress
+    process: Process, request: CheckRequest, progress: OnProgress
 ) -> CheckResult | GymgateError | None:
     """Hand over the request, pass on progress, return the outcome; `None` if the process ends without one."""
     assert process.stdin is not None
@@ -116,14 +116,14 @@ async def _errors_of(process: Process) -> str:
     return (await process.stderr.read()).decode(errors="replace")
 
 
-def _result(request: CheckRequest, began: float, finding: Finding) -> CheckResult:
+def _result(request: CheckRequest, began: float, diagnosis: Diagnosis) -> CheckResult:
     """A result for an environment whose process gave none."""
     kind, _, name = request.environment.rpartition("/")
     if name.endswith((".yaml", ".yml")):  # the user's own, by path
         kind, name = "config", Path(name).stem
     elif kind and kind not in (*PACKAGED_KINDS, AGENT_KIND):
         kind = "config"
-    return request.result(began, environment=name, kind=kind or PACKAGED_KINDS[0], **finding._asdict())
+    return request.result(began, environment=name, kind=kind or PACKAGED_KINDS[0], **diagnosis._asdict())
 
 
 async def _kill(process: Process) -> None:

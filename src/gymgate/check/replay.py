@@ -17,7 +17,7 @@ from gymgate.check.model import (
     NO_JUDGE,
     NOT_ASKED,
     CheckRequest,
-    Finding,
+    Diagnosis,
     JudgedBy,
     RowResult,
     no_agent,
@@ -156,14 +156,14 @@ class Replayer:
         if not rollout.policy_calls and (error is None or NEVER_ASKED in error.message):
             need = missing_in(self.logs.new(), hints=self.hints)
             return result.concluded(
-                Finding("blocked", str(need), need.evidence) if need else Finding("differs", NOT_ASKED)
+                Diagnosis("blocked", str(need), need.evidence) if need else Diagnosis("differs", NOT_ASKED)
             )
         result = result.updated(
             reward=rollout.reward, status=rollout.status, judged_by=self._judged_by(rollout)
         )
         if self._judge.refused:
             message = error.message if error else "the judge's failure was scored"
-            return result.concluded(Finding("blocked", NO_JUDGE), error=message)
+            return result.concluded(Diagnosis("blocked", NO_JUDGE), error=message)
         if error is not None:
             message = f"{error.type}: {error.message}"[:1000]
             return result.concluded(self._explain(error, recorded), error=message)
@@ -186,19 +186,19 @@ class Replayer:
             return "endpoint"
         return self._judge.judged_by
 
-    async def _compare(self, rollout: Rollout, recorded: float | None, row: RowData) -> Finding:
+    async def _compare(self, rollout: Rollout, recorded: float | None, row: RowData) -> Diagnosis:
         """Compare the reward. If it differs, look for a need that the environment scored as a wrong answer."""
-        finding = compared(rollout, recorded)
-        if finding.verdict != "differs":
-            return finding
+        diagnosis = compared(rollout, recorded)
+        if diagnosis.verdict != "differs":
+            return diagnosis
         for _ in range(LATE_LOGS):
             need = missing_in(self.logs.new(), verification(rollout, row), hints=self.hints)
             if need is not None:
-                return Finding("blocked", f"{need}, and that was scored", need.evidence)
+                return Diagnosis("blocked", f"{need}, and that was scored", need.evidence)
             await asyncio.sleep(LATE_LOG_S)
-        return finding
+        return diagnosis
 
-    def _explain(self, error: RolloutError, recorded: RecordedRow) -> Finding:
+    def _explain(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
         """Why a rollout failed."""
         if error.type == "UnknownConversationError":
             return self._explain_unknown(error, recorded)
@@ -208,33 +208,33 @@ class Replayer:
                 "the packaged row" if recorded.packaged else "no packaged row was recorded, and the record"
             )
             fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"
-            return Finding("incomplete", f"{whose} lacks {fields}")
+            return Diagnosis("incomplete", f"{whose} lacks {fields}")
         if need := missing_in(error.message, self.logs.new(), hints=self.hints):
-            return need.finding
+            return need.diagnosis
         if error.type == "RolloutTimeoutError" and self.hints:
             kinds = ", ".join(sorted({need.kind for need in self.hints}))
             timeout = f"time: no result within {self._request.row_timeout_s:g} s"
-            return Finding("blocked", f"{timeout} (needs read from its files: {kinds})")
-        return Finding("failed")
+            return Diagnosis("blocked", f"{timeout} (needs read from its files: {kinds})")
+        return Diagnosis("failed")
 
-    def _explain_unknown(self, error: RolloutError, recorded: RecordedRow) -> Finding:
+    def _explain_unknown(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
         """Why the policy was asked something that the record does not hold."""
         if recorded.agent is not None and recorded.agent not in self._stack.agents:
-            return Finding("incomplete", no_agent(recorded.agent))
+            return Diagnosis("incomplete", no_agent(recorded.agent))
         if self._makes_prompts(recorded):
-            return Finding("differs", "its agent makes prompts that are not recorded")
+            return Diagnosis("differs", "its agent makes prompts that are not recorded")
         if "differs at message 1 " in error.message:
-            return Finding("blocked", NO_JUDGE, "the policy's own model is the judge")
-        return Finding("differs", "the environment said something else than recorded")
+            return Diagnosis("blocked", NO_JUDGE, "the policy's own model is the judge")
+        return Diagnosis("differs", "the environment said something else than recorded")
 
 
-def compared(rollout: Rollout, recorded: float | None) -> Finding:
+def compared(rollout: Rollout, recorded: float | None) -> Diagnosis:
     """The verdict on a rollout without an error."""
     if rollout.reward is None:
-        return Finding("incomplete", f"the agent's answer has no reward ({rollout.status})")
+        return Diagnosis("incomplete", f"the agent's answer has no reward ({rollout.status})")
     if recorded is None:
-        return Finding("incomplete", "the record has no reward")
-    return Finding("match" if same_reward(rollout.reward, recorded) else "differs")
+        return Diagnosis("incomplete", "the record has no reward")
+    return Diagnosis("match" if same_reward(rollout.reward, recorded) else "differs")
 
 
 def verification(rollout: Rollout, row: Mapping[str, Any]) -> str:

@@ -16,8 +16,8 @@ from gymgate.cli.policies import only_recorded, policy_endpoint
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, RayCluster, ReplayEndpoint, RuntimeConfig
-from gymgate.dataset import RowSource, open_rows
-from gymgate.errors import ConfigError, DataError
+from gymgate.dataset import Row, RowSource, open_rows
+from gymgate.errors import ConfigError
 from gymgate.stack.needs import require_needs
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
@@ -105,16 +105,9 @@ def _split_arguments(
 
 def _environments_of_rows(data: str, catalog: Catalog) -> list[str]:
     """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
-    rows = open_rows(data, environment=None)
-    if not len(rows):
-        raise DataError(f"{data} has no rows", path=data)
-    agents: dict[str, None] = {}
-    for position in range(min(len(rows), _AGENT_ROWS)):
-        try:
-            agents[rows[position].agent or ""] = None
-        except DataError as error:
-            if error.line is None:
-                raise
+    rows = RowSource(open_rows(data, environment=None), limit=_AGENT_ROWS)
+    rows.refuse_empty()
+    agents = dict.fromkeys(row.agent or "" for _, row in rows.readable() if isinstance(row, Row))
     if "" in agents:
         raise ConfigError(f"rows of {data} name no agent (agent_ref); name the environment: --env ENV")
     found = {agent: _environment_of(agent, catalog) for agent in agents}

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from typing import Any
 from urllib.parse import urlparse
@@ -92,13 +92,13 @@ def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> Non
             from gymgate.integrations.stacks import starting_early
 
             exits.enter_context(starting_early(knobs.stack_config(), log))
-        code = _evaluate(argv, policy_args, replayed=replayed)
+        code = _evaluate([*argv, *policy_args], replayed=replayed)
     sys.exit(code)
 
 
 @contextmanager
-def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], list[str]]]:
-    """Check endpoint, environments and judges; yield a function that gives the arguments for the policy.
+def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Check endpoint, environments and judges; yield the arguments for the policy.
 
     Without an endpoint a replay server runs meanwhile. Raises `ConfigError` or `NeedMissingError` for what would fail
     later, before verifiers is imported.
@@ -114,7 +114,7 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], 
     found = knobs.find_environments(log)
     require_needs(knobs.stack_config(), [*found.values()], replayed=replayed)
     if not replayed:
-        yield lambda: args
+        yield args
         return
     from gymgate.cli.serve import ReplayServer
 
@@ -122,7 +122,9 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[Callable[[], 
     port = (urlparse(str(url)).port if url else None) or 0
     runtime = knobs.stack_config().runtime
     with ReplayServer(knobs.environment_names(), port=port, runtime=runtime) as server:
-        yield lambda: _replay_args(server.base_url, resumed=bool(url))  # waits until the server listens
+        address = ["--client.base-url", server.base_url]  # also tells a resumed run that its port is taken
+        key = ["--client.api-key-var", REPLAY_KEY_VARIABLE]
+        yield [] if url else [*address, *key, "--model", "replay"]
 
 
 def _endpoint_args(url: str, settings: Mapping[str, Any], model: str | None) -> list[str]:
@@ -135,24 +137,13 @@ def _endpoint_args(url: str, settings: Mapping[str, Any], model: str | None) -> 
     return args
 
 
-def _replay_args(url: str, *, resumed: bool) -> list[str]:
-    named = ["--client.base-url", url, "--client.api-key-var", REPLAY_KEY_VARIABLE, "--model", "replay"]
-    return [] if resumed else named
-
-
-def _evaluate(
-    argv: Sequence[str], policy_args: Callable[[], list[str]] = list, *, replayed: bool = False
-) -> int:
-    """Run verifiers' eval and print the closing table; returns the exit code, 1 where rollouts failed.
-
-    `policy_args` gives the arguments for the policy, which starts while verifiers is imported.
-    """
+def _evaluate(argv: Sequence[str], *, replayed: bool = False) -> int:
+    """Run verifiers' eval and print the closing table; returns the exit code, 1 where rollouts failed."""
     log("loading verifiers")
     from verifiers.v1.cli.eval.main import main
 
     from gymgate.cli.eval_report import TRACES, print_report, read_metrics, watch  # while the stack starts
 
-    argv = [*argv, *policy_args()]
     started, code = time.time(), 0
     # Away from a terminal verifiers' dashboard prints one frame at the end, with a line for each rollout.
     frame = None if sys.stdout.isatty() or "--no-rich" in argv else io.StringIO()

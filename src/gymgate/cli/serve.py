@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import click
 
+from gymgate.cli.interrupts import run_interruptibly
 from gymgate.cli.options import gym_option, host_option, replay_file_option, replay_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
@@ -57,23 +56,18 @@ def command(
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
     paths = [*_recording_files(environments, gym), *files]
-    import uvloop
+    _, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
+    if error is not None:
+        raise error
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(paths, index, host, port))
 
-
-async def _serve(paths: Sequence[str], index: int | None, host: str, port: int) -> None:
+async def _serve(paths: Sequence[str], on_ready: Callable[[str], None], **where: Any) -> None:
+    """Serve until this is cancelled; `on_ready` gets the base URL."""
     from gymgate.gateway.serve import serve_replay
 
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
-    async with serve_replay(paths, index=index, host=host, port=port) as base_url:
-        click.echo(base_url)
-        sys.stdout.flush()
-        await stopped.wait()
+    async with serve_replay(paths, **where) as base_url:
+        on_ready(base_url)
+        await asyncio.get_running_loop().create_future()
 
 
 def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None) -> list[str]:
@@ -123,11 +117,7 @@ class ReplayServer:
         self._loop.leave()  # cancels what runs there
 
     async def _serve(self) -> None:
-        from gymgate.gateway.serve import serve_replay
-
         try:
-            async with serve_replay(self._paths, port=self._port) as base_url:
-                self._address.set_result(base_url)
-                await asyncio.get_running_loop().create_future()
+            await _serve(self._paths, self._address.set_result, port=self._port)
         except Exception as error:
             self._address.set_exception(error)

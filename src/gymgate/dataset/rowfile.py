@@ -36,11 +36,13 @@ class RowFile(Sequence[dict[str, Any]]):
         return (row for _, row in self.numbered())
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield each row with its 1-based line, streaming."""
+        """Return each row with its 1-based line, streaming."""
+        return ((number, self.parse(line, number)) for number, line in self.lines())
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield each row's bytes with its 1-based line, streaming."""
         with self.path.open("rb", buffering=_READ) as file:
-            for number, line in enumerate(file, 1):
-                if not line.isspace():
-                    yield number, self._parse(line, number)
+            yield from ((number, line) for number, line in enumerate(file, 1) if not line.isspace())
 
     def __len__(self) -> int:
         return len(self._index()[1].offsets)
@@ -68,9 +70,10 @@ class RowFile(Sequence[dict[str, Any]]):
             )
         start = index.offsets[position]
         line = index.lines[position]
-        return line, self._parse(_read_exactly(handle, index.end(position) - start, start), line)
+        return line, self.parse(_read_exactly(handle, index.end(position) - start, start), line)
 
-    def _parse(self, line: bytes, number: int) -> dict[str, Any]:
+    def parse(self, line: bytes, number: int) -> dict[str, Any]:
+        """Return the row that a line holds. Raises `DataError`."""
         try:
             return parse_line(line)
         except ValueError as error:

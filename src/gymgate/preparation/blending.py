@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from gymgate.dataset import blend, make_row
-from gymgate.dataset.jsonl import parse_line
-from gymgate.dataset.row import row_error
+from gymgate.dataset import RowFile, blend, make_row
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import replacing, sha256_of
 
@@ -84,13 +82,7 @@ def blend_files(
 
 def _lines(path: Path) -> Iterator[_Line]:
     """Lines that hold a row, each ending in a newline."""
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            if text.isspace():
-                continue
-            try:
-                data = parse_line(text)
-            except ValueError as error:
-                raise row_error(str(error), str(path), number) from error
-            agent = make_row(data, str(path), number).agent
-            yield _Line(str(path), text if text.endswith(b"\n") else text + b"\n", agent)
+    file = RowFile(path)
+    for number, text in file.lines():
+        agent = make_row(file.parse(text, number), str(path), number).agent
+        yield _Line(str(path), text if text.endswith(b"\n") else text + b"\n", agent)

@@ -111,7 +111,8 @@ class RecordedBodies:
 def _delta(position: int, earlier: bytes, body: bytes) -> Delta:
     head = _common_prefix(earlier, body)
     longest = min(len(earlier), len(body)) - head
-    tail = _common_suffix(earlier[len(earlier) - longest :], body[len(body) - longest :])
+    ends = (text[len(text) - longest :][::-1] for text in (earlier, body))
+    tail = _common_prefix(*ends)
     return Delta(position, head, tail, body[head : len(body) - tail])
 
 
@@ -121,18 +122,6 @@ def _common_prefix(one: bytes, other: bytes) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def _common_suffix(one: bytes, other: bytes) -> int:
-    """Return how many bytes both end with; both are equally long."""
-    low, high = 0, len(one)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[len(one) - middle : len(one) - low] == other[len(other) - middle : len(other) - low]:
             low = middle
         else:
             high = middle - 1

@@ -22,6 +22,7 @@ _REASONS = (
     "grading_notes",
 )
 
+_NO_REASON = "the agent gives no reason"
 _SCORING_SANDBOX = "verifier_sandbox_observation.error_type"
 _CVDP_SANDBOX = re.compile(
     r"^\[[^]]*\] ((?:sandbox (?:create|operation)|workspace (?:setup|snapshot)) failed for service .*)",
@@ -131,7 +132,7 @@ def _last_line(text: Any) -> str:
 
 
 def _why(result: Result) -> str:
-    return str(next((result[name] for name in _REASONS if result.get(name)), "the agent gives no reason"))
+    return str(next((result[name] for name in _REASONS if result.get(name)), _NO_REASON))
 
 
 def _at(result: Result, path: str) -> Any:
@@ -145,6 +146,11 @@ def _at(result: Result, path: str) -> Any:
 def _field(path: str) -> Callable[[Result], str | None]:
     """Return a reader of a field that is set only after a breakdown."""
     return lambda result: str(value) if (value := _at(result, path)) else None
+
+
+def _when(path: str, value: str, detail: str, otherwise: str) -> Callable[[Result], str | None]:
+    """Return a reader for an agent that breaks down if the field at `path` is `value`; the reason is at `detail`."""
+    return lambda result: str(_at(result, detail) or otherwise) if _at(result, path) == value else None
 
 
 def _nothing_ran(result: Result) -> str | None:
@@ -161,20 +167,6 @@ def _harbor(result: Result) -> str | None:
         return reason
     kind, message = (_at(result, f"metadata.exception_info.exception_{name}") for name in ("type", "message"))
     return f"no verifier result: {kind}: {message}" if kind else "no verifier result"
-
-
-def _cvdp(result: Result) -> str | None:
-    broken = _at(result, "response.id") == "cvdp-agent-error"
-    return str(result.get("container_stderr") or "the agent gives no reason") if broken else None
-
-
-def _finance(result: Result) -> str | None:
-    broken = _at(result, "response.metadata.stop_reason") == "error"
-    return (
-        "stop_reason is error: a model call, a tool or the verification failed (see its log)"
-        if broken
-        else None
-    )
 
 
 def _gdp_pdf(result: Result) -> str | None:
@@ -215,21 +207,23 @@ def _command(name: str) -> Callable[[Result], str | None]:
     return read
 
 
-def _miniswe_sandboxed(result: Result) -> str | None:
-    broken = _at(result, "termination.reason") == "infrastructure_error"
-    return str(_at(result, "termination.detail") or "infrastructure_error") if broken else None
-
-
 AGENTS: Mapping[str, Callable[[Result], str | None]] = MappingProxyType(
     {
         "browsecomp_agent": _field("agent_error"),
-        "cvdp_agent": _cvdp,
-        "finance_agent": _finance,
+        "cvdp_agent": _when("response.id", "cvdp-agent-error", "container_stderr", _NO_REASON),
+        "finance_agent": _when(
+            "response.metadata.stop_reason",
+            "error",
+            "",
+            "stop_reason is error: a model call, a tool or the verification failed (see its log)",
+        ),
         "gdp_pdf_agent": _gdp_pdf,
         "harbor_agent": _harbor,
         "mini_swe_agent": _nothing_ran,
         "mini_swe_agent_2": lambda result: _field("metadata.error")(result) or _nothing_ran(result),
-        "miniswe_sandboxed_agent": _miniswe_sandboxed,
+        "miniswe_sandboxed_agent": _when(
+            "termination.reason", "infrastructure_error", "termination.detail", "infrastructure_error"
+        ),
         "opencode_sandboxed_agent": _command("opencode"),
         "pi_sandboxed_agent": _command("pi"),
         "pinchbench": _pinchbench,
