@@ -17,7 +17,7 @@ from gymgate.gateway.replay.backend import recorded_answer, response_object
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, exact_key, items_of
 from gymgate.gateway.replay.index import Match, ReplayIndex
 from gymgate.gateway.replay.recording import Recording
-from gymgate.gateway.serve import serve_backend
+from gymgate.gateway.server import Gateway
 
 STAND_IN = "[[A=B]]\nYes\n1"
 """A judge's answer without content, from which many judges' parsers read a verdict or a number."""
@@ -97,8 +97,8 @@ def _fits(output: Sequence[Item], question: str) -> bool:
 @asynccontextmanager
 async def serving(judge: RecordedJudge) -> AsyncIterator[HTTPEndpoint]:
     """Serve the judge on a port of its own, because some agents (and nemo-gym 0.4) call it without a rollout key."""
-    async with serve_backend(CallableBackend(judge, "responses")) as base_url:
-        yield HTTPEndpoint(base_url=base_url, dialect="responses", max_retries=0)
+    async with Gateway(open_to_all=CallableBackend(judge, "responses")) as gateway:
+        yield HTTPEndpoint(base_url=f"{gateway.url}/v1", dialect="responses", max_retries=0)
 
 
 class RecordedPolicy:

@@ -77,7 +77,8 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
         if answer.done():
             if (outcome := answer.result()) is not None:
                 return outcome
-            log = await _errors_of(process)
+            assert process.stderr is not None
+            log = (await process.stderr.read()).decode(errors="replace")
             last = next((line for line in reversed(log.splitlines()) if line.strip()), "no message")
             diagnosis = Diagnosis("failed", f"the check itself failed: {last}", log_tail=log[-4000:])
         elif memory.done():
@@ -109,11 +110,6 @@ async def _answer(
         else:
             return CheckResult.model_validate(event["check"])
     return None
-
-
-async def _errors_of(process: Process) -> str:
-    assert process.stderr is not None
-    return (await process.stderr.read()).decode(errors="replace")
 
 
 def _result(request: CheckRequest, began: float, diagnosis: Diagnosis) -> CheckResult:

@@ -14,7 +14,7 @@ from gymgate.cli.output import log, print_json
 
 if TYPE_CHECKING:
     from gymgate.config import RuntimeConfig
-    from gymgate.doctor.findings import Finding
+    from gymgate.doctor import Finding
 
 _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 

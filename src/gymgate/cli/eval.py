@@ -6,7 +6,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from typing import Any
 from urllib.parse import urlparse
@@ -137,7 +137,7 @@ def _endpoint_args(url: str, settings: Mapping[str, Any], model: str | None) -> 
     return args
 
 
-def _evaluate(argv: Sequence[str], *, replayed: bool = False) -> int:
+def _evaluate(argv: list[str], *, replayed: bool = False) -> int:
     """Run verifiers' eval and print the closing table; returns the exit code, 1 where rollouts failed."""
     log("loading verifiers")
     from verifiers.v1.cli.eval.main import main

@@ -1,13 +1,13 @@
-"""A JSONL file as a sequence of dicts that is never read into memory as a whole."""
+"""A JSONL file of dicts that is never read into memory as a whole."""
 
 from __future__ import annotations
 
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from gymgate.dataset.index import LineIndex, line_index
 from gymgate.dataset.jsonl import parse_line
@@ -17,11 +17,11 @@ from gymgate.errors import DataError
 _READ = 1 << 20
 
 
-class RowFile(Sequence[dict[str, Any]]):
+class RowFile:
     """Rows of a JSONL file by byte offset.
 
-    Iteration streams and needs no index, so the first rows of a large file come at once. `len()` and indexing use an
-    index that is built on first use and cached by path, size and time. Blank lines are skipped. Safe between threads and
+    Iteration streams and needs no index, so the first rows of a large file come at once. `len()` and `numbered_at` use
+    an index that is built on first use and cached by path, size and time. Blank lines are skipped. Safe between threads and
     across fork; pickles as its path. A malformed line raises `DataError` with path and line.
     """
 
@@ -31,9 +31,6 @@ class RowFile(Sequence[dict[str, Any]]):
         self._opened: tuple[int, LineIndex] | None = None
         if not self.path.is_file():
             raise DataError(f"no file of rows at {str(path)!r}", path=str(path))
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (row for _, row in self.numbered())
 
     def numbered(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return each row with its 1-based line, streaming."""
@@ -46,15 +43,6 @@ class RowFile(Sequence[dict[str, Any]]):
 
     def __len__(self) -> int:
         return len(self._index()[1].offsets)
-
-    @overload
-    def __getitem__(self, position: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, position: slice) -> list[dict[str, Any]]: ...
-    def __getitem__(self, position: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
-        if isinstance(position, slice):
-            return [self.numbered_at(index)[1] for index in range(*position.indices(len(self)))]
-        return self.numbered_at(position)[1]
 
     def numbered_at(self, position: int) -> tuple[int, dict[str, Any]]:
         """Return a row with its 1-based line. Raises `IndexError`, and `DataError` if the file changed."""
@@ -91,9 +79,6 @@ class RowFile(Sequence[dict[str, Any]]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.path,))
-
-    def __repr__(self) -> str:
-        return f"RowFile({str(self.path)!r})"
 
 
 def _read_exactly(handle: int, size: int, start: int) -> bytes:

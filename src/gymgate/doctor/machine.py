@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
-from gymgate.doctor.findings import Finding
+from gymgate.doctor import Finding
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.containers import leftovers

@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
+from gymgate.doctor import Finding
 from gymgate.doctor.compare import first_difference
-from gymgate.doctor.findings import Finding
 from gymgate.doctor.hub import hub_or_cache, no_model
 from gymgate.doctor.servers import ServedModel, server_root
 from gymgate.errors import GymgateError, MissingExtraError, PolicyError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from gymgate.doctor import Finding
 from gymgate.doctor.compare import retokenise
-from gymgate.doctor.findings import Finding
 from gymgate.doctor.policy import SAMPLING, RecordingEngine
 from gymgate.rollout import Rollout
 from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import aiohttp
 import orjson
 
-from gymgate.doctor.findings import Finding
+from gymgate.doctor import Finding
 from gymgate.doctor.versions import SERVER, Trainer, meets
 
 TIMEOUT_S = 10.0

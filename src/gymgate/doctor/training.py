@@ -10,7 +10,7 @@ from typing import Any
 from gymgate.catalog import Catalog
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import open_rows
-from gymgate.doctor.findings import Finding
+from gymgate.doctor import Finding
 from gymgate.doctor.policy import check_chat_template, check_greedy, check_two_turns, load_policy
 from gymgate.doctor.rollouts import check_rollout
 from gymgate.doctor.servers import ServedModel, check_servers, server_root

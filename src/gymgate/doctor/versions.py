@@ -10,7 +10,7 @@ from typing import Literal
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion
 
-from gymgate.doctor.findings import Finding
+from gymgate.doctor import Finding
 
 Trainer = Literal["trl", "verl", "tokens"]
 """`tokens`: no trainer, just what sampling over token ids needs."""

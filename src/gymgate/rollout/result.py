@@ -146,9 +146,14 @@ def is_incomplete(response: Any) -> bool:
 
 def failed(error: GymgateError) -> dict[str, Any]:
     """Return status and error of a rollout that has no result."""
+    return {"status": "failed", "error": rollout_error(error).model_dump()}
+
+
+def rollout_error(error: GymgateError) -> RolloutError:
+    """Return what a rollout's record says about the error that it failed with."""
     kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
     retryable = isinstance(error, ServerDiedError) or kind in ("infrastructure", "timeout")
-    described = RolloutError.model_construct(
+    return RolloutError.model_construct(
         kind=kind,
         message=error.message,
         type=type(error).__name__,
@@ -156,14 +161,13 @@ def failed(error: GymgateError) -> dict[str, Any]:
         status_code=getattr(error, "status_code", None),
         retryable=bool(getattr(error, "retryable", None) or (kind != "policy" and retryable)),
     )
-    return {"status": "failed", "error": described.model_dump()}
 
 
 def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", agent: str = "") -> Rollout:
     """Return the record of a rollout that failed before the daemon reported anything about it."""
-    fields = failed(error)
-    fields["error"] = RolloutError.model_construct(**fields["error"])
-    return Rollout.model_construct(id=id, environment=environment, agent=agent, **fields)
+    return Rollout.model_construct(
+        id=id, environment=environment, agent=agent, status="failed", error=rollout_error(error)
+    )
 
 
 def refused(status: int, body: bytes, agent: str) -> GymgateError:

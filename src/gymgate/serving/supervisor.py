@@ -93,7 +93,7 @@ class ServerProcess(ChildProcess):
         self.server = server
         self.restarts = 0
         self.was_ready = False
-        self._log = log
+        self._log = Path(log.name)
 
     async def start(self) -> None:
         """Raises `StackStartError` if its program cannot be run."""
@@ -108,7 +108,7 @@ class ServerProcess(ChildProcess):
 
     def tail(self) -> str:
         """Return the end of its output, and of the output before its restarts."""
-        return tail(Path(self._log.name), size=TAIL).strip()
+        return tail(self._log, size=TAIL).strip()
 
     @property
     def last_line(self) -> str:

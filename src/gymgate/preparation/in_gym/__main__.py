@@ -9,18 +9,9 @@ from pathlib import Path
 
 NAME = "gymgate_in_gym"
 
-
-def main() -> int:
-    directory = Path(__file__).parent
-    sys.path[:] = [entry for entry in sys.path if entry != str(directory)]
-    spec = importlib.util.spec_from_file_location(
-        NAME, directory / "__init__.py", submodule_search_locations=[str(directory)]
-    )
+if __name__ == "__main__":
+    sys.path[:] = [entry for entry in sys.path if entry != str(Path(__file__).parent)]
+    spec = importlib.util.spec_from_file_location(NAME, Path(__file__).with_name("__init__.py"))
     assert spec is not None
     sys.modules[NAME] = importlib.util.module_from_spec(spec)
-    status: int = importlib.import_module(f"{NAME}.program").main()
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(importlib.import_module(f"{NAME}.program").main())
