@@ -12,11 +12,11 @@ from gymgate.errors import PolicyError
 from gymgate.gateway.dialects.content import (
     THINK_TAGS,
     ReasoningStyle,
-    item_reasoning,
     message_reasoning,
+    said_in,
     split_think_tags,
 )
-from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id
+from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id, objects
 from gymgate.gateway.dialects.responses_request import wants_logprobs
 from gymgate.gateway.dialects.usage import (
     chat_usage_to_anthropic,
@@ -216,13 +216,8 @@ def responses_answer_to_chat(answer: Json, request: Json) -> Json:
 
 
 def _chat_message(items: list[Json]) -> Json:
-    parts = [
-        part for item in items if item.get("type", "message") == "message" for part in _message_parts(item)
-    ]
-    refusal = "".join(str(part.get("refusal") or "") for part in parts)
-    reasoning = "\n\n".join(filter(None, (item_reasoning(i) for i in items if i.get("type") == "reasoning")))
+    content, refusal, reasoning = said_in(items)
     calls = [_chat_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
-    content = joined_text(parts)
     message: Json = {
         "role": "assistant",
         "content": content if content or not (calls or refusal) else None,
@@ -233,12 +228,6 @@ def _chat_message(items: list[Json]) -> Json:
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _message_parts(item: Json) -> list[Any]:
-    content = item.get("content")
-    parts = [{"type": "output_text", "text": content}] if isinstance(content, str) else content or []
-    return [part for part in parts if isinstance(part, dict)]
 
 
 def _chat_call(item: Json) -> Json:
@@ -254,9 +243,8 @@ def _chat_call(item: Json) -> Json:
 
 def _chat_logprobs(items: list[Json]) -> Json | None:
     messages = (item for item in items if item.get("type") == "message")
-    content = [
-        entry for item in messages for part in _message_parts(item) for entry in part.get("logprobs") or []
-    ]
+    parts = (part for item in messages for part in objects(item.get("content")))
+    content = [entry for part in parts for entry in part.get("logprobs") or []]
     return {"content": content, "refusal": None} if content else None
 
 

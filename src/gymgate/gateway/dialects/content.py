@@ -7,7 +7,7 @@ own in Responses.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gymgate.errors import ConfigError
@@ -100,6 +100,14 @@ def _part_to_responses(part: Json, what: str) -> Json:
     raise ConfigError(f"content part of type {kind!r} in {what} cannot be sent to a Responses endpoint")
 
 
+def text_and_refusal(content: Any) -> tuple[str, str]:
+    """Return the text and the refusal in content. Empty and missing content are the same, however text is cut into parts."""
+    if content is None or isinstance(content, str):
+        return content or "", ""
+    refusals = (part.get("refusal") for part in content if isinstance(part, dict))
+    return joined_text(content), "".join(refusal for refusal in refusals if isinstance(refusal, str))
+
+
 def message_reasoning(message: Json) -> tuple[str, ReasoningStyle | None]:
     """Return the reasoning of a chat message that has a field for it, and the fields that carry it.
 
@@ -137,3 +145,17 @@ def item_reasoning(item: Json) -> str:
     """Return the text of a Responses reasoning item: the reasoning if it is there, else its summary."""
     content = joined_text(item.get("content") or [], "\n\n")
     return content or joined_text(item.get("summary") or [], "\n\n")
+
+
+def said_in(items: Iterable[Json]) -> tuple[str, str, str]:
+    """Return the text, the refusal and the reasoning in Responses items."""
+    texts, refusals, thoughts = [], [], []
+    for item in items:
+        kind = item.get("type") or "message"
+        if kind == "message":
+            text, refusal = text_and_refusal(item.get("content"))
+            texts.append(text)
+            refusals.append(refusal)
+        elif kind == "reasoning":
+            thoughts.append(item_reasoning(item))
+    return "".join(texts), "".join(refusals), joined_text(thoughts, "\n\n")

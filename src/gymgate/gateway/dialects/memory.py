@@ -11,11 +11,17 @@ A run that was edited, or lost its reasoning, matches nothing and is translated 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gymgate.config import Dialect
-from gymgate.gateway.dialects.content import BOTH_FIELDS, ReasoningStyle, item_reasoning, message_reasoning
-from gymgate.gateway.dialects.reading import Json, canonical_json, joined_text, without, without_none
+from gymgate.gateway.dialects.content import (
+    BOTH_FIELDS,
+    ReasoningStyle,
+    item_reasoning,
+    message_reasoning,
+    text_and_refusal,
+)
+from gymgate.gateway.dialects.reading import Json, canonical_json, without, without_none
 
 Content = tuple[str, ...]
 """The parts of an item or block that an agent sends back unchanged."""
@@ -110,7 +116,7 @@ def item_fingerprint(item: Json) -> Fingerprint:
 
 def _item_content(kind: str, item: Json) -> tuple[str, ...]:
     if kind == "message":
-        return _text_and_refusal(item.get("content"))
+        return text_and_refusal(item.get("content"))
     if kind == "reasoning":
         return (item_reasoning(item),)
     if kind == "function_call":
@@ -124,17 +130,9 @@ def _call_content(item: Json) -> tuple[str, str]:
     return str(item.get("call_id")), str(item.get("name"))
 
 
-def _text_and_refusal(content: Any) -> tuple[str, ...]:
-    """Text and refusal. Empty and missing content are the same, however the text is cut into parts."""
-    if content is None or isinstance(content, str):
-        return (content or "", "")
-    refusals = (part.get("refusal") for part in content if isinstance(part, dict))
-    return (joined_text(content), "".join(refusal for refusal in refusals if isinstance(refusal, str)))
-
-
 def message_fingerprint(message: Json) -> Fingerprint:
     """The fingerprint of an assistant's chat message."""
-    text, refusal = _text_and_refusal(message.get("content"))
+    text, refusal = text_and_refusal(message.get("content"))
     calls = [part for call in message.get("tool_calls") or [] for part in _tool_call_content(call)]
     refusal = refusal or str(message.get("refusal") or "")
     return Fingerprint(("assistant", text, refusal, message_reasoning(message)[0], *calls))

@@ -6,10 +6,10 @@ from itertools import accumulate
 from typing import Any
 
 from gymgate.errors import ConfigError
-from gymgate.gateway.dialects.content import content_to_chat, item_reasoning, set_reasoning
+from gymgate.gateway.dialects.content import content_to_chat, said_in, set_reasoning
 from gymgate.gateway.dialects.gym_metadata import apply_gym_metadata
 from gymgate.gateway.dialects.memory import ConversationMemory, item_fingerprint
-from gymgate.gateway.dialects.reading import Json, as_text, field, joined_text, mappings
+from gymgate.gateway.dialects.reading import Json, as_text, field, mappings
 from gymgate.gateway.dialects.tools import choice_to_chat, format_to_chat, tool_to_chat
 
 _ASSISTANT_KINDS = ("reasoning", "function_call", "custom_tool_call")
@@ -191,33 +191,16 @@ class _Turn:
 
 
 def _assistant_message(items: list[Json], memory: ConversationMemory) -> Json:
-    by_kind: dict[str, list[Json]] = {}
-    for item in items:
-        by_kind.setdefault(item.get("type") or "message", []).append(item)
-    texts = by_kind.get("message", [])
-    message: Json = {"role": "assistant", "content": "".join(map(_text, texts)) if texts else None}
-    if refusal := "".join(map(_refusal, texts)):
-        message["refusal"] = refusal
-    if reasoning := "\n\n".join(filter(None, map(item_reasoning, by_kind.get("reasoning", [])))):
-        set_reasoning(message, reasoning, memory.reasoning_style)
+    text, refusal, reasoning = said_in(items)
     calls = [_tool_call(item) for item in items if item.get("type") in ("function_call", "custom_tool_call")]
-    if calls:
-        message["tool_calls"] = calls
-    elif message["content"] is None:
-        message["content"] = ""  # strict endpoints refuse null without calls
-    return message
-
-
-def _text(item: Json) -> str:
-    content = item.get("content")
-    return content if isinstance(content, str) else joined_text(content or [])
-
-
-def _refusal(item: Json) -> str:
-    content = item.get("content")
-    if not isinstance(content, list):
-        return ""
-    return "".join(part.get("refusal") or "" for part in content if isinstance(part, dict))
+    has_text = any((item.get("type") or "message") == "message" for item in items)
+    # Strict endpoints refuse null without calls.
+    message: Json = {"role": "assistant", "content": text if has_text or not calls else None}
+    if refusal:
+        message["refusal"] = refusal
+    if reasoning:
+        set_reasoning(message, reasoning, memory.reasoning_style)
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def _tool_call(item: Json) -> Json:
