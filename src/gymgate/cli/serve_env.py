@@ -84,7 +84,7 @@ def command(
     require("openenv")
     from gymgate.api import load_catalog
     from gymgate.dataset import open_rows
-    from gymgate.integrations.openenv.server import playable, serve
+    from gymgate.integrations.openenv.playable import playable
 
     found = load_catalog(gym, progress=log).find(environment, config_names(config))
     played = playable(found, found.config(config_names(config)), agent)
@@ -99,6 +99,8 @@ def command(
         def ready() -> None:
             name = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
             click.echo(f"http://{name}:{address[1]}")
+
+        from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
 
         interrupted, error = run_interruptibly(
             serve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,19 +19,16 @@ from pydantic import Field
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gymgate.catalog import EnvConfig
-from gymgate.catalog import Environment as GymEnvironment
 from gymgate.config import StackConfig
 from gymgate.dataset import Row
 from gymgate.errors import ConfigError, DataError
-from gymgate.integrations.openenv.episode import MAX_STEPS, Episode, GymnasiumEpisode, ToolEpisode
+from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
+from gymgate.integrations.openenv.playable import Playable
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.runtime.command import Progress
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import LOOPBACK
 
-PLAYABLE: Mapping[str, type[Episode]] = {"simple_agent": ToolEpisode, "gymnasium_agent": GymnasiumEpisode}
-"""Agents in whose place a client can play."""
 CLOSE_TIMEOUT_S = 10.0
 GRACE_S = 2
 """For requests under way when the server ends."""
@@ -62,53 +59,6 @@ class NeMoGymState(State):  # type: ignore[misc]
     index: int | None = None
     """The row's position in the data."""
     done: bool = False
-
-
-@dataclass(frozen=True)
-class Playable:
-    """An environment whose agent's part a client can play."""
-
-    name: str
-    agent: str
-    """Instance name of the agent that the client stands for."""
-    server: str
-    """Instance name of its resources server."""
-    kind: type[Episode]
-    max_steps: int
-
-
-def playable(environment: GymEnvironment, config: EnvConfig, agent: str | None = None) -> Playable:
-    """Return how a client plays an environment. Raises `ConfigError`, with the reason, if its agent is more than a loop.
-
-    `agent` is an instance name; the default is the config's first agent.
-    """
-    agents = {each.name: each for each in config.agents}
-    refused = f"environment {environment.name!r} cannot be served:"
-    if not agents:
-        raise ConfigError(f"{refused} config {config.name!r} has no agent")
-    if agent is not None and agent not in agents:
-        raise ConfigError(
-            f"environment {environment.name!r} has no agent {agent!r}; there is {', '.join(agents)}"
-        )
-    chosen = agents[agent] if agent else next(iter(agents.values()))
-    if chosen.type not in PLAYABLE:
-        raise ConfigError(
-            f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs a loop of its own; only a client of "
-            f"{' or '.join(PLAYABLE)} can play the agent's part"
-        )
-    if config.judges:
-        judges = ", ".join(sorted(config.judges))
-        raise ConfigError(f"{refused} it asks a judge ({judges}), whose failures only a rollout notices")
-    if chosen.block.get("skip_verification") or not chosen.resources_server:
-        raise ConfigError(f"{refused} its agent {chosen.name!r} has no resources server that scores it")
-    max_steps = chosen.block.get("max_steps")
-    return Playable(
-        environment.name,
-        chosen.name,
-        chosen.resources_server,
-        PLAYABLE[chosen.type],
-        max_steps if isinstance(max_steps, int) else MAX_STEPS,
-    )
 
 
 @dataclass
