@@ -109,6 +109,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
 
 def test_differences_name_what_is_missing() -> None:
     assert differences({"a": {"b": 1}}, {"a": {}}) == ["a.b: 1 there, not set here"]
+    assert differences({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 3, "c": 2}]}) == ["a.0.b: 1 there, 3 here"]
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_only_model_of_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
         (200, {"data": [{"id": "m"}, {"id": "n"}]}, "serves m, n"),
         (200, {"data": []}, "serves none"),
         (200, "<html>", "answered no list of models"),
-        (401, "no", "answered 401"),
+        (401, "no", "answered 401.*no key was sent; give it with --api-key-var"),
     ],
 )
 def test_an_endpoint_that_does_not_say(status: int, body: Any, said: str) -> None:

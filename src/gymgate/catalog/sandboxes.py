@@ -48,8 +48,8 @@ def sandbox_block(sandbox: str, site: Path) -> Node:
     path = packaged.get(sandbox) or Path(sandbox).expanduser()
     if sandbox not in packaged and path.suffix not in (".yaml", ".yml"):
         raise ConfigError(
-            f"there is no sandbox provider {sandbox!r}; this nemo-gym has {', '.join(packaged) or 'none'}, and a YAML file "
-            "with a provider's settings is named by its path"
+            f"there is no sandbox provider {sandbox!r}; this nemo-gym has {', '.join(packaged) or 'none'}. Give one "
+            "of these, or the path of a YAML file with a provider's settings"
         )
     value = block = read_yaml(path, f"sandbox {sandbox!r}")
     if isinstance(value, dict) and len(value) == 1 and next(iter(value)) not in packaged:

@@ -91,7 +91,12 @@ def _model_at(base_url: str, endpoint: HTTPEndpoint) -> str:
         with urllib.request.urlopen(request, timeout=MODELS_TIMEOUT_S) as answer:
             models = [str(item["id"]) for item in json.load(answer)["data"]]
     except urllib.error.HTTPError as error:
-        raise ConfigError(f"name the model with -m: {url} answered {error.code} {error.reason}") from None
+        hint = (
+            " (no key was sent; give it with --api-key-var)" if error.code in (401, 403) and not key else ""
+        )
+        raise ConfigError(
+            f"name the model with -m: {url} answered {error.code} {error.reason}{hint}"
+        ) from None
     except OSError as error:
         reason = getattr(error, "reason", error)
         raise ConfigError(f"endpoint {base_url!r} cannot be reached: {reason}") from None

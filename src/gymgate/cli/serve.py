@@ -51,7 +51,8 @@ def command(
     """
     if not replay and not files:
         raise ConfigError(
-            "gymgate serve serves recorded rollouts: add --replay; to run rollouts, use gymgate run"
+            "gymgate serve answers from recorded rollouts: give --replay, or --replay-file FILE; to run rollouts, use "
+            "gymgate run"
         )
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")

@@ -97,6 +97,8 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
     for name, item in value.items():
         if isinstance(item, Mapping):
             yield from _flat(item, f"{prefix}{name}.")
+        elif isinstance(item, list) and item and all(isinstance(each, Mapping) for each in item):
+            yield from _flat({str(index): each for index, each in enumerate(item)}, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", item
 

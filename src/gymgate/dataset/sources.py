@@ -119,7 +119,7 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
         return _by_path(source, path)
     if environment is None:
         raise ConfigError(
-            f"no data {source!r}: name a JSONL file or hf:owner/name, or an environment with it"
+            f"there is no file {source!r}: name a JSONL file or hf:owner/name, or the environment that has this data"
         )
     try:
         return _of_file(environment.data_file(source).path)

@@ -54,7 +54,9 @@ def parse_blend_file(text: str) -> BlendFile:
         raise ConfigError(f"{text!r}: write FILE:WEIGHT or FILE:WEIGHT:CAP")
     path = Path(found["path"]).expanduser()
     if not path.is_file():
-        raise DataError(f"no file of rows at {str(path)!r}", path=str(path))
+        raise DataError(
+            f"no file of rows at {str(path)!r} (write FILE, FILE:WEIGHT or FILE:WEIGHT:CAP)", path=str(path)
+        )
     return BlendFile(path, float(found["weight"] or 1.0), int(found["cap"]) if found["cap"] else None)
 
 

@@ -92,7 +92,9 @@ class HTTPBackend:
     def _credentials(self) -> str:
         if self._endpoint.api_key_env is not None:
             return f"key from environment variable {self._endpoint.api_key_env!r}"
-        return "key given as api_key" if self._key is not None else "no key was sent; set api_key_env"
+        if self._key is not None:
+            return "key given as api_key"
+        return "no key was sent; give the policy's with --api-key-var, in Python with api_key_env"
 
 
 def _base_url(text: str) -> URL:
