@@ -19,13 +19,14 @@ from typing import Any
 
 from benchmarks.contenders import ENVIRONMENT
 from benchmarks.delayed_policy import delayed_policy, row_with
-from benchmarks.machine import describe, numbers, print_table
+from benchmarks.machine import describe, free_port, numbers, print_table
 from gymgate import open_rows
 from gymgate.config import HTTPEndpoint, RayCluster, StackConfig
 from gymgate.stack import acquire
 
 CALLS = 2
 STARTS = 4
+AGENT_PORTS = ("metrics_agent_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
 HEAD = [
     "nodes",
     "rollouts at once",
@@ -45,7 +46,13 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
         cluster: Any = Cluster()
         try:
             for number in cpus:
-                cluster.add_node(num_cpus=number, include_dashboard=False, object_store_memory=80_000_000)
+                # A raylet waits 15 s for its agents to write the ports that they chose.
+                cluster.add_node(
+                    num_cpus=number,
+                    include_dashboard=False,
+                    object_store_memory=80_000_000,
+                    **{name: free_port() for name in AGENT_PORTS},
+                )
             break
         except Exception as error:  # Ray raises no other class
             cluster.shutdown()
