@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_outcomes
 from gymgate.cli.policies import http_endpoint, only_recorded
@@ -196,6 +198,11 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
     found = only_recorded([source(tmp_path / "rows.jsonl", lines, "env", limit=2)], recording, notes.append)
     assert notes == ["env: 1 of 4 rows have no recorded rollout"]
     assert [each.row.line for each in RolloutPlan(found, keep_invalid=True).rollouts()] == [2, 3]
+
+
+def test_a_missing_recording_is_refused_before_anything_starts() -> None:
+    result = CliRunner().invoke(cli, ["run", "mcqa", "--replay-file", "gone.jsonl"], standalone_mode=False)
+    assert str(result.exception) == "--replay-file 'gone.jsonl': there is no such file"
 
 
 def test_an_environment_without_a_recording_of_its_rows_is_named(

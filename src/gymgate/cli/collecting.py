@@ -76,7 +76,7 @@ def make_collection(
 
 
 def _refuse_unusable_options(endpoint: EndpointOptions, files: Sequence[str]) -> None:
-    """Raises `ConfigError` for options of an endpoint without one, and for recordings beside one."""
+    """Raises `ConfigError` for options of an endpoint without one, recordings beside one, and a missing recording."""
     given = {
         "-m": endpoint.model,
         "--sampling": endpoint.sampling,
@@ -88,6 +88,8 @@ def _refuse_unusable_options(endpoint: EndpointOptions, files: Sequence[str]) ->
         raise ConfigError(f"{' and '.join(unusable)} needs an endpoint; name one: -b http://host:8000/v1")
     if endpoint.urls and files:
         raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
+    if missing := [file for file in files if not Path(file).exists()]:
+        raise ConfigError(f"--replay-file {missing[0]!r}: there is no such file")
 
 
 def _split_arguments(
