@@ -62,7 +62,9 @@ def client_of(url: str) -> Iterator[SyncEnvClient]:
 
 @pytest.fixture(scope="module")
 def counter() -> Iterator[str]:
-    with served(COUNTER, "--max-sessions", "2") as url:
+    """Its resources server is two processes, each with the sessions of its own clients."""
+    workers = f"{COUNTER}_resources_server.resources_servers.{COUNTER}.num_workers=2"
+    with served(COUNTER, "--max-sessions", "2", "--set", workers) as url:
         yield url
 
 

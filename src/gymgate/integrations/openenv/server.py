@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import random
+import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -93,13 +95,14 @@ class Game:
         """Make an episode on the resources server that is up now. Raises `StackLostError` for a stack that is gone."""
         status = await self.stack.status()
         (environment,) = status["environments"].values()
-        found = environment["servers"].get(self.played.server)
-        if found is None:
+        names = re.compile(rf"{re.escape(self.played.server)}( worker \d+)?")
+        workers = [found for name, found in environment["servers"].items() if names.fullmatch(name)]
+        if not workers:
             raise ConfigError(
                 f"environment {self.played.name!r} has no running server {self.played.server!r}; it is {environment['state']}"
             )
         more = {"max_steps": self.played.max_steps} if self.played.kind is GymnasiumEpisode else {}
-        url = f"http://{LOOPBACK}:{found['port']}"
+        url = f"http://{LOOPBACK}:{random.choice(workers)['port']}"
         return self.played.kind(url, self.played.server, row.data, self.timeout_s, **more)
 
 
