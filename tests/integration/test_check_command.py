@@ -20,6 +20,7 @@ import gymgate.check
 from gymgate.check import CheckRequest, CheckResult, load_report, save_report
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
+from gymgate.errors import ConfigError
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 
@@ -70,6 +71,13 @@ def test_all_of_a_kind_of_a_release(
     assert {name.partition("/")[0] for name in names} == {kind}
     assert {job.version for job in asked} == {version}
     assert f"{count} environments: {count} failed; 0 returned a reward" in done.output
+
+
+def test_an_unknown_sandbox_is_refused_before_anything_starts(asked: list[CheckRequest]) -> None:
+    done = check("calendar", "--sandbox", "nosuch")
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith("there is no sandbox provider 'nosuch'")
+    assert not asked
 
 
 def test_settings_endpoints_and_limits_reach_the_job(asked: list[CheckRequest], tmp_path: Path) -> None:

@@ -359,3 +359,11 @@ def test_each_rollout_has_an_answer_field_of_its_own(tmp_path: Path) -> None:
         found.append({name: value for name, value in row.items() if name.startswith("maj")})
     assert found[0] == found[1]
     assert found[0]["maj@4"] == 1.0
+
+
+def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text("")
+    done = CliRunner().invoke(command, [str(path)])
+    assert isinstance(done.exception, DataError)
+    assert str(done.exception) == f"no rollouts in {path}"

@@ -12,7 +12,7 @@ from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
 from gymgate.collection.tables import checked_table, write_table
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, DataError
 
 
 @click.command("aggregate")
@@ -72,6 +72,8 @@ def command(
     for note in collected.notes:
         log(note)
     metrics = summary_rows(collected)
+    if not metrics and not collected.missing:
+        raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
     rows = list(task_rows(collected)) if outputs else []
     if limits is not None:
         kept = {(task.environment, task.row_key, task.occurrence) for task in keep(collected, *limits)}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.api import load_catalog
+from gymgate.catalog.sandboxes import sandbox_block
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges, writable_path
 from gymgate.cli.options import (
     KINDS,
@@ -110,6 +111,10 @@ def command(
         raise ConfigError("name environments, or give --all")
     if settings and len(environments) != 1:
         raise ConfigError("--set is for one environment; name exactly one")
+    if sandbox is not None:
+        sandbox_block(
+            sandbox, load_catalog(gym, progress=log).site
+        )  # else each environment would be blocked by it
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     requests = [
         CheckRequest(
