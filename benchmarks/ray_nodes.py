@@ -26,7 +26,12 @@ from gymgate.stack import acquire
 
 CALLS = 2
 STARTS = 4
-AGENT_PORTS = ("metrics_agent_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
+AGENT_PORTS = (
+    "metrics_agent_port",
+    "metrics_export_port",
+    "runtime_env_agent_port",
+    "dashboard_agent_listen_port",
+)
 HEAD = [
     "nodes",
     "rollouts at once",
