@@ -141,6 +141,10 @@ def test_a_source_no_index_has_is_named(message: str, kind: str, name: str) -> N
         ("config: a.b.c", "1 required config value(s) are unset (still '???') after merging: - a.b.c Provide each value"),
         ("memory: ~27 GB", "CCC: pre-loading metadata (~27 GB, ~46s) before first request..."),
         ("docker: Sandbox provider", "ValueError: Sandbox provider reference 'sandbox' is not defined in the merged config."),
+        (
+            "docker: docker.io/a/b:pr-1",
+            "b'\"docker run failed (code=125) for image=\\'docker.io/a/b:pr-1\\'",
+        ),
         ("docker: a container", "agent 'x': HTTP 500: b'\"FileNotFoundError(2, \\'No such file or directory\\')\"'"),
     ],
 )  # fmt: skip
