@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 
 import pytest
 
-collect_ignore_glob = ["test_*.py"] if importlib.util.find_spec("agentlightning") is None else []
+# Not by `find_spec`, which finds this directory.
+collect_ignore_glob = [] if any(importlib.metadata.distributions(name="agentlightning")) else ["test_*.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2]))  # `examples` as a package
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
 
-collect_ignore_glob = ["test_*.py"] if importlib.util.find_spec("openenv") is None else []
+# Not by `find_spec`, which finds this directory.
+collect_ignore_glob = [] if any(importlib.metadata.distributions(name="openenv")) else ["test_*.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
