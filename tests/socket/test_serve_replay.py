@@ -194,7 +194,7 @@ def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["--replay"], "name an environment"),
-        (["mcqa"], "add --replay"),
+        (["mcqa"], "give --replay"),
         (["--replay", "--replay-file", "x.jsonl", "--index", "-1"], "--index"),
     ],
 )
