@@ -62,13 +62,15 @@ def command(
         raise error
 
 
-async def _serve(paths: Sequence[str], on_ready: Callable[[str], None], **where: Any) -> None:
-    """Serve until this is cancelled; `on_ready` gets the base URL."""
+async def _serve(
+    paths: Sequence[str], on_ready: Callable[[str], None], until: asyncio.Event | None = None, **where: Any
+) -> None:
+    """Serve until the event, or until this is cancelled; `on_ready` gets the base URL."""
     from gymgate.gateway.serve import serve_replay
 
     async with serve_replay(paths, **where) as base_url:
         on_ready(base_url)
-        await asyncio.get_running_loop().create_future()
+        await (until or asyncio.Event()).wait()
 
 
 def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None) -> list[str]:
@@ -100,6 +102,7 @@ class ReplayServer:
         self._port = port
         self._loop = LoopThread()
         self._address: Future[str] = Future()
+        self._end = asyncio.Event()
 
     @property
     def base_url(self) -> str:
@@ -115,10 +118,16 @@ class ReplayServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._loop.leave()  # cancels what runs there
+        self._loop.call(self._close())
+        self._loop.leave()
+
+    async def _close(self) -> None:
+        """End in order: cancelled with everything else, the loop would leave a connection that it just accepted open."""
+        self._end.set()
+        await asyncio.wrap_future(self._running)
 
     async def _serve(self) -> None:
         try:
-            await _serve(self._paths, self._address.set_result, port=self._port)
+            await _serve(self._paths, self._address.set_result, self._end, port=self._port)
         except Exception as error:
             self._address.set_exception(error)
