@@ -66,6 +66,20 @@ gym_option = click.option(
 host_option = click.option(
     "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on."
 )
+
+
+def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option for the port that a command listens on."""
+    return click.option(
+        "--port",
+        default=default,
+        type=click.IntRange(0, 65535),
+        metavar="PORT",
+        help="Port to listen on; 0: a free one.",
+        show_default=True,
+    )
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 kind_option = click.option(
     "--kind",

@@ -11,7 +11,7 @@ from typing import Any, Self
 import click
 
 from gymgate.cli.interrupts import run_interruptibly
-from gymgate.cli.options import gym_option, host_option, replay_file_option, replay_option
+from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option, replay_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
@@ -26,14 +26,7 @@ from gymgate.stack.sync import LoopThread
     "--index", type=click.IntRange(0), metavar="N", help="Answer only from recording N, counted from 0."
 )
 @host_option
-@click.option(
-    "--port",
-    default=0,
-    type=click.IntRange(0, 65535),
-    metavar="PORT",
-    help="Port to listen on; 0: a free one.",
-    show_default=True,
-)
+@port_option(0)
 @gym_option
 def command(
     environments: tuple[str, ...],

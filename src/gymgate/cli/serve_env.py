@@ -16,6 +16,7 @@ from gymgate.cli.options import (
     env_var_option,
     gym_option,
     host_option,
+    port_option,
     sandbox_option,
     set_option,
 )
@@ -33,14 +34,7 @@ from gymgate.errors import ConfigError
 @env_var_option
 @sandbox_option
 @host_option
-@click.option(
-    "--port",
-    default=8000,
-    type=click.IntRange(0, 65535),
-    metavar="PORT",
-    help="Port to listen on; 0: a free one.",
-    show_default=True,
-)
+@port_option(8000)
 @click.option(
     "--max-sessions",
     default=64,

@@ -44,6 +44,7 @@ from gymgate.stack.plan import (
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
 from gymgate.stack.routing import Strategy, refuse_unroutable
+from gymgate.stack.workers import worker_name
 
 _COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 
@@ -285,7 +286,7 @@ class Environment:
             for instance in plan.servers:
                 ports = self._ports.get(instance.name, [])
                 for worker, port in enumerate(ports):
-                    name = f"{instance.name} worker {worker + 1}" if len(ports) > 1 else instance.name
+                    name = worker_name(instance.name, worker, len(ports))
                     context.progress(f"{self.name}: starting {name}")
                     child = await start_server(plan, fork_server, self._logs, instance, name, configs[worker])
                     generation.servers[child] = port.number

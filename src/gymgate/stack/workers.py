@@ -11,11 +11,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gymgate.catalog.resolve import AGENTS, RESOURCES, ServerInstance, references, servers_of
 from gymgate.errors import ConfigError
 from gymgate.stack.gym_config import own_modules
+
+T = TypeVar("T")
 
 _LIMITS_WORKERS = re.compile(r"\bself\.(?:config\.)?num_workers\b|\bnum_workers\s*:\s*Literal\[1\]")
 
@@ -67,6 +69,17 @@ def count_workers(
                 f"{server.key}.num_workers={count} has the effect of {usable}: no agent has more processes"
             )
     return Workers(counts, tuple(warnings))
+
+
+def worker_name(server: str, worker: int, count: int) -> str:
+    """Return the name of a server's process: `worker` counts from 0, of `count`."""
+    return f"{server} worker {worker + 1}" if count > 1 else server
+
+
+def workers_of(servers: Mapping[str, T], server: str) -> list[T]:
+    """Return what a mapping by the names of processes holds of a server's workers."""
+    numbered = re.compile(rf"{re.escape(server)}( worker \d+)?")
+    return [each for name, each in servers.items() if numbered.fullmatch(name)]
 
 
 def _asked(server: ServerInstance) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from gymgate.integrations.openenv.tools import tools_of
 from gymgate.runtime.command import Progress
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import LOOPBACK
+from gymgate.stack.workers import workers_of
 
 CLOSE_TIMEOUT_S = 10.0
 GRACE_S = 2
@@ -95,8 +95,7 @@ class Game:
         """Make an episode on the resources server that is up now. Raises `StackLostError` for a stack that is gone."""
         status = await self.stack.status()
         (environment,) = status["environments"].values()
-        names = re.compile(rf"{re.escape(self.played.server)}( worker \d+)?")
-        workers = [found for name, found in environment["servers"].items() if names.fullmatch(name)]
+        workers = workers_of(environment["servers"], self.played.server)
         if not workers:
             raise ConfigError(
                 f"environment {self.played.name!r} has no running server {self.played.server!r}; it is {environment['state']}"
