@@ -12,7 +12,7 @@ from gymgate.catalog import Catalog, Environment
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import Row
 from gymgate.dataset import open_rows as open_row_source
-from gymgate.errors import ConfigError, from_wire
+from gymgate.errors import ConfigError
 from gymgate.rollout import Rollout, outcome_of
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
@@ -103,5 +103,5 @@ async def run_row(
     async with acquire(environment) as stack:
         rollout = await stack.run(row, policy=policy, limits=limits)
     if outcome_of(rollout).reason == "failed" and rollout.error is not None:
-        raise from_wire({**rollout.error.model_dump(), "error": rollout.error.type})
+        raise rollout.error.to_exception()
     return rollout

@@ -112,9 +112,8 @@ def command(
     if settings and len(environments) != 1:
         raise ConfigError("--set is for one environment; name exactly one")
     if sandbox is not None:
-        sandbox_block(
-            sandbox, load_catalog(gym, progress=log).site
-        )  # else each environment would be blocked by it
+        # Checked here, because the verdict on each environment would be that it is blocked.
+        sandbox_block(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     requests = [
         CheckRequest(

@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from gymgate.config import POLICY, Dialect
-from gymgate.errors import ErrorKind
+from gymgate.errors import ErrorKind, GymgateError, from_wire
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
 """completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;
@@ -146,6 +146,10 @@ class RolloutError(Record):
     server: str | None = None
     status_code: int | None = None
     retryable: bool = False
+
+    def to_exception(self) -> GymgateError:
+        """Return the error that ended the rollout, to be raised."""
+        return from_wire({**self.model_dump(), "error": self.type})
 
 
 class Timing(Record):

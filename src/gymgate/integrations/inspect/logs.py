@@ -29,6 +29,7 @@ from gymgate.collection.aggregate import expand, read_failures, read_rollouts
 from gymgate.collection.record import CollectedRollout, identity_of
 from gymgate.collection.store import read_run
 from gymgate.config import POLICY
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.inspect.scorer import score_of
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, record_of
@@ -127,8 +128,7 @@ def _rollouts(paths: list[Path]) -> Iterator[CollectedRollout]:
 async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
     result = rollout.result or {}
     params = {"input": [], **(result.get("responses_create_params") or {})}
-    given = params["input"]
-    opening = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    opening = input_items(params)
     answered = (result.get("response") or {}).get("output")
     messages = await conversation_of({"input": [*opening, *(answered if isinstance(answered, list) else [])]})
     output = _output(messages, rollout, model)

@@ -14,6 +14,7 @@ from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_
 from pydantic import ValidationError
 
 from gymgate.collection.transcript import transcript
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
@@ -81,10 +82,8 @@ async def _conversations(rows: Sequence[EvalRow]) -> list[list[ChatMessage]]:
 
 async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:
     """Return the messages that the agent opens with. What Inspect has no message for is shown as text."""
-    given = params["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     try:
-        messages: list[ChatMessage] = await messages_from_openai_responses(items)
+        messages: list[ChatMessage] = await messages_from_openai_responses(input_items(params))
         return messages
     except Exception:  # the row is run as it is; only this view of it is poorer
         entries = transcript({"result": {"responses_create_params": params}})

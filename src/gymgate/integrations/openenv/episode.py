@@ -18,9 +18,9 @@ from urllib.parse import quote
 import aiohttp
 
 from gymgate import codec
-from gymgate.errors import DataError, EnvironmentServerError, StackLostError, from_wire
+from gymgate.errors import DataError, EnvironmentServerError, StackLostError
 from gymgate.gateway.dialects.reading import new_id
-from gymgate.rollout import outcome_of
+from gymgate.rollout import RolloutError, outcome_of
 from gymgate.rollout.result import condensed, number, settled
 
 MAX_STEPS = 10
@@ -159,7 +159,7 @@ class ToolEpisode(Episode):
         self.done = True
         fields = settled(result, codec.dumps(body), agent=self.server)
         if (error := fields.get("error")) is not None:
-            raise from_wire({**error, "error": error["type"]})
+            raise RolloutError.model_validate(error).to_exception()
         outcome = outcome_of(fields)
         return Step(reward=outcome.reward, done=True, info={"outcome": outcome.reason})
 

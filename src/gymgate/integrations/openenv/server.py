@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gymgate.config import StackConfig
 from gymgate.dataset import Row
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
 from gymgate.integrations.openenv.playable import Playable
@@ -108,10 +109,8 @@ class Game:
 def opening(row: Row) -> list[dict[str, Any]]:
     """Return a row's conversation in the form of the Responses API, its instructions as a system message."""
     params = row.data["responses_create_params"]
-    given = params["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
     instructions = params.get("instructions")
-    return [*([{"role": "system", "content": instructions}] if instructions else []), *items]
+    return [*([{"role": "system", "content": instructions}] if instructions else []), *input_items(params)]
 
 
 class NeMoGymEnvironment(Environment):  # type: ignore[misc]

@@ -18,7 +18,7 @@ from openenv.core.harness import (
     VerifyResult,
 )
 
-from gymgate.errors import ConfigError, GymgateError, TokenDataError, from_wire
+from gymgate.errors import ConfigError, GymgateError, TokenDataError
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.dataset import prompt_messages
@@ -145,7 +145,7 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
             return 0
         if self._factory.failure is not None:
             return 1
-        raise from_wire({**error.model_dump(), "error": error.type})
+        raise error.to_exception()
 
     def fetch_training_trace(self) -> TrainingTrace:
         """Return the model calls so far, one turn each, as `TokenConversation.turns` has them.
