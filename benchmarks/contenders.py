@@ -23,7 +23,7 @@ from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, Stac
 from gymgate.runtime import Runtime
 from gymgate.stack import Stack
 from gymgate.stack.containers import Containers
-from gymgate.stack.environment import Environment
+from gymgate.stack.environment import RunningEnvironment
 from gymgate.stack.forkserver import descendants
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.plan import EnvironmentContext
@@ -56,7 +56,7 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
         fork_servers = ForkServerPool(stack, Path(name), _quiet)
         policy: Any = BarePolicy(policy_url)
         context = EnvironmentContext(stack, runtime, fork_servers, policy, Path(name), _quiet, Containers())
-        environment = Environment(EnvironmentConfig(name=ENVIRONMENT), [config.path], context)
+        environment = RunningEnvironment(EnvironmentConfig(name=ENVIRONMENT), [config.path], context)
         try:
             await environment.start()
             assert environment.default_agent is not None

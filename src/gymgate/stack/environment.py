@@ -69,7 +69,7 @@ class Generation:
     """When rollouts began and ended that were cancelled and whose containers may still be there. Unix time."""
 
 
-class Environment:
+class RunningEnvironment:
     """Started once, then up until it is stopped, or down for good after too many restarts within a time."""
 
     def __init__(

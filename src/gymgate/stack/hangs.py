@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gymgate.stack.children import Child
-from gymgate.stack.environment import Environment
+from gymgate.stack.environment import RunningEnvironment
 from gymgate.stack.forkserver import descendants, helpers_of
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.ports import LOOPBACK
@@ -67,7 +67,7 @@ class _Question:
 
 
 def processes_of(
-    environments: Iterable[Environment], fork_servers: Iterable[ForkServerClient], timeout_s: float
+    environments: Iterable[RunningEnvironment], fork_servers: Iterable[ForkServerClient], timeout_s: float
 ) -> Iterator[Watched]:
     """Yield the processes of a stack; `timeout_s` is that of its servers."""
     for each in fork_servers:

@@ -17,7 +17,7 @@ from gymgate.gateway.route import Route
 from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
 from gymgate.stack.agent_processes import AgentProcess
-from gymgate.stack.environment import Environment, Generation
+from gymgate.stack.environment import Generation, RunningEnvironment
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.protocol import Reply
 from gymgate.stack.wire import pack_rollout
@@ -45,7 +45,7 @@ _request = functools.lru_cache(maxsize=1024)(Request)
 class RolloutRun:
     """A rollout under way. `fields` and `result` are set when `run` returns."""
 
-    environment: Environment
+    environment: RunningEnvironment
     agent: str
     body: bytes
     """The row with its routing, as JSON."""

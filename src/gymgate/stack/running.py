@@ -25,7 +25,7 @@ from gymgate.runtime.command import Progress
 from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables
 from gymgate.stack import forkserver
 from gymgate.stack.containers import Containers
-from gymgate.stack.environment import Environment
+from gymgate.stack.environment import RunningEnvironment
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
@@ -48,7 +48,7 @@ class RunningStack:
     def __init__(self, config: StackConfig, directory: Path, progress: Progress) -> None:
         self.config = config
         self.directory = directory
-        self.environments: dict[str, Environment] = {}
+        self.environments: dict[str, RunningEnvironment] = {}
         self.gateway = Gateway(judges=with_address(dict(config.models)), sandbox_host=config.gateway_host)
         self.client = new_client()
         self.file_limit = asyncio.Semaphore(max_rollouts())
@@ -78,7 +78,7 @@ class RunningStack:
                 self._progress,
                 self._containers,
             )
-            self.environments[spec.name] = Environment(spec, files, context)
+            self.environments[spec.name] = RunningEnvironment(spec, files, context)
         if (timeout_s := self.config.hang_timeout_s) is not None:
             self._watch_for_hangs(timeout_s)
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
@@ -123,7 +123,7 @@ class RunningStack:
             "environments": {name: item.describe() for name, item in self.environments.items()},
         }
 
-    def choose(self, environment: str | None, agent: str | None) -> tuple[Environment, str]:
+    def choose(self, environment: str | None, agent: str | None) -> tuple[RunningEnvironment, str]:
         """Return the environment and agent of these names; where one is `None`, the default.
 
         Raises `ConfigError` if there is none of that name, or several.
@@ -214,7 +214,7 @@ def max_rollouts() -> int:
     return max(4, (soft - RESERVED_FILES) // FILES_PER_ROLLOUT)
 
 
-async def _start(environment: Environment, limit: asyncio.Semaphore) -> StackStartError | None:
+async def _start(environment: RunningEnvironment, limit: asyncio.Semaphore) -> StackStartError | None:
     """Start an environment and return the error that its servers failed with. Raises every other error."""
     async with limit:
         try:

@@ -33,7 +33,7 @@ _ECHOED = (
 )
 
 
-class Reply(NamedTuple):
+class AnswerContent(NamedTuple):
     """An answer's content, wherever its endpoint put it."""
 
     reasoning: list[str]
@@ -56,7 +56,7 @@ def with_call_ids(answer: Json) -> Json:
     return {**answer, "choices": [{**choice, "message": fixed}, *answer["choices"][1:]]}
 
 
-def read_reply(answer: Json) -> Reply:
+def read_content(answer: Json) -> AnswerContent:
     """Read a checked chat answer; `<think>` tags count as reasoning where no field carries it, as in Gym's server."""
     choice = answer["choices"][0]
     message = choice["message"]
@@ -70,17 +70,17 @@ def read_reply(answer: Json) -> Reply:
         style = THINK_TAGS if thoughts else None
     calls = message.get("tool_calls") or []
     finish = str(choice.get("finish_reason") or ("tool_calls" if calls else "stop"))
-    return Reply(thoughts, style, text, str(message.get("refusal") or ""), calls, finish)
+    return AnswerContent(thoughts, style, text, str(message.get("refusal") or ""), calls, finish)
 
 
 def chat_answer_to_responses(answer: Json, request: Json) -> Json:
     """Make the Responses object for a checked chat answer to `request` (the agent's Responses request)."""
-    reply = read_reply(answer)
-    reason = _INCOMPLETE.get(reply.finish_reason)
+    content = read_content(answer)
+    reason = _INCOMPLETE.get(content.finish_reason)
     logprobs = answer["choices"][0].get("logprobs") if wants_logprobs(request) else None
     status = "incomplete" if reason else "completed"
     return {
-        **response_object(_output(reply, _output_logprobs(logprobs), status), request),
+        **response_object(_output(content, _output_logprobs(logprobs), status), request),
         # An integer: verifiers and others refuse a fraction.
         "created_at": _seconds(answer.get("created")),
         "status": status,
@@ -122,29 +122,29 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _output(reply: Reply, logprobs: list[Json] | None, status: str) -> list[Json]:
+def _output(content: AnswerContent, logprobs: list[Json] | None, status: str) -> list[Json]:
     """Items for reasoning, message and calls.
 
     There is always a message or a call, even if the message is empty: without one nemo-gym 0.4.0's simple_agent asks
     again for ever, and environments that look for the last message fail instead of scoring the empty text.
     """
     items: list[Json] = []
-    if reply.reasoning:
-        summary = [{"type": "summary_text", "text": thought} for thought in reply.reasoning]
+    if content.reasoning:
+        summary = [{"type": "summary_text", "text": thought} for thought in content.reasoning]
         items.append({"id": new_id("rs"), "type": "reasoning", "summary": summary})
-    if reply.text or reply.refusal or not reply.tool_calls:
-        items.append(_message_item(reply, logprobs, status))
-    return [*items, *map(_call_item, reply.tool_calls)]
+    if content.text or content.refusal or not content.tool_calls:
+        items.append(_message_item(content, logprobs, status))
+    return [*items, *map(_call_item, content.tool_calls)]
 
 
-def _message_item(reply: Reply, logprobs: list[Json] | None, status: str) -> Json:
-    content: list[Json] = []
-    if reply.text or not reply.refusal:
-        text: Json = {"type": "output_text", "text": reply.text, "annotations": []}
-        content.append(text if logprobs is None else {**text, "logprobs": logprobs})
-    if reply.refusal:
-        content.append({"type": "refusal", "refusal": reply.refusal})
-    return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": content}
+def _message_item(content: AnswerContent, logprobs: list[Json] | None, status: str) -> Json:
+    parts: list[Json] = []
+    if content.text or not content.refusal:
+        text: Json = {"type": "output_text", "text": content.text, "annotations": []}
+        parts.append(text if logprobs is None else {**text, "logprobs": logprobs})
+    if content.refusal:
+        parts.append({"type": "refusal", "refusal": content.refusal})
+    return {"id": new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": parts}
 
 
 def _call_item(call: Json) -> Json:
@@ -250,7 +250,7 @@ def _chat_logprobs(items: list[Json]) -> Json | None:
 
 def chat_answer_to_messages(answer: Json, request: Json) -> Json:
     """Make the Anthropic message for a checked chat answer to `request` (the agent's messages request)."""
-    reply = read_reply(answer)
+    content = read_content(answer)
     stopped_by = answer["choices"][0].get("stop_reason")  # vLLM: the stop string, or a token id
     sequence = stopped_by if stopped_by in (request.get("stop_sequences") or ()) else None
     return {
@@ -258,25 +258,27 @@ def chat_answer_to_messages(answer: Json, request: Json) -> Json:
         "type": "message",
         "role": "assistant",
         "model": answer.get("model") or request.get("model") or "",
-        "content": _blocks(reply),
-        "stop_reason": "stop_sequence" if sequence else _stop_reason(reply),
+        "content": _blocks(content),
+        "stop_reason": "stop_sequence" if sequence else _stop_reason(content),
         "stop_sequence": sequence,
         "usage": chat_usage_to_anthropic(answer.get("usage")),
     }
 
 
-def _stop_reason(reply: Reply) -> str:
-    if reply.tool_calls and reply.finish_reason in ("stop", "tool_calls", "function_call"):
+def _stop_reason(content: AnswerContent) -> str:
+    if content.tool_calls and content.finish_reason in ("stop", "tool_calls", "function_call"):
         return "tool_use"
-    return "refusal" if reply.refusal else _STOP_REASONS.get(reply.finish_reason, "end_turn")
+    return "refusal" if content.refusal else _STOP_REASONS.get(content.finish_reason, "end_turn")
 
 
-def _blocks(reply: Reply) -> list[Json]:
+def _blocks(content: AnswerContent) -> list[Json]:
     """Blocks for thinking, text and calls; an empty answer is one empty text."""
-    blocks: list[Json] = [{"type": "thinking", "thinking": text, "signature": ""} for text in reply.reasoning]
-    if (text := reply.text + reply.refusal) or not reply.tool_calls:
+    blocks: list[Json] = [
+        {"type": "thinking", "thinking": text, "signature": ""} for text in content.reasoning
+    ]
+    if (text := content.text + content.refusal) or not content.tool_calls:
         blocks.append({"type": "text", "text": text})
-    return [*blocks, *map(_tool_use_block, reply.tool_calls)]
+    return [*blocks, *map(_tool_use_block, content.tool_calls)]
 
 
 def _tool_use_block(call: Json) -> Json:

@@ -10,7 +10,7 @@ from gymgate.errors import ConfigError, GymgateError, PolicyError
 from gymgate.gateway.dialects.answers import (
     chat_answer_to_messages,
     chat_answer_to_responses,
-    read_reply,
+    read_content,
     responses_answer_to_chat,
     with_call_ids,
 )
@@ -108,7 +108,7 @@ def _remember(
     answer: Json, translated: Json, source: Dialect, target: Dialect, memory: ConversationMemory
 ) -> None:
     if source == "chat":
-        if (style := read_reply(answer).style) is not None:
+        if (style := read_content(answer).style) is not None:
             memory.learn_reasoning_style(style)
         originals = [answer["choices"][0]["message"]]
     else:
