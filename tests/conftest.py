@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import signal
+from importlib.util import find_spec
 
 # A shell that starts the suite in the background ignores SIGINT for it, and what is ignored stays ignored in every program
 # that the tests start; theirs is to be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says more about the machine than about the code; every test has a time limit of its own.
+if find_spec("hypothesis"):  # not in the environments of Inspect and Agent Lightning
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("gymgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("gymgate")

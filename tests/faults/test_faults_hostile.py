@@ -225,7 +225,7 @@ def test_arbitrary_answers_and_rows_come_to_an_end(shared: StackConfig) -> None:
     """Through a real daemon, in both directions."""
     with acquire_sync(shared) as stack:
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=60, suppress_health_check=list(HealthCheck))
         @given(st.dictionaries(FIELDS, JSONISH, max_size=2), JSONISH, JSONISH)
         def drive(fields: dict[str, Any], content: Any, note: Any) -> None:
             rollout = stack.run(

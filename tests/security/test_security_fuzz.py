@@ -10,7 +10,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gymgate.errors import ConfigError, PolicyError
@@ -121,7 +121,7 @@ async def send_all(requests: list[bytes], *, end: bool = False) -> list[bytes]:
     return answers
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(bodies=st.lists(st.tuples(st.sampled_from(OPERATIONS), BODIES | JSON), min_size=1, max_size=30))
 def test_any_json_gets_an_answer(bodies: list[tuple[str, Any]]) -> None:
     """A policy that answers nothing but one text stands behind it: every fault is the request's."""
@@ -135,7 +135,7 @@ def test_any_json_gets_an_answer(bodies: list[tuple[str, Any]]) -> None:
         assert found < 500, (sent, answer)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     chunks=st.lists(
         st.binary(max_size=300) | st.sampled_from([b"\r\n", b"POST / HTTP/1.1\r\n", b"\0" * 50]), max_size=12
@@ -146,7 +146,7 @@ def test_any_bytes_get_an_answer_or_the_door(chunks: list[bytes]) -> None:
     assert status(answer) is None or status(answer) < 500  # type: ignore[operator]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(body=BODIES, source=DIALECTS, target=DIALECTS)
 def test_requests_translate_or_are_refused(body: dict[str, Any], source: Any, target: Any) -> None:
     """A refusal blames the request. A translation can be sent, holds a conversation, and leaves the request as it was."""
@@ -164,7 +164,7 @@ def test_requests_translate_or_are_refused(body: dict[str, Any], source: Any, ta
         assert all(isinstance(item, dict) for item in said)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     answer=ANSWERS,
     source=DIALECTS,

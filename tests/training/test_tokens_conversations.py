@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("renderers", reason="needs the renderers package: see docs/training.md")
 pytest.importorskip("transformers", reason="needs transformers: see docs/training.md")
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from token_conversations import (
     CONFIGS,
@@ -81,9 +81,7 @@ STORIES = st.builds(
     user=SAID,
     turns=st.lists(TURNS, min_size=1, max_size=5).map(tuple),
 )
-BOUNDED = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+BOUNDED = settings(max_examples=60, derandomize=True)
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -196,7 +196,7 @@ def nested() -> st.SearchStrategy[Any]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(), nested()))
 def test_no_value_changes_on_the_way(row: dict[str, Any]) -> None:
     line = canonical(row)
@@ -211,7 +211,7 @@ def test_what_orjson_would_change_or_refuse() -> None:
     assert orjson.loads(b'{"a": %d}' % big) != {"a": big}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from([b'{"a": 1}', b"", b"  ", b'{"b": "\\n"}', b"\r"]), max_size=20))
 def test_any_mix_of_lines_has_the_same_rows_both_ways(tmp_path_factory: Any, lines: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("mix") / "rows.jsonl"

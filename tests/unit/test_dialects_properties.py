@@ -25,7 +25,7 @@ from gymgate.gateway.dialects.memory import message_fingerprint
 from gymgate.gateway.dialects.reading import fault_of
 
 Json = dict[str, Any]
-FAST = settings(max_examples=60, deadline=None)
+FAST = settings(max_examples=60)
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda t: "<think>" not in t
@@ -178,7 +178,7 @@ bodies = st.dictionaries(names, scraps, max_size=6)
 dialects = st.sampled_from(["responses", "chat", "messages"])
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(bodies, dialects, dialects)
 def test_nonsense_is_refused_with_one_of_our_errors(body: Json, source: Dialect, target: Dialect) -> None:
     """What is taken is whole, and changes nothing; what is only read for the record is read as what it stands for."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
@@ -143,7 +143,6 @@ def test_a_miss_reads_one_recording_whatever_their_number(
     assert len(read) == 5
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("ab"), min_size=1, max_size=5), min_size=1, max_size=6),
     st.lists(st.sampled_from("abc"), max_size=7),
