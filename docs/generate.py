@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -24,6 +25,7 @@ from pydantic_core import PydanticUndefined
 import gymgate
 import gymgate.config
 import gymgate.errors
+from gymgate.check.record.record import Record
 from gymgate.cli import COMMANDS, cli
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -199,6 +201,12 @@ def main(check: bool) -> int:
             stale.append(page.name)
             if not check:
                 page.write_text(filled)
+    schema = Path(__file__).parent / "record.schema.json"
+    text = json.dumps(Record.model_json_schema(), indent=1) + "\n"
+    if not schema.exists() or schema.read_text() != text:
+        stale.append(schema.name)
+        if not check:
+            schema.write_text(text)
     print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
     return int(check and bool(stale))
 

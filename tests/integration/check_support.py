@@ -9,7 +9,7 @@ from typing import Any
 from gymgate.check import CheckRequest, CheckResult, check_all
 
 SERVER = """
-import os, shutil, subprocess, time, urllib.request
+import os, random, shutil, subprocess, time, urllib.request
 from typing import ClassVar
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
@@ -46,18 +46,38 @@ class Server(SimpleResourcesServer):
             subprocess.run(["lean4-that-is-not-here"])
         if fault == "bug":
             raise ZeroDivisionError("of our own")
-        return super().setup_webserver()
+        app = super().setup_webserver()
+        app.post("/look_up")(self.look_up)
+        return app
+
+    async def look_up(self) -> str:
+        return "Paris"
+
+    async def judged(self, text):
+        answer = await self.server_client.post(
+            server_name=self.config.judge.name,
+            url_path="/v1/responses",
+            json={"input": [{"role": "user", "content": "Is this right: " + text}]},
+        )
+        return (await answer.json())["output"][0]["content"][0]["text"]
 
     async def verify(self, body: Request) -> BaseVerifyResponse:
-        text = body.response.output[-1].content[0].text
-        if self.config.fault == "judge":
-            answer = await self.server_client.post(
-                server_name=self.config.judge.name,
-                url_path="/v1/responses",
-                json={"input": [{"role": "user", "content": "Is this right: " + text}]},
-            )
-            text = (await answer.json())["output"][0]["content"][0]["text"]
-        return BaseVerifyResponse(**body.model_dump(), reward=float(body.wanted in text))
+        fault, text = self.config.fault, body.response.output[-1].content[0].text
+        if fault == "judge":
+            text = await self.judged(text)
+        if fault == "swallows":
+            try:
+                text = await self.judged(text)
+            except Exception:
+                text = ""
+        reward = float(body.wanted in text)
+        if fault == "empty" and not text:
+            reward = 1.0
+        if fault == "random":
+            reward = random.random()
+        if fault == "long" and len(text) > 100_000:
+            os._exit(3)
+        return BaseVerifyResponse(**body.model_dump(), reward=reward)
 
 if __name__ == "__main__":
     Server.run_webserver()

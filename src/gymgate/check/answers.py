@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import orjson
@@ -11,7 +11,7 @@ import orjson
 from gymgate.check.known import known
 from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
-from gymgate.errors import UnknownConversationError
+from gymgate.errors import PolicyError, UnknownConversationError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.replay.backend import recorded_answer, response_object
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, exact_key, items_of
@@ -39,6 +39,7 @@ class RecordedJudge:
         self._environment = environment
         self._answers: list[JudgeAnswer] = []
         self._stand_in = False
+        self._down = False
         self._count = 0
         self.calls = 0
         """Calls since `begin`."""
@@ -50,6 +51,15 @@ class RecordedJudge:
         self._answers = list(recorded_answers(record, self._environment)) if record is not None else []
         self._stand_in = stand_in
         self.calls = self.refused = 0
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Answer every call with HTTP 503 meanwhile."""
+        self._down = True
+        try:
+            yield
+        finally:
+            self._down = False
 
     @property
     def can_answer(self) -> bool:
@@ -65,6 +75,8 @@ class RecordedJudge:
         """Answer a Responses request; `UnknownConversationError` if the record has no (further) answer."""
         self.calls += 1
         self._count += 1
+        if self._down:
+            raise PolicyError("the judge is down", endpoint="judge", status_code=503)
         output = [{"role": "assistant", "content": STAND_IN}] if self._stand_in else self._next(request)
         return response_object(output, request, response_id=f"resp_judge_{self._count}")
 

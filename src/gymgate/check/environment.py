@@ -29,6 +29,8 @@ from gymgate.check.needs import (
     unobtainable,
     unset_keys,
 )
+from gymgate.check.record.bench import Bench
+from gymgate.check.record.measure import measured
 from gymgate.check.recordings import RecordedRow, config_for, other_configs, packaged_rows, read_recordings
 from gymgate.check.replay import Replayer, ServerLogs
 from gymgate.check.summary import summarize
@@ -62,7 +64,7 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         if first.rewarded or first.verdict in ("match", "differs", "failed"):
             return first
         for other in other_configs(environment, config, OTHER_CONFIGS):
-            second = result(**await check(other, (), []).run())
+            second = result(**await check(other, (), [], measures=False).run())
             if second.rewarded or (second.rewarded_by_stand_in and not first.rewarded_by_stand_in):
                 return _with_reward_of(first, second)
     return first
@@ -117,6 +119,7 @@ class _ConfigCheck:
     config: EnvConfig
     recorded: Sequence[RecordedRow]
     notes: list[str]
+    measures: bool = True
     left_out: MissingNeed | None = None
     """Why a requirement was not installed."""
     made_up: Settings = ()
@@ -143,8 +146,8 @@ class _ConfigCheck:
         try:
             runtime = await asyncio.to_thread(self._install)
             self.progress("checking")
-            async with asyncio.timeout(self.request.timeout_s):
-                return await self._started(runtime)
+            async with asyncio.timeout(self.request.timeout_s) as deadline:
+                return await self._started(runtime, deadline)
         except SetupError as error:
             need = setup_need(str(error))
             return (need.diagnosis if need else Diagnosis("failed", f"SetupError: {error}"))._asdict()
@@ -172,11 +175,11 @@ class _ConfigCheck:
                 return runtime
             return RuntimeConfig(version=self.request.version, interpreter=str(installed.python))
 
-    async def _started(self, runtime: RuntimeConfig) -> dict[str, Any]:
+    async def _started(self, runtime: RuntimeConfig, deadline: asyncio.Timeout) -> dict[str, Any]:
         """Start and replay; again with made-up values if the config lacks some."""
         while True:
             try:
-                return await self._replay(runtime)
+                return await self._replay(runtime, deadline)
             except GymgateError as error:
                 known = dict((*self.made_up, *self.request.overrides))
                 keys = [key for key in unset_keys(error, self.config) if key not in known]
@@ -185,17 +188,34 @@ class _ConfigCheck:
                     return self._not_started(error)._asdict()
                 self.made_up = (*self.made_up, *more)
 
-    async def _replay(self, runtime: RuntimeConfig) -> dict[str, Any]:
+    async def _replay(self, runtime: RuntimeConfig, deadline: asyncio.Timeout) -> dict[str, Any]:
         request, judge = self.request, RecordedJudge(self.environment.name)
+        began = time.monotonic()
         async with (
             serving(judge) as endpoint,
             acquire(self._stack_config(runtime, endpoint)) as stack,
         ):
+            ready_s = time.monotonic() - began
             status = await stack.status()
             logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
             replayer = Replayer(stack, request, self.environment, self.config, judge, logs)
             results = await replayer.replay(self.recorded)
-            return summarize(results, replayer, self.environment, request, self.made_up)
+            fields = summarize(results, replayer, self.environment, request, self.made_up)
+            if request.record and self.measures:
+                deadline.reschedule(None)  # each measurement has its own
+                bench = Bench(
+                    stack,
+                    request,
+                    self.environment,
+                    self.config,
+                    replayer,
+                    judge,
+                    self.recorded,
+                    results,
+                    ready_s,
+                )
+                fields["sections"] = await measured(bench, self.progress)
+            return fields
 
     def _stack_config(self, runtime: RuntimeConfig, judge: HTTPEndpoint) -> StackConfig:
         request = self.request

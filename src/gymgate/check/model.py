@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from gymgate.config import Config, JudgeEndpoint, RuntimeConfig, Settings
+from gymgate.check.record.sections import Sections
+from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, RuntimeConfig, Settings
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
@@ -53,6 +54,13 @@ class CheckRequest(Config):
     memory_gb: float = 8.0
     """Memory of all its processes together (proportional set size) at which they are killed."""
 
+    record: bool = False
+    """Whether to measure what a quality record holds, within `timeout_s` more seconds."""
+    policy: HTTPEndpoint | None = None
+    """A real model to measure too."""
+    policy_rows: int | None = None
+    """Packaged rows that the model gets; `None`: all."""
+
     @property
     def runtime(self) -> RuntimeConfig:
         return RuntimeConfig(version=self.version, interpreter=self.interpreter)
@@ -60,7 +68,8 @@ class CheckRequest(Config):
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        unset = {name for name in ("env_vars", "interpreter", "sandbox") if not getattr(self, name)}
+        optional = ("env_vars", "interpreter", "policy", "policy_rows", "record", "sandbox")
+        unset = {name for name in optional if not getattr(self, name)}
         return self.model_dump_json(exclude={"environment", *unset})
 
     def result(self, began: float, **fields: Any) -> CheckResult:
@@ -161,6 +170,8 @@ class CheckResult(Config):
     log_tail: str = Field(default="", repr=False)
     """For `failed`: the end of the servers' logs."""
     settings: str = Field(default="", repr=False)
+    sections: Sections | None = Field(default=None, repr=False)
+    """What was measured for the record; `None` if nothing was."""
 
     @property
     def matched(self) -> int:

@@ -10,19 +10,22 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import orjson
 
 from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
+from gymgate.check.record.sections import Sections
 from gymgate.errors import GymgateError, from_wire
 from gymgate.runtime import daemon_env
 from gymgate.stack.forkserver import descendants
 
 SETUP_TIMEOUT_S = 2400.0
 """Seconds that installing an environment's requirements may take."""
+UNCOUNTED_ROWS = 100
+"""Rows that a check with a model may take the time of, if their number is not limited."""
 LINE_LIMIT = 1 << 26
 MEMORY_POLL_S = 1.0
 
@@ -57,7 +60,8 @@ async def check_all(
 async def check_in_process(request: CheckRequest, progress: OnProgress) -> CheckResult | GymgateError:
     """One check in a process of its own."""
     began = time.monotonic()
-    judge_keys = [getattr(endpoint, "api_key_env", None) for _, endpoint in request.models]
+    endpoints = [request.policy, *(endpoint for _, endpoint in request.models)]
+    judge_keys = [getattr(endpoint, "api_key_env", None) for endpoint in endpoints]
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -72,7 +76,9 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     memory = asyncio.create_task(_over_limit(process.pid, request.memory_gb))
     answer = asyncio.create_task(_answer(process, request, progress))
     try:
-        limit = SETUP_TIMEOUT_S + request.timeout_s
+        limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.record else 1)
+        if request.policy is not None:
+            limit += request.row_timeout_s * (request.policy_rows or UNCOUNTED_ROWS)
         await asyncio.wait([memory, answer], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             if (outcome := answer.result()) is not None:
@@ -85,11 +91,18 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
             diagnosis = Diagnosis("blocked", f"memory: more than {request.memory_gb:g} GB", memory.result())
         else:
             diagnosis = Diagnosis("failed", f"not done after {limit:g} s, installing included")
-        return _result(request, began, diagnosis)
+        if not request.record:
+            return _result(request, began, diagnosis)
     finally:
         memory.cancel()
         answer.cancel()
         await asyncio.shield(_kill(process))
+    # The verdict does not depend on what the measurements took.
+    outcome = await check_in_process(request.model_copy(update={"record": False, "policy": None}), progress)
+    if isinstance(outcome, GymgateError):
+        return outcome
+    missing = {"all": f"it was ended while it was measured: {diagnosis.detail}"}
+    return outcome.model_copy(update={"settings": request.settings, "sections": Sections(missing=missing)})
 
 
 async def _answer(
@@ -142,10 +155,15 @@ async def _over_limit(pid: int, memory_gb: float) -> str:
 
 def _proportional_gb(root: int) -> float:
     """Return the memory in GB of a process and its descendants together; shared pages count once."""
+    return proportional_bytes((root, *descendants(root))) / 1e9
+
+
+def proportional_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of some processes together."""
     total = 0
-    for pid in (root, *descendants(root)):
+    for pid in pids:
         with contextlib.suppress(OSError, ValueError):
             for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith("Pss:"):
                     total += int(line.split()[1])
-    return total * 1024 / 1e9
+    return total * 1024

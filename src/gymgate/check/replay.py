@@ -28,6 +28,8 @@ from gymgate.check.probe import RewardProbe
 from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.config import POLICY, RolloutLimits
 from gymgate.errors import GymgateError
+from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.replay.recording import Recording
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.outcome import NEVER_ASKED
 from gymgate.stack import Policy, Stack
@@ -36,6 +38,8 @@ MAX_TIMEOUTS = 2
 """Recordings without an answer in time, after which the others are not tried."""
 REPLAYS = 3
 """How often a recording is replayed until its reward comes out: some scoring depends on time."""
+MAX_CALLS = 200
+"""Policy calls of a rollout."""
 LATE_LOGS, LATE_LOG_S = 3, 0.5
 """Looks at the logs for what made a reward differ, and seconds between them: Ray's workers log late."""
 LOG_TAIL = 12_000
@@ -80,7 +84,7 @@ class Replayer:
     ) -> None:
         self.hints = config.needs
         self.logs = logs
-        self.probe = RewardProbe(self._run, judge, config)
+        self.probe = RewardProbe(self.run, judge, config)
         self._stack = stack
         self._request = request
         self._environment = environment
@@ -151,7 +155,7 @@ class Replayer:
         self.logs.new()
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
-        rollout = await self._run(recorded.row, policy, recorded.agent)
+        rollout = await self.run(recorded.row, policy, recorded.agent)
         error = rollout.error
         if not rollout.policy_calls and (error is None or NEVER_ASKED in error.message):
             need = missing_in(self.logs.new(), hints=self.hints)
@@ -169,8 +173,23 @@ class Replayer:
             return result.concluded(self._explain(error, recorded), error=message)
         return result.concluded(await self._compare(rollout, recording.reward, recorded.row))
 
-    async def _run(self, row: RowData, policy: Policy, agent: str | None = None) -> Rollout:
-        limits = RolloutLimits(timeout_s=self._request.row_timeout_s, max_calls=200)
+    def policy_for(self, recording: Recording) -> PolicyCallable:
+        """A policy that gives a recording's answers from the beginning."""
+        policy = OrderedPolicy() if self._works_in_order else RecordedPolicy(self._judge)
+        policy.begin(recording)
+        return policy
+
+    async def run(
+        self,
+        row: RowData,
+        policy: Policy,
+        agent: str | None = None,
+        *,
+        timeout_s: float | None = None,
+        max_calls: int = MAX_CALLS,
+    ) -> Rollout:
+        """Run a row. Whatever goes wrong is in the rollout."""
+        limits = RolloutLimits(timeout_s=timeout_s or self._request.row_timeout_s, max_calls=max_calls)
         agent = agent if agent in self._stack.agents else None
         row = {key: value for key, value in row.items() if key != "agent_ref"}
         try:

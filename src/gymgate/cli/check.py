@@ -25,6 +25,7 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log
+from gymgate.cli.recording import RecordOptions, record_options
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
 
@@ -77,6 +78,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 )
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
+@record_options
 def command(
     environments: Sequence[str],
     everything: bool,
@@ -94,17 +96,23 @@ def command(
     timeout: float,
     environment_timeout: float,
     memory: float,
+    own: Sequence[str],
+    recording: RecordOptions,
 ) -> None:
     """Replay recorded rollouts and compare the rewards.
 
     Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
     incomplete, failed. Exits with 1 if one failed. Judges give their recorded answers unless --judge names an endpoint. ENV
     may be a path to a config of your own, which is checked anew each time.
+
+    With --record, -b or a threshold it also measures the environment for its quality record, which takes a few minutes
+    more, and exits with 1 if a threshold is not met.
     """
     from gymgate.check import CheckRequest, check_all, load_report, save_report, status_page
 
     if page is not None and output is None:
         raise ConfigError("--page writes the page from a results file; name one with -o FILE")
+    environments = (*environments, *own)
     for path in filter(None, (output, page)):
         writable_path(path).parent.mkdir(parents=True, exist_ok=True)
     if not environments and not everything and page is None:
@@ -115,6 +123,7 @@ def command(
         # Checked here, because the verdict on each environment would be that it is blocked.
         sandbox_block(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
+    measuring = recording.request_fields()
     requests = [
         CheckRequest(
             environment=name,
@@ -128,13 +137,17 @@ def command(
             row_timeout_s=timeout,
             timeout_s=environment_timeout,
             memory_gb=memory,
+            **measuring,
         )
         for name in _names(gym, kind, environments, everything=everything)
     ]
+    recording.check_target(len(requests))
     kept = {_key(result): result for result in (load_report(output) if output is not None else [])}
-    todo = [request for request in requests if not _is_done(request, kept, redo)]
+    todo = [request for request in requests if not _is_done(request, kept, redo, recording)]
     if skipped := len(requests) - len(todo):
-        log(f"not checked again: {skipped} of {len(requests)} environments, whose results are in {output}")
+        log(
+            f"not checked again: {skipped} of {len(requests)} environments, whose results are in {output or recording.target}"
+        )
 
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
         if isinstance(outcome, GymgateError):
@@ -144,6 +157,8 @@ def command(
         if output is not None:
             save_report(output, kept.values())
         _print(outcome)
+        if recording.wanted:
+            recording.finish(outcome)
 
     def progress(request: CheckRequest, message: str) -> None:
         log(f"{request.environment}: {message}")
@@ -156,7 +171,7 @@ def command(
     _print_summary(results)
     if error := next((outcome for outcome in outcomes if isinstance(outcome, GymgateError)), None):
         raise error
-    if any(result.verdict == "failed" for result in results):
+    if recording.missed or any(result.verdict == "failed" for result in results):
         click.get_current_context().exit(1)
 
 
@@ -178,13 +193,23 @@ def _key(result: CheckResult) -> tuple[str, str, str]:
 
 
 def _is_done(
-    request: CheckRequest, kept: dict[tuple[str, str, str], CheckResult], redo: Sequence[str]
+    request: CheckRequest,
+    kept: dict[tuple[str, str, str], CheckResult],
+    redo: Sequence[str],
+    recording: RecordOptions,
 ) -> bool:
     kind, _, name = request.environment.rpartition("/")
-    result = kept.get((request.version, kind, name))
-    if result is None or "all" in redo or result.verdict in redo:
+    if kind in ("", "config") or name.endswith((".yaml", ".yml")):  # a user's own
         return False
-    return result.settings == request.settings
+    found: list[tuple[str, str] | None] = []
+    if kept or recording.target is None:
+        result = kept.get((request.version, kind, name))
+        found.append((result.verdict, result.settings) if result else None)
+    if recording.target is not None:
+        found.append(recording.kept(f"{kind}/{name}-{request.version}"))
+    return "all" not in redo and all(
+        each is not None and each[0] not in redo and each[1] == request.settings for each in found
+    )
 
 
 def _print(result: CheckResult) -> None:

@@ -146,6 +146,8 @@ class RolloutError(Record):
     server: str | None = None
     status_code: int | None = None
     retryable: bool = False
+    reward_given: float | None = None
+    """For a failed judge: the reward that the environment gave all the same. It does not count."""
 
     def to_exception(self) -> GymgateError:
         """Return the error that ended the rollout, to be raised."""

@@ -91,6 +91,7 @@ class RolloutRun:
             return
         if self.route.judges.failure is not None:
             self._fail(self.route.judges.failure)
+            self.fields["error"]["reward_given"] = self._reward_given(body) if status == 200 else None
         elif status == 200:
             self._read(body)
         elif self.route.truncated is not None:  # the agent could not go on without the call that was refused
@@ -182,6 +183,15 @@ class RolloutRun:
                 read[0], self.body, agent=self.agent, agent_type=agent_type, limit=limit
             )
             self.result = None if "error" in self.fields else read[1]
+
+    def _reward_given(self, body: bytes) -> float | None:
+        """Return the reward of an agent's answer that does not count, unless the environment says so itself."""
+        read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
+        if read is None or results.judge_failed(read[0]):
+            return None
+        agent_type = self.environment.agents[self.agent]
+        fields = results.settled(read[0], self.body, agent=self.agent, agent_type=agent_type, limit=None)
+        return fields.get("reward") if fields["status"] in ("completed", "truncated") else None
 
     def _decisive_failure(self, result: Mapping[str, Any]) -> PolicyError | None:
         """Return the failure of an endpoint that got a score all the same.

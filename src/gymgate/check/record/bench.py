@@ -1,0 +1,165 @@
+"""What the measurements work with: a running environment, rollouts that can be run again, and its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from gymgate.catalog import EnvConfig, Environment
+from gymgate.check.answers import RecordedJudge
+from gymgate.check.model import CheckRequest, RowResult
+from gymgate.check.probe import IGNORANT, cohort_size
+from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
+from gymgate.check.replay import Replayer
+from gymgate.config import CallableEndpoint
+from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.replay.backend import response_object
+from gymgate.gateway.replay.conversation import Item
+from gymgate.rollout import Rollout, outcome_of
+from gymgate.stack import Stack
+
+SUBJECTS = 20
+"""Rollouts that are run again and again, at most."""
+MAX_CALLS = 20
+"""Policy calls of a rollout whose answers are not recorded."""
+TOGETHER = "its rollouts are scored against each other"
+NO_JUDGE_ANSWERS = "its judge has no recorded answers for this; name an endpoint with --judge"
+
+
+class Unmeasured(Exception):
+    """Something cannot be measured here; its text says why."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A rollout that can be run again: a row, and the policy's answers."""
+
+    name: str
+    row: RowData
+    policy: Callable[[], PolicyCallable]
+    """Makes a policy that gives the answers from the beginning."""
+    recorded: RecordedRow | None = None
+    stand_in: bool = False
+    """Whether it only gets a reward with a fixed text as the judge's answer."""
+
+
+@dataclass
+class Bench:
+    """A running environment after its recordings were replayed."""
+
+    stack: Stack
+    request: CheckRequest
+    environment: Environment
+    config: EnvConfig
+    replayer: Replayer
+    judge: RecordedJudge
+    recorded: Sequence[RecordedRow]
+    results: Sequence[RowResult]
+    ready_s: float
+    asked_judge: bool = False
+    """Whether a recorded judge was asked since the bench was made."""
+    _names: Any = field(default_factory=itertools.count)
+
+    @cached_property
+    def rows(self) -> list[RowData]:
+        """The packaged rows."""
+        return packaged_rows(self.environment, config=self.config)
+
+    @cached_property
+    def subjects(self) -> list[Subject]:
+        """The recorded rollouts that got a reward; if there are none, packaged rows with one fixed answer."""
+        if cohort_size(self.config) > 1:
+            raise Unmeasured(TOGETHER)
+        pairs = zip(self.recorded, self.results, strict=False)
+        found = [self.subject(each) for each, result in pairs if result.rewarded]
+        if not found and (self.replayer.probe.rewarded):
+            found = [
+                Subject(f"row {n}", row, partial(saying, IGNORANT), stand_in=self.replayer.probe.by_stand_in)
+                for n, row in enumerate(self.rows)
+            ]
+        if not found:
+            raise Unmeasured("no rollout of it gets a reward here")
+        return found[:SUBJECTS]
+
+    def subject(self, recorded: RecordedRow) -> Subject:
+        return Subject(
+            recorded.name, recorded.row, partial(self.replayer.policy_for, recorded.recording), recorded
+        )
+
+    async def run(self, subject: Subject, policy: PolicyCallable | None = None, **limits: Any) -> Rollout:
+        """Run it alone, with its recorded judge."""
+        record = subject.recorded.recording.raw if subject.recorded else None
+        self.judge.begin(record, stand_in=subject.stand_in)
+        return await self._run(subject, policy, **limits)
+
+    async def run_without_judge(
+        self, subject: Subject, policy: PolicyCallable | None = None, **limits: Any
+    ) -> Rollout:
+        """Run it alone, with a judge that has no answers."""
+        self.judge.begin(None)
+        return await self._run(subject, policy, **limits)
+
+    async def run_all(self, subjects: Sequence[Subject], at_once: int) -> list[Rollout]:
+        """Run them with so many at once, without a judge or with the stand-in for it."""
+        self.judge.begin(None, stand_in=any(subject.stand_in for subject in subjects))
+        free = asyncio.Semaphore(at_once)
+
+        async def run(subject: Subject) -> Rollout:
+            async with free:
+                return await self._run(subject, None)
+
+        return await asyncio.gather(*map(run, subjects))
+
+    async def _run(self, subject: Subject, policy: PolicyCallable | None, **limits: Any) -> Rollout:
+        agent = subject.recorded.agent if subject.recorded else None
+        with self._serving(policy or subject.policy()) as endpoint:
+            rollout = await self.replayer.run(subject.row, endpoint, agent, **limits)
+        self.asked_judge = self.asked_judge or self.judge.judged_by == "recorded"
+        return rollout
+
+    @contextmanager
+    def _serving(self, policy: PolicyCallable) -> Iterator[CallableEndpoint]:
+        name = f"measured-{next(self._names)}"
+        try:
+            yield self.stack.register(name, policy, dialect="responses")
+        finally:
+            self.stack.unregister(name)
+
+    async def server_pids(self, kind: str | None = None) -> list[int]:
+        """Processes of its servers; of one kind, such as `resources_servers`."""
+        servers = (await self.stack.status())["environments"][self.request.environment]["servers"]
+        wanted = {server.name for server in self.config.servers if kind in (None, server.kind)}
+        return [server["pid"] for name, server in servers.items() if name in wanted or kind is None]
+
+
+def reward_of(rollout: Rollout) -> float | None:
+    """The reward that counts; `None` if none does."""
+    return outcome_of(rollout).reward if rollout.policy_calls else None
+
+
+def saying(text: str) -> PolicyCallable:
+    """A policy that gives one answer to everything."""
+    return answering(lambda request: text)
+
+
+def answering(text: Callable[[dict[str, Any]], str]) -> PolicyCallable:
+    """A policy that makes its answer of the request."""
+
+    async def answer(request: dict[str, Any]) -> dict[str, Any]:
+        return said([message(text(request))], request)
+
+    return answer
+
+
+def said(items: Sequence[Item], request: dict[str, Any]) -> dict[str, Any]:
+    return response_object(items, request, response_id=f"resp_{time.monotonic_ns()}")
+
+
+def message(text: str) -> Item:
+    return {"type": "message", "role": "assistant", "content": text}

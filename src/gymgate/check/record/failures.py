@@ -1,0 +1,185 @@
+"""Honest about failure: no reward where the judge, a tool or the policy failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from gymgate.check.probe import IGNORANT, cohort_size
+from gymgate.check.record.bench import TOGETHER, Bench, Subject, Unmeasured, message, said, saying
+from gymgate.check.record.sections import CASES, Case, FailureCase, Failures, Outcome
+from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.rollout import Rollout, outcome_of
+
+ROLLOUTS = 3
+"""Rollouts of each case."""
+TOOL_TIMEOUT_S = 10.0
+"""Seconds that a rollout may take whose resources server has stopped."""
+AT_ONCE_S = 0.5
+"""A tool call that is answered faster than this by a stopped server was not made there."""
+LONG = IGNORANT + " " + "word " * 52_000
+
+
+async def measure(bench: Bench) -> Failures:
+    if cohort_size(bench.config) > 1:
+        raise Unmeasured(TOGETHER)
+    cases: dict[Case, FailureCase] = {}
+    missing: dict[str, str] = {}
+    for name in CASES:
+        try:
+            rollouts = await _RUN[name](bench)
+        except Unmeasured as error:
+            missing[name] = str(error)
+            continue
+        cases[name] = _case(rollouts)
+    return Failures(cases=cases, missing=missing)
+
+
+async def _judge_down(bench: Bench) -> list[Rollout]:
+    """Rollouts whose judge was asked and was down."""
+    found = []
+    for subject in _any(bench):
+        with bench.judge.down():
+            rollout = await bench.run_without_judge(subject)
+            if bench.judge.calls:
+                found.append(rollout)
+    if not found:
+        served = bench.request.models and "the calls go to the endpoint of --judge"
+        raise Unmeasured(served or "no judge is asked")
+    return found
+
+
+async def _tool_timeout(bench: Bench) -> list[Rollout]:
+    subjects = [each for each in bench.subjects if each.recorded and _calls_tools(each)]
+    if not subjects:
+        raise Unmeasured("no recorded rollout with a reward calls a tool")
+    pids = await bench.server_pids("resources_servers")
+    stopping = _Stopping(subjects[0].policy(), pids)
+    try:
+        rollout = await bench.run(subjects[0], stopping, timeout_s=TOOL_TIMEOUT_S)
+    finally:
+        stopping.go_on()
+    if stopping.answered_s is not None and stopping.answered_s < AT_ONCE_S:
+        raise Unmeasured("its tools are not on a resources server of its own")
+    return [rollout]
+
+
+class _Stopping:
+    """Stops the servers when the policy calls a tool, until the policy is asked again."""
+
+    def __init__(self, policy: PolicyCallable, pids: Sequence[int]) -> None:
+        self._policy = policy
+        self._pids = pids
+        self._stopped: float | None = None
+        self.answered_s: float | None = None
+        """Seconds until the agent asked its policy again although they were stopped."""
+
+    async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self._stopped is not None and self.answered_s is None:
+            self.answered_s = time.monotonic() - self._stopped
+            self.go_on()
+        answer = self._policy(request)
+        answer = await answer if isinstance(answer, Awaitable) else answer
+        if self._stopped is None and any(item["type"] == "function_call" for item in answer["output"]):
+            self._signal(signal.SIGSTOP)
+            self._stopped = time.monotonic()
+        return answer
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for pid in self._pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+
+
+async def _cut_off(bench: Bench) -> list[Rollout]:
+    return [await bench.run(each, _Cut(each)) for each in bench.subjects[:ROLLOUTS]]
+
+
+class _Cut:
+    """Gives a subject's answers, of the last one only the first half, and says that a limit ended it."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._policy = subject.policy()
+        self._last = len(subject.recorded.recording.steps) if subject.recorded else 1
+        self._calls = 0
+
+    async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._calls += 1
+        answer = self._policy(request)
+        answer = await answer if isinstance(answer, Awaitable) else answer
+        if self._calls < self._last:
+            return answer
+        text = "".join(
+            part.get("text", "")
+            for item in answer["output"]
+            if item["type"] == "message"
+            for part in item["content"]
+        )
+        cut = said([message(text[: len(text) // 2])], request)
+        return {**cut, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+
+
+async def _long_answer(bench: Bench) -> list[Rollout]:
+    found = []
+    for subject in _any(bench)[:ROLLOUTS]:
+        rollout = await bench.run_without_judge(subject, saying(LONG), max_calls=ROLLOUTS)
+        if bench.judge.refused:
+            raise Unmeasured("the answer goes to a judge that has no recorded answer for it")
+        found.append(rollout)
+    return found
+
+
+def _any(bench: Bench) -> list[Subject]:
+    """Recorded rollouts whether or not they get a reward here; packaged rows with a fixed answer if there are none."""
+    recorded = [bench.subject(each) for each in bench.recorded if each.recording.turns]
+    packaged = [Subject("row", row, lambda: saying(IGNORANT)) for row in bench.rows]
+    if not recorded and not packaged:
+        raise Unmeasured("it has no rows")
+    return (recorded or packaged)[:ROLLOUTS]
+
+
+def _calls_tools(subject: Subject) -> bool:
+    assert subject.recorded is not None
+    return any(
+        item.get("type") == "function_call" for turn in subject.recorded.recording.turns for item in turn
+    )
+
+
+_RUN: dict[Case, Callable[[Bench], Awaitable[list[Rollout]]]] = {
+    "judge_down": _judge_down,
+    "tool_timeout": _tool_timeout,
+    "cut_off": _cut_off,
+    "long_answer": _long_answer,
+}
+
+
+def _case(rollouts: Sequence[Rollout]) -> FailureCase:
+    outcomes: dict[Outcome, int] = {}
+    for rollout in rollouts:
+        outcomes[_outcome(rollout)] = outcomes.get(_outcome(rollout), 0) + 1
+    errors = [f"{each.error.type}: {each.error.message}" for each in rollouts if each.error is not None]
+    return FailureCase(
+        outcomes=outcomes,
+        rewards=tuple(reward for each in rollouts if (reward := _reward(each)) is not None),
+        said=errors[0][:300] if errors else "",
+    )
+
+
+def _reward(rollout: Rollout) -> float | None:
+    """The reward that the environment gave, also where gymgate does not count it."""
+    return rollout.error.reward_given if rollout.error is not None else outcome_of(rollout).reward
+
+
+def _outcome(rollout: Rollout) -> Outcome:
+    outcome = outcome_of(rollout)
+    if _reward(rollout) is None:
+        return "masked" if outcome.reason == "masked" else "error"
+    return "truncated" if outcome.reason == "truncated" else "number"

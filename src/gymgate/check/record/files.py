@@ -1,0 +1,54 @@
+"""Records on disk: a file for each, and those that ship with gymgate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+import orjson
+
+from gymgate.check.record.record import Record
+from gymgate.errors import DataError
+from gymgate.files import replacing
+
+SHIPPED = "records.jsonl"
+
+
+def record_path(target: Path, name: str) -> Path:
+    """The file of a record: `target` itself if it is called `*.json`, else a file in that directory."""
+    return target if target.suffix == ".json" else target / f"{name}.json"
+
+
+def load_record(path: Path) -> Record | None:
+    """Read a record; `None` if there is no file. Raises `DataError` for any other file."""
+    if not path.exists():
+        return None
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path} holds no record of gymgate check: {error}", path=str(path)) from error
+
+
+def save_record(path: Path, record: Record) -> None:
+    """Write a record. The file is replaced whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def packed(records: Iterable[Record]) -> bytes:
+    """Records as they ship: one a line, without what is unset and without options."""
+    ordered = sorted(records, key=lambda record: record.name)
+    dumped = (
+        record.model_dump(mode="json", exclude={"settings"}, exclude_defaults=True) for record in ordered
+    )
+    return b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in dumped)
+
+
+@cache
+def shipped_records() -> tuple[Record, ...]:
+    """The records in the package, in the order of their names."""
+    lines = (resources.files("gymgate.check.record") / SHIPPED).read_bytes().splitlines()
+    return tuple(Record.model_validate_json(line) for line in lines)

@@ -1,0 +1,107 @@
+"""What a reader of a record should notice, and the thresholds that a user can set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from gymgate.check.probe import IGNORANT
+from gymgate.check.record.record import Record
+from gymgate.check.record.sections import ANSWERS, CASES, Case
+
+CASE_TEXTS: dict[Case, str] = {
+    "judge_down": "its judge does not answer",
+    "tool_timeout": "a tool call is not answered",
+    "cut_off": "the policy's answer is cut off",
+    "long_answer": "the answer has a quarter of a million characters",
+}
+
+_ANSWER_TEXTS = {
+    "empty": "an empty answer",
+    "fixed sentence": f"the answer {IGNORANT!r}",
+    "the prompt": "the prompt as the answer",
+    "another row's best": "the best answer of another row",
+}
+
+
+class Thresholds(NamedTuple):
+    """What a record must meet."""
+
+    max_constant_reward: float | None = None
+    """Highest mean reward of an answer that solves nothing."""
+    deterministic: bool = False
+    reproducible: bool = False
+    honest: bool = False
+    """No number where the judge, a tool or the policy failed."""
+
+
+def findings(record: Record) -> Iterator[str]:
+    """One sentence for everything that deserves a look."""
+    if record.reproducible.verdict == "differs":
+        again = f"{record.reproducible.matched} of {record.reproducible.compared}"
+        yield f"{again} recorded rewards come out again: {record.reproducible.detail}"
+    yield from changing(record)
+    yield from constant(record, 0.0)
+    yield from dishonest(record)
+
+
+def changing(record: Record) -> Iterator[str]:
+    """Rewards that change."""
+    for each in record.deterministic.changed if record.deterministic else ():
+        rewards = ", ".join(f"{reward:g}" for reward in each.rewards)
+        yield f"the reward of {each.rollout} changes: {rewards}"
+
+
+def constant(record: Record, limit: float) -> Iterator[str]:
+    """Answers that solve nothing and earn more than `limit` on the mean.
+
+    Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
+    out of four.
+    """
+    if record.trivial is None:
+        return
+    recorded = record.trivial.recorded_mean
+    for name, rewards in record.trivial.answers.items():
+        least = max(limit, (recorded or 0.0) / 2) if name == ANSWERS[-1] else limit
+        if rewards.mean > least:
+            beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
+            yield (
+                f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on the mean, above 0 in {rewards.above_zero} of "
+                f"{rewards.rows} rows{beside}"
+            )
+
+
+def dishonest(record: Record) -> Iterator[str]:
+    """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
+    for name in CASES:
+        case = record.failures.cases.get(name) if record.failures else None
+        if case is None:
+            continue
+        bad = "error" if name == "long_answer" else "number"
+        if bad == "error" and (count := case.outcomes.get("error")):
+            yield f"no reward if {CASE_TEXTS[name]}, in {count} of {sum(case.outcomes.values())} rollouts: {case.said}"
+        elif bad == "number" and (count := case.outcomes.get("number")):
+            rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
+            total = sum(case.outcomes.values())
+            yield f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
+
+
+def missed(record: Record, wanted: Thresholds) -> Iterator[str]:
+    """Every threshold that the record does not meet. What could not be measured meets none."""
+    why = record.missing.get
+    everything = why("all", "")
+    if wanted.reproducible and record.reproducible.verdict != "match":
+        yield f"--reproducible: {record.reproducible.verdict}: {record.reproducible.detail}"
+    if wanted.deterministic:
+        if record.deterministic is None:
+            yield f"--deterministic: not measured: {why('deterministic', everything)}"
+        yield from (f"--deterministic: {each}" for each in changing(record))
+    if (limit := wanted.max_constant_reward) is not None:
+        if record.trivial is None or not record.trivial.answers:
+            reasons = record.trivial.missing.values() if record.trivial else [why("trivial", everything)]
+            yield f"--max-constant-reward: not measured: {next(iter(reasons), '')}"
+        yield from (f"--max-constant-reward {limit:g}: {each}" for each in constant(record, limit))
+    if wanted.honest:
+        if record.failures is None:
+            yield f"--honest: not measured: {why('failures', everything)}"
+        yield from (f"--honest: {each}" for each in dishonest(record))

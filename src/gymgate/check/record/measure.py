@@ -1,0 +1,55 @@
+"""Runs every measurement on a running environment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import Awaitable, Callable, Mapping
+
+from gymgate.check.record import cost, deterministic, failures, policy, shape, trivial
+from gymgate.check.record.bench import Bench, Unmeasured
+from gymgate.check.record.sections import Section, Sections
+from gymgate.errors import GymgateError
+from gymgate.runtime.command import Progress
+
+Measurement = Callable[[Bench], Awaitable[Section]]
+MEASUREMENTS: Mapping[str, Measurement] = {
+    "shape": shape.measure,
+    "deterministic": deterministic.measure,
+    "cost": cost.measure,
+    "trivial": trivial.measure,
+    "policy": policy.measure,
+    "failures": failures.measure,  # last: it may leave a server dead
+}
+"""By the field of `Sections`, in the order in which they run."""
+
+
+async def measured(bench: Bench, progress: Progress) -> Sections:
+    """Every section; one that takes longer than its share of the environment's time is left out."""
+    sections: dict[str, Section] = {}
+    missing: dict[str, str] = {}
+    share = bench.request.timeout_s / len(MEASUREMENTS)
+    for name, measure in MEASUREMENTS.items():
+        if name == "policy" and bench.request.policy is None:
+            continue
+        progress(f"measuring: {name}")
+        try:
+            async with asyncio.timeout(None if name == "policy" else share):
+                sections[name] = await measure(bench)
+        except Unmeasured as error:
+            missing[name] = str(error)
+        except TimeoutError:
+            missing[name] = f"not done within {share:g} s"
+        except GymgateError as error:
+            missing[name] = f"{type(error).__name__}: {error}"[:300]
+    return Sections.model_validate({**sections, "machine": machine(), "missing": missing})
+
+
+def machine() -> str:
+    """Cores, memory, system and load."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )

@@ -1,0 +1,166 @@
+"""What the measurements find. A number that could not be measured is `None`, and `missing` says why."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from gymgate.config import Config
+
+Outcome = Literal["error", "masked", "truncated", "number"]
+"""What a rollout gave whose judge, tool or policy failed. error: no reward; masked: a reward that NeMo Gym says must not
+be used; truncated: a reward, and the answer says that it was cut off; number: a reward like any other."""
+Case = Literal["judge_down", "tool_timeout", "cut_off", "long_answer"]
+"""judge_down: every judge answers HTTP 503; tool_timeout: the resources server stops answering while a tool is called;
+cut_off: half of the last answer, with finish reason `length`; long_answer: an answer of a quarter of a million
+characters."""
+CASES: tuple[Case, ...] = ("judge_down", "tool_timeout", "cut_off", "long_answer")
+ANSWERS = ("empty", "fixed sentence", "the prompt", "another row's best")
+"""The answers that no row should reward."""
+
+
+class Section(Config):
+    """Base of the sections."""
+
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Why a value is `None` or left out, by its name."""
+
+
+class Changed(Config):
+    """A rollout whose reward was not always the same."""
+
+    rollout: str
+    """File and line of the recording, or the number of the packaged row."""
+    rewards: tuple[float, ...]
+    """Every reward that it got, in order: once more, in reverse order, several at once."""
+
+
+class Deterministic(Section):
+    """The same answers scored three times: in order, in reverse order, and several at once."""
+
+    rollouts: int
+    """Different rollouts that were scored."""
+    scored: int
+    """Rewards that came back, of all passes."""
+    failed: int
+    """Rollouts of all passes that gave no reward."""
+    at_once: int | None = None
+    """Rollouts that ran at the same time in the last pass."""
+    changed: tuple[Changed, ...] = ()
+
+
+class AnswerRewards(Config):
+    """Rewards of one answer that is given to every model call."""
+
+    rows: int
+    """Rows that gave a reward."""
+    failed: int
+    """Rows that gave none."""
+    mean: float
+    highest: float
+    above_zero: int
+    """Rows with a reward above 0."""
+
+
+class Trivial(Section):
+    """Rewards of answers that solve nothing."""
+
+    recorded_mean: float | None = None
+    """Mean of the recorded rewards."""
+    answers: dict[str, AnswerRewards] = Field(default_factory=dict)
+    """By the name of the answer."""
+
+
+class FailureCase(Config):
+    """What came back in one case of failure."""
+
+    outcomes: dict[Outcome, int]
+    """Rollouts by what they gave."""
+    rewards: tuple[float, ...] = ()
+    """The rewards of those with outcome `number` or `truncated`."""
+    said: str = ""
+    """The message of the first error."""
+
+
+class Failures(Section):
+    """What the environment gives when its judge, its tool or its policy fails."""
+
+    cases: dict[Case, FailureCase] = Field(default_factory=dict)
+
+
+class Cost(Section):
+    """What a rollout costs beside the policy's own answers."""
+
+    ready_s: float | None = None
+    """Seconds from the first process until every server listens, without installing."""
+    verification_ms: float | None = None
+    """Median time from the policy's last answer to the end of the rollout, one rollout at a time."""
+    verification_p99_ms: float | None = None
+    """The 99th percentile of the same; the longest if there are fewer than 100."""
+    verifications: int = 0
+    """Rollouts that both were taken from."""
+    tool_call_ms: float | None = None
+    """Median time from an answer with tool calls to the next model call, divided by the number of tool calls."""
+    tool_calls: int = 0
+    rest_mb: float | None = None
+    """Memory of all its servers without a rollout (proportional set size, MB of 10^6 bytes)."""
+    busy_mb: float | None = None
+    """The most that they used with 32 rollouts at once."""
+    rollouts_per_core_s: float | None = None
+    """Rollouts per second at which its servers, agent included, keep one core busy: 32 rollouts divided by the processor
+    time that they took."""
+
+
+class Shape(Section):
+    """The packaged rows and the recorded rollouts."""
+
+    rows: int
+    """Packaged rows that can be run."""
+    recordings: int
+    turns: float | None = None
+    """Mean of model calls of a recorded rollout."""
+    most_turns: int | None = None
+    tool_calls: float | None = None
+    """Mean of tool calls of a recorded rollout."""
+    input_tokens: float | None = None
+    """Mean of tokens, as the recorded model counted them."""
+    output_tokens: float | None = None
+    rewards: dict[str, int] = Field(default_factory=dict)
+    """Recorded rollouts by their reward; in tenths of the range if there are more than ten different ones."""
+    reward_mean: float | None = None
+    reward_deviation: float | None = None
+    """Sample standard deviation."""
+
+
+class PolicyRewards(Section):
+    """What a real model got (`-b`)."""
+
+    model: str
+    rows: int
+    """Packaged rows that were run."""
+    scored: int
+    """Rollouts with a reward that counts."""
+    pass_at_1: float | None = None
+    """Mean reward; the share of rows solved if rewards are 0 or 1."""
+    standard_error: float | None = None
+    """Standard error of `pass_at_1` over the rows."""
+    seconds: float | None = None
+    """Mean duration of a rollout, eight at once."""
+    turns: float | None = None
+    output_tokens: float | None = None
+
+
+class Sections(Config):
+    """Everything that was measured on a running environment."""
+
+    machine: str = ""
+    """Cores, memory and load of the machine while it was measured."""
+    deterministic: Deterministic | None = None
+    trivial: Trivial | None = None
+    failures: Failures | None = None
+    cost: Cost | None = None
+    shape: Shape | None = None
+    policy: PolicyRewards | None = None
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Why a section is `None`, by its name."""

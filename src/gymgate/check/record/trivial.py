@@ -1,0 +1,116 @@
+"""Not trivially rewarded: an empty answer, one fixed sentence, the prompt and another row's best answer earn nothing."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from gymgate.check.probe import IGNORANT, cohort_size
+from gymgate.check.record.bench import (
+    MAX_CALLS,
+    NO_JUDGE_ANSWERS,
+    TOGETHER,
+    Bench,
+    Subject,
+    Unmeasured,
+    answering,
+    reward_of,
+    saying,
+)
+from gymgate.check.record.sections import ANSWERS, AnswerRewards, Trivial
+from gymgate.check.recordings import RecordedRow
+from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.replay.conversation import blocks_of, items_of
+
+ROWS = 10
+
+
+async def measure(bench: Bench) -> Trivial:
+    if cohort_size(bench.config) > 1:
+        raise Unmeasured(TOGETHER)
+    subjects = list(_rows(bench))
+    if not subjects:
+        raise Unmeasured("it has no rows")
+    answers: dict[str, AnswerRewards] = {}
+    missing: dict[str, str] = {}
+    for name in ANSWERS:
+        given = [(each, policy) for each in subjects if (policy := _policy(name, each, bench.recorded))]
+        if not given:
+            missing[name] = "no other row has a recorded answer with a reward above 0"
+        elif found := await _rewards(bench, given):
+            answers[name] = found
+        else:
+            missing[name] = NO_JUDGE_ANSWERS if bench.judge.refused else "no rollout gave a reward"
+    recorded = [each.recording.reward for each in bench.recorded if each.recording.reward is not None]
+    return Trivial(
+        recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
+    )
+
+
+def _rows(bench: Bench) -> Iterator[Subject]:
+    """The recorded rows, each once, then packaged ones: up to `ROWS`."""
+    seen: list[Any] = []
+    for each in bench.recorded:
+        if each.row not in seen and len(seen) < ROWS and each.recording.turns:
+            seen.append(each.row)
+            yield bench.subject(each)
+    for row in bench.rows:
+        if row not in seen and len(seen) < ROWS:
+            seen.append(row)
+            yield Subject("row", row, lambda: saying(""))
+
+
+async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | None:
+    """The rewards; `None` if there is none, or a judge was asked that has no answer."""
+    rewards: list[float] = []
+    for subject, policy in given:
+        rollout = await bench.run_without_judge(subject, policy, max_calls=MAX_CALLS)
+        if bench.judge.refused:
+            return None
+        if (reward := reward_of(rollout)) is not None:
+            rewards.append(reward)
+    if not rewards:
+        return None
+    return AnswerRewards(
+        rows=len(rewards),
+        failed=len(given) - len(rewards),
+        mean=statistics.fmean(rewards),
+        highest=max(rewards),
+        above_zero=sum(reward > 0 for reward in rewards),
+    )
+
+
+def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> PolicyCallable | None:
+    if name == "empty":
+        return saying("")
+    if name == "fixed sentence":
+        return saying(IGNORANT)
+    if name == "the prompt":
+        return answering(_prompt)
+    prompt = _prompt(subject.row["responses_create_params"])
+    others = [
+        (each.recording.reward, text)
+        for each in recorded
+        if (each.recording.reward or 0) > 0
+        and _prompt(each.row["responses_create_params"]) != prompt
+        and (text := last_message(each))
+    ]
+    return saying(max(others, key=lambda pair: pair[0] or 0)[1]) if others else None
+
+
+def _prompt(request: dict[str, Any]) -> str:
+    """What the user said."""
+    return "\n".join(block.text for block in blocks_of(items_of(request)) if block.role == "user")
+
+
+def last_message(recorded: RecordedRow) -> str:
+    """The text of the policy's last message; empty if it has none."""
+    items = [item for turn in recorded.recording.turns for item in turn]
+    texts = [
+        block.text
+        for item in items
+        if item.get("type", "message") == "message"
+        for block in blocks_of([item])
+    ]
+    return texts[-1] if texts else ""

@@ -1,0 +1,164 @@
+"""The quality record on real servers: a sound environment, and one that is wrong in each respect, which is noticed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_support import PARIS, home_with, message, recorded
+from scripted_chat import scripted_chat
+
+from gymgate.check.record.files import load_record
+from gymgate.check.record.record import Record
+
+pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
+
+ROME = recorded("of Italy?", "Milan", 0.0)
+CALL = {"type": "function_call", "name": "look_up", "arguments": "{}", "call_id": "c", "id": "f"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": '"Paris"'}
+
+
+def with_tool() -> str:
+    """The recording of Paris, with a call of the server's tool before the answer."""
+    record = json.loads(PARIS)
+    record["response"]["output"] = [CALL, OUTPUT, *message("Paris")]
+    return json.dumps(record)
+
+
+def gymgate(config: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Record]:
+    """Check with every threshold; the command, and the record that it wrote."""
+    path = config.parents[3] / "record.json"
+    command = [
+        sys.executable, "-m", "gymgate", "check", "--own", str(config), "--record", str(path), "--set",
+        f"own.resources_servers.own.fault={fault}", "--max-constant-reward", "0.05", "--deterministic", "--honest",
+    ]  # fmt: skip
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=550, check=False)
+    record = load_record(path)
+    assert record is not None, done.stderr
+    return done, record
+
+
+def missed(done: subprocess.CompletedProcess[str]) -> list[str]:
+    lines = [line.partition("threshold not met: ")[2] for line in done.stderr.splitlines()]
+    assert done.returncode == int(any(lines)), done.stderr
+    return [line for line in lines if line]
+
+
+def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
+    config = home_with(tmp_path, PARIS, ROME, with_tool())
+
+    def answer(asked: str) -> str:
+        return "Paris" if "France" in asked else "Milan"
+
+    with scripted_chat(answer) as url:
+        done, record = gymgate(config, "none", "--reproducible", "-b", url, "-m", "scripted")
+    assert missed(done) == []
+    assert "scripted: pass@1 0.500 ± 0.500, 2 rows" in done.stdout
+    assert (record.reproducible.verdict, record.reproducible.matched) == ("match", 3)
+    assert record.missing == {}
+    again, trivial, cost, shape = record.deterministic, record.trivial, record.cost, record.shape
+    assert again
+    assert trivial
+    assert cost
+    assert shape
+    assert record.failures
+    assert record.policy
+    assert (again.rollouts, again.failed, again.at_once, again.changed) == (3, 0, 8, ())
+    assert again.scored >= 3 + 3 + 8
+    assert trivial.recorded_mean == pytest.approx(2 / 3)
+    assert {name: each.mean for name, each in trivial.answers.items()} == {
+        "empty": 0.0, "fixed sentence": 0.0, "the prompt": 0.0, "another row's best": 0.0,
+    }  # fmt: skip
+    cases = record.failures.cases
+    assert cases["tool_timeout"].outcomes == {"error": 1}
+    assert cases["cut_off"].outcomes == {"truncated": 3}
+    assert cases["long_answer"].outcomes == {"number": 3}
+    assert record.failures.missing == {"judge_down": "no judge is asked"}
+    for figure in (
+        cost.ready_s, cost.verification_ms, cost.verification_p99_ms, cost.tool_call_ms, cost.rest_mb, cost.busy_mb,
+        cost.rollouts_per_core_s,
+    ):  # fmt: skip
+        assert figure is not None
+        assert figure > 0
+    assert (cost.verifications, cost.tool_calls, cost.missing) == (30, 10, {})
+    assert (shape.rows, shape.recordings, shape.most_turns) == (2, 3, 2)
+    assert shape.rewards == {"0": 1, "1": 2}
+    assert shape.missing == dict.fromkeys(("input_tokens", "output_tokens"), "no recorded rollout says it")
+    assert (record.policy.model, record.policy.rows, record.policy.pass_at_1) == ("scripted", 2, 0.5)
+
+
+def test_an_environment_that_rewards_the_empty_answer_is_caught(tmp_path: Path) -> None:
+    done, record = gymgate(home_with(tmp_path, PARIS, ROME), "empty")
+    (finding,) = missed(done)
+    assert finding == (
+        "--max-constant-reward 0.05: an empty answer earns 1 on the mean, above 0 in 2 of 2 rows; "
+        "the recorded mean is 0.5"
+    )
+    assert record.trivial
+    assert record.trivial.answers["fixed sentence"].mean == 0
+
+
+def test_an_environment_that_gives_random_rewards_is_caught(tmp_path: Path) -> None:
+    done, record = gymgate(home_with(tmp_path, PARIS, ROME), "random")
+    found = missed(done)
+    assert any(
+        line.startswith("--deterministic: the reward of example_rollouts:1 changes: 0.") for line in found
+    )
+    assert any(line.startswith("--max-constant-reward") for line in found)
+    assert record.deterministic
+    assert len(record.deterministic.changed) == 2
+
+
+def test_an_environment_that_crashes_on_a_long_answer_is_caught(tmp_path: Path) -> None:
+    done, _ = gymgate(home_with(tmp_path, PARIS, ROME), "long")
+    (finding,) = missed(done)
+    assert finding.startswith("--honest: no reward if the answer has a quarter of a million characters, in ")
+
+
+JUDGED = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [("judge", "error"), ("swallows", "number")])
+def test_an_environment_that_swallows_its_judges_failure_is_caught(
+    tmp_path: Path, fault: str, outcome: Any
+) -> None:
+    config = home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0, **JUDGED))
+    done, record = gymgate(config, fault)
+    honest = [line for line in missed(done) if line.startswith("--honest")]
+    expected = ["--honest: a reward (0) if its judge does not answer, in 1 of 1 rollouts"]
+    assert honest == (expected if outcome == "number" else [])
+    assert record.failures
+    assert record.failures.cases["judge_down"].outcomes == {outcome: 1}
+    assert record.deterministic
+    assert record.deterministic.missing == {
+        "at_once": "its judge's recorded answers belong to one rollout at a time"
+    }
+
+
+def test_a_sweep_resumes(tmp_path: Path) -> None:
+    """A record with equal settings is not made again, one with others is."""
+
+    def sweep(*options: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "gymgate",
+            "check",
+            "example_single_tool_call",
+            "--record",
+            str(tmp_path),
+        ]
+        return subprocess.run(
+            [*command, *options], capture_output=True, text=True, timeout=500, check=True
+        ).stderr
+
+    sweep()
+    path = tmp_path / "resources_servers" / "example_single_tool_call-0.7.0.json"
+    written = path.read_bytes()
+    assert "not checked again: 1 of 1" in sweep()
+    assert path.read_bytes() == written
+    assert "record in" in sweep("--timeout", "100")
