@@ -34,7 +34,7 @@ _OPTIONS = (
         "record of the same settings is not checked again.",
     ),
     click.option(
-        "-n", "--limit", "rows", type=click.IntRange(1), help="Packaged rows for the model of -b. [all]"
+        "-n", "--rows", "rows", type=click.IntRange(1), help="Packaged rows for the model of -b. [all]"
     ),
     click.option(
         "--max-constant-reward",
