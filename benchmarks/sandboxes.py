@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("providers", nargs="*", default=["local", "docker"])
     parser.add_argument("-n", "--rollouts", type=int, default=200)
     parser.add_argument("-c", "--concurrency", type=int, default=8)
-    parser.add_argument("--image", default="gymgate-test", help="with a shell, base64 and Python")
+    parser.add_argument("--image", default="gymgate-test:2", help="with a shell, base64 and Python")
     given = parser.parse_args()
     for provider in given.providers:
         asyncio.run(measure(provider, given.rollouts, given.concurrency, given.image))

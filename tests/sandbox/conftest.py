@@ -1,7 +1,7 @@
 """A Docker daemon and an image for the tests: the daemon that answers, else a private one where that can be started.
 
-Nothing is installed and no registry is asked. `$GYMGATE_TEST_IMAGE` names an image with Debian, bash, Python, git and tmux;
-without it one is made with debootstrap, once: the private daemon keeps its images in `DATA`.
+Nothing is installed and no registry is asked. `$GYMGATE_TEST_IMAGE` names an image with Debian, bash, Python, pytest, git and
+tmux; without it one is made with debootstrap, once: the private daemon keeps its images in `DATA`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-IMAGE = "gymgate-test"
+IMAGE = "gymgate-test:2"
+"""Has the packages below. Another set of them needs another tag."""
 DATA = Path(tempfile.gettempdir()) / f"gymgate-test-docker-{os.getuid()}"
-PACKAGES = "bash,python3,git,ca-certificates,procps,tmux"
+PACKAGES = "bash,python3,python3-pytest,python3-py,git,ca-certificates,procps,tmux"
 START_S = 60
 
 

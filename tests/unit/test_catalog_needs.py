@@ -234,6 +234,8 @@ def test_fields_that_a_server_requires_and_the_config_leaves_out(site: Path) -> 
         ("shutil.which('git')", set()),
         ("from tavily import AsyncTavilyClient", {"search"}),
         ("run(['uv', 'venv', '--python', '3.10'])", {"download"}),
+        ("get(f'https://github.com/a/b/releases/download/1/b-{arch}.tar.gz')", {"download"}),
+        ("DOCS = 'https://github.com/a/b/releases'", set()),
     ],
 )
 def test_signals_in_code(code: str, kinds: set[str]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from gymgate.catalog import Need
 from gymgate.check.needs import MissingNeed, missing_in, setup_need, unobtainable
-from gymgate.check.replay import verification
+from gymgate.check.replay import ServerLogs, verification
 from gymgate.rollout import Rollout
 
 SEEN = [
@@ -234,3 +237,14 @@ def test_evidence_has_no_colours() -> None:
     need = missing_in("\x1b[33m(autoscaler)\x1b[0m fatal: Could not resolve host: github.com")
     assert need is not None
     assert need.evidence == "(autoscaler) fatal: Could not resolve host: github.com"
+
+
+async def test_a_need_that_is_logged_late_is_found(tmp_path: Path) -> None:
+    """Ray's workers log after the rollout has failed."""
+    (log := tmp_path / "server.log").write_text("started\n")
+    looking = asyncio.create_task(ServerLogs(tmp_path).need(()))
+    await asyncio.sleep(0)  # the first look finds nothing
+    log.write_text("started\n(score pid=1) [Errno 2] No such file or directory: 'singularity'\n")
+    need = await looking
+    assert need is not None
+    assert str(need) == "docker: singularity"

@@ -36,9 +36,28 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("mini_swe_agent", {"metadata": {}, "response": {"output": []}}, "its run raised"),
     ("mini_swe_agent_2", {"metadata": {"error": "no such image", "traceback": "..."}}, "no such image"),
     (
+        "mini_swe_agent_2",
+        {"metadata": {"eval_report": {"a.b-1": {"patch_exists": True, "resolved": False}}}},
+        "SWE-bench's report names no test",
+    ),
+    (
+        "mini_swe_agent_2",
+        {
+            "metadata": {
+                "error": "\x1b[36mray::run()\x1b[39m (pid=1)\n  File x\nsome.CreateError: no\nsuch: image"
+            }
+        },
+        "reports a failure: some.CreateError: no such: image",
+    ),
+    (
         "miniswe_sandboxed_agent",
         {"termination": {"reason": "infrastructure_error", "detail": "OSError: gone"}},
         "OSError: gone",
+    ),
+    (
+        "miniswe_sandboxed_agent",
+        {"termination": {"reason": "timeout"}, "agent_started": False},
+        "its setup timed out: it fetches uv and Python from GitHub",
     ),
     (
         "opencode_sandboxed_agent",
@@ -69,7 +88,12 @@ SOUND: list[tuple[str, dict[str, Any]]] = [
     ("harbor_agent", {"metadata": {"verifier_result": {"rewards": {"reward": 0}}, "exception_info": None}}),
     ("mini_swe_agent", {"metadata": {}, "response": SAID}),
     ("mini_swe_agent_2", {"metadata": {"eval_report": {}}, "response": SAID}),
+    (
+        "mini_swe_agent_2",
+        {"metadata": {"eval_report": {"a.b-1": {"resolved": False, "tests_status": {"FAIL_TO_PASS": {}}}}}},
+    ),
     ("miniswe_sandboxed_agent", {"termination": {"reason": "timeout", "detail": "budget"}}),
+    ("miniswe_sandboxed_agent", {"termination": {"reason": "timeout"}, "agent_started": True}),
     ("opencode_sandboxed_agent", {"opencode_failed": True, "opencode_error_type": "timeout"}),
     ("opencode_sandboxed_agent", {"opencode_failed": False, "opencode_exit_code": 0}),
     ("pi_sandboxed_agent", {"pi_failed": True, "pi_exit_code": 124}),

@@ -7,6 +7,7 @@ takes do: the estimate rather names a need too many.
 from __future__ import annotations
 
 import ast
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _COMMANDS: dict[tuple[str, ...], Signal] = {
     ("npm", "install"): ("download", "installs from npm"),
     ("curl",): ("download", "downloads with curl"),
 }
+_RELEASE = re.compile(r"https://(github\.com/[^/\s]+/[^/\s]+)/releases/download/")
 _TELLING = (ast.Import, ast.ImportFrom, ast.Call, ast.List, ast.Tuple, ast.Constant)
 _EVERYWHERE = {"python", "python3", "bash", "sh", "uv", "git", "curl", "npm"}
 
@@ -235,7 +237,9 @@ def _command_signals(node: ast.List | ast.Tuple) -> Iterator[Signal]:
 
 
 def _shell_signals(text: str) -> Iterator[Signal]:
-    """Yield the signals of command lines in a string. In prose, no flag or URL follows the command."""
+    """Yield the signals of command lines and addresses in a string. In prose, no flag or URL follows the command."""
+    if found := _RELEASE.search(text):
+        yield "download", f"a release of {found[1]}"
     for command, signal in _COMMANDS.items():
         start = text.find(" ".join(command) + " ")
         if start < 0 or (start and text[start - 1] not in " \n;&|(`\"'"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gymgate.catalog import EnvConfig, Environment
+from gymgate.catalog import EnvConfig, Environment, Need
 from gymgate.check.answers import OrderedPolicy, RecordedJudge, RecordedPolicy
 from gymgate.check.known import known
 from gymgate.check.model import (
@@ -23,7 +23,7 @@ from gymgate.check.model import (
     no_agent,
     same_reward,
 )
-from gymgate.check.needs import missing_in
+from gymgate.check.needs import MissingNeed, missing_in
 from gymgate.check.probe import RewardProbe
 from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.config import POLICY, RolloutLimits
@@ -41,7 +41,7 @@ REPLAYS = 3
 MAX_CALLS = 200
 """Policy calls of a rollout."""
 LATE_LOGS, LATE_LOG_S = 3, 0.5
-"""Looks at the logs for what made a reward differ, and seconds between them: Ray's workers log late."""
+"""Looks at the logs for what made a reward differ or a rollout fail, and seconds between them: Ray's workers log late."""
 LOG_TAIL = 12_000
 _LACKING_FIELD = re.compile(
     r'"type":"missing","loc":\["body","([\w.]+)"' r"|RunRequest' object has no attribute '(\w+)'"
@@ -63,6 +63,14 @@ class ServerLogs:
             texts.append(text[self._read.get(path, 0) :][-LOG_TAIL:])
             self._read[path] = len(text)
         return "\n".join(texts)
+
+    async def need(self, hints: Sequence[Need]) -> MissingNeed | None:
+        """The need that is shown by what was logged since the last look, or is a little later."""
+        for _ in range(LATE_LOGS):
+            if need := missing_in(self.new(), hints=hints):
+                return need
+            await asyncio.sleep(LATE_LOG_S)
+        return None
 
     def tail(self) -> str:
         """The end of everything logged."""
@@ -170,7 +178,7 @@ class Replayer:
             return result.concluded(Diagnosis("blocked", NO_JUDGE), error=message)
         if error is not None:
             message = f"{error.type}: {error.message}"[:1000]
-            return result.concluded(self._explain(error, recorded), error=message)
+            return result.concluded(await self._explain(error, recorded), error=message)
         return result.concluded(await self._compare(rollout, recording.reward, recorded.row))
 
     def policy_for(self, recording: Recording) -> PolicyCallable:
@@ -210,14 +218,10 @@ class Replayer:
         diagnosis = compared(rollout, recorded)
         if diagnosis.verdict != "differs":
             return diagnosis
-        for _ in range(LATE_LOGS):
-            need = missing_in(self.logs.new(), verification(rollout, row), hints=self.hints)
-            if need is not None:
-                return Diagnosis("blocked", f"{need}, and that was scored", need.evidence)
-            await asyncio.sleep(LATE_LOG_S)
-        return diagnosis
+        need = await self.logs.need(self.hints) or missing_in(verification(rollout, row), hints=self.hints)
+        return Diagnosis("blocked", f"{need}, and that was scored", need.evidence) if need else diagnosis
 
-    def _explain(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
+    async def _explain(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
         """Why a rollout failed."""
         if error.type == "UnknownConversationError":
             return self._explain_unknown(error, recorded)
@@ -228,7 +232,7 @@ class Replayer:
             )
             fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"
             return Diagnosis("incomplete", f"{whose} lacks {fields}")
-        if need := missing_in(error.message, self.logs.new(), hints=self.hints):
+        if need := missing_in(error.message, hints=self.hints) or await self.logs.need(self.hints):
             return need.diagnosis
         if error.type == "RolloutTimeoutError" and self.hints:
             kinds = ", ".join(sorted({need.kind for need in self.hints}))

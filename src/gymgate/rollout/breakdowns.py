@@ -30,6 +30,9 @@ _CVDP_SANDBOX = re.compile(
 )
 _BROWSER = re.compile("browser session not found|browser unreachable")
 _TIMEOUT = re.compile("timeout|timed out", re.IGNORECASE)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_EXCEPTION = re.compile(r"(?<=\n)[A-Za-z_][\w.]*(?:Error|Exception)\w*: ")
+"""The line of a traceback that says what was raised."""
 _TIMED_OUT = 124
 """Status of a program that `timeout` ended."""
 
@@ -46,7 +49,7 @@ def breakdown(
         reason = _scoring(result, row or {})
     if reason is None and (reader := AGENTS.get(agent_type or "")) is not None:
         reason = reader(result)
-    return None if reason is None else " ".join(reason.split())[:MAX_REASON]
+    return None if reason is None else " ".join(_raised(reason).split())[:MAX_REASON]
 
 
 def is_masked(result: Result) -> bool:
@@ -127,6 +130,12 @@ SCORINGS: Mapping[str, Callable[[Result, Mapping[str, Any]], str | None]] = Mapp
 """Field of a resources server's result -> reader of why its scoring could not run. The row's own fields say nothing."""
 
 
+def _raised(reason: str) -> str:
+    """Return what was raised, without the traceback before it, which Ray colours."""
+    plain = _COLOUR.sub("", reason)
+    return plain[found[-1].start() :] if (found := [*_EXCEPTION.finditer(plain)]) else plain
+
+
 def _last_line(text: Any) -> str:
     return (str(text or "").strip().splitlines() or [""])[-1]
 
@@ -157,6 +166,23 @@ def _nothing_ran(result: Result) -> str | None:
     """mini_swe_agent and harbor_agent give no report and no output for a run that raised."""
     empty = not _at(result, "metadata") and not _at(result, "response.output")
     return "its run raised (see its log)" if empty else None
+
+
+def _mini_swe(result: Result) -> str | None:
+    """A container that dies while the tests run, or tests that take too long, leave a report without any test."""
+    reason = _field("metadata.error")(result) or _nothing_ran(result)
+    reports = _at(result, "metadata.eval_report")
+    if reason is None and reports and not any(_at(each, "tests_status") for each in reports.values()):
+        return "SWE-bench's report names no test: they did not run to their end (see its log)"
+    return reason
+
+
+def _miniswe(result: Result) -> str | None:
+    """A timeout of its work is scored; one of its setup is not. The resources server decides which fields are in the result."""
+    reason = _at(result, "termination.reason")
+    if reason == "timeout" and result.get("agent_started") is False:
+        return "its setup timed out: it fetches uv and Python from GitHub, and mini-swe-agent from PyPI"
+    return str(_at(result, "termination.detail") or reason) if reason == "infrastructure_error" else None
 
 
 def _harbor(result: Result) -> str | None:
@@ -220,10 +246,8 @@ AGENTS: Mapping[str, Callable[[Result], str | None]] = MappingProxyType(
         "gdp_pdf_agent": _gdp_pdf,
         "harbor_agent": _harbor,
         "mini_swe_agent": _nothing_ran,
-        "mini_swe_agent_2": lambda result: _field("metadata.error")(result) or _nothing_ran(result),
-        "miniswe_sandboxed_agent": _when(
-            "termination.reason", "infrastructure_error", "termination.detail", "infrastructure_error"
-        ),
+        "mini_swe_agent_2": _mini_swe,
+        "miniswe_sandboxed_agent": _miniswe,
         "opencode_sandboxed_agent": _command("opencode"),
         "pi_sandboxed_agent": _command("pi"),
         "pinchbench": _pinchbench,
