@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -283,12 +284,12 @@ def test_requirements_of_providers_are_those_of_the_releases_extras(release: Cat
 
 
 @pytest.mark.gym
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_every_packaged_config_that_names_a_sandbox_gets_it(release: Catalog, provider: str) -> None:
+def test_every_packaged_config_that_names_a_sandbox_gets_each_provider(release: Catalog) -> None:
     """All configs of 0.7.0, read as Gym's parser reads them: afterwards no block is left undefined."""
     from gymgate.catalog.parse import ConfigProblem, ConfigReader
 
-    reader, block = ConfigReader([release.site], "0.7.0"), sandbox_block(provider, release.site)
+    reader = ConfigReader([release.site], "0.7.0")
+    blocks = {provider: sandbox_block(provider, release.site) for provider in PROVIDERS}
     undefined = named = 0
     for kind in ("resources_servers", "environments", "benchmarks", "responses_api_agents"):
         for path in sorted((release.site / kind).rglob("*.yaml")):
@@ -300,10 +301,12 @@ def test_every_packaged_config_that_names_a_sandbox_gets_it(release: Catalog, pr
                 continue
             named += 1
             undefined += any(each.provider is None for each in before)
-            choose_provider(config, block)
-            after = sandbox_references(config)
-            assert {each.provider for each in after} == {provider}, path
-            assert [each.setting for each in after] == [each.setting for each in before], path
+            for provider, block in blocks.items():
+                chosen = copy.deepcopy(config)
+                choose_provider(chosen, block)
+                after = sandbox_references(chosen)
+                assert {each.provider for each in after} == {provider}, path
+                assert [each.setting for each in after] == [each.setting for each in before], path
     assert (named, undefined) == NAMED
 
 
