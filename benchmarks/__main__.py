@@ -19,6 +19,7 @@ NAMES = {
     "ray": "rollouts/s on 1, 2 and 4 nodes of a Ray cluster on this machine, with a slow policy (in .venv-train)",
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
     "agreement": "same rows, same vLLM server, temperature 0: gymgate beside NeMo Gym's own collector (in .venv-engine)",
+    "engines": "same rows, seeds and weights through each engine that samples token ids, on real vLLM (in .venv-engine)",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",

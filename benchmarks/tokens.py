@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -315,10 +316,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--waves", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit-s", type=float, default=900, help="of each part")
+    parser.add_argument("--url", help="a vLLM server that runs already, for the calls; else one is started")
     args = parser.parse_args(argv)
     print(describe("aiohttp", "renderers", "transformers"), flush=True)
     if args.part in ("calls", "all"):
-        with tempfile.TemporaryDirectory() as folder, vllm_server(Path(folder) / "vllm.log") as url:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as servers:
+            url = args.url or servers.enter_context(vllm_server(Path(folder) / "vllm.log"))
             print_calls(*run(measure_calls(url, args.rounds, args.turns), args.limit_s))
     if args.part in ("rollouts", "all"):
         with delayed_policy() as url:

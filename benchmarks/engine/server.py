@@ -3,7 +3,8 @@
     ./dev engine python -m benchmarks.engine.server [--port 8000] [VLLM OPTIONS]
 
 Its weights can be replaced over HTTP (see `benchmarks.engine.weights`). Sixty to 110 seconds pass until it answers, most of
-them for imports.
+them for imports. Beside other load, run it with VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1: its threads wait for each
+other at every layer, so that two of them got 7 tokens/s where one got 10 to 37 (load 11 on two cores).
 """
 
 from __future__ import annotations

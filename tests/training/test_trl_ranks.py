@@ -17,7 +17,7 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]
 
 
-def ranks_of(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+def ranks_of(folder: Path, *arguments: str, timeout_s: float = 600) -> list[dict[str, Any]]:
     """What the two ranks of a training wrote."""
     program = Path(__file__).with_name("trl_ranks_program.py")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -26,7 +26,7 @@ def ranks_of(folder: Path, *arguments: str) -> list[dict[str, Any]]:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=timeout_s,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

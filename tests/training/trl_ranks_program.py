@@ -72,7 +72,7 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
     server: dict[str, Any] = {}
     if url is not None:
         watch_transfers(folder, url, early)
-        server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
+        server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "learning_rate": 0.1}
     with NeMoGymSpec(
         ENVIRONMENT, data=ONE_LETTER, renderer=None if url else "qwen3", score_truncated=True
     ) as spec:
@@ -96,6 +96,7 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
                     num_generations=6,
                     max_completion_length=8,
                     max_steps=2,
+                    optim="sgd",  # AdamW's state would take a gigabyte more on each rank
                     **server,
                 )
             ),
