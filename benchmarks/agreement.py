@@ -262,9 +262,9 @@ def measure(
     judge = folder / "judge.yaml"
     judge.write_text(JUDGE)
     server = "policy_model.responses_api_models.vllm_model"
-    overrides = {"policy_model_name": MODEL, f"{server}.replace_developer_role_with_system": "true"}
-    if dialect == "responses":
-        overrides[f"{server}.is_responses_native"] = "true"
+    # Its Responses route refuses `replace_developer_role_with_system`; gymgate changes no role there either.
+    setting = "is_responses_native" if dialect == "responses" else "replace_developer_role_with_system"
+    overrides = {"policy_model_name": MODEL, f"{server}.{setting}": "true"}
     for case in cases:
         overrides |= case.settings
         write_rows(case, folder / f"{case.environment}.jsonl", count)

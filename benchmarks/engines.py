@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.engine.model import real_model
 from benchmarks.engine.server import MODEL, vllm_server
 from benchmarks.machine import describe, print_table
-from benchmarks.progress import Steps
+from benchmarks.progress import Steps, say
 from gymgate import open_rows
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.integrations.training.rollouts import RolloutRunner
@@ -144,7 +144,8 @@ class Settings:
     """What every engine samples with."""
 
     rows: list[Json]
-    config: StackConfig
+    runner: RolloutRunner
+    """Its stack serves every engine; so does verifiers', which describes the same one."""
     temperature: float
     tokens: int
 
@@ -155,30 +156,21 @@ class Settings:
 
 async def by_policy(engine: Engine, renderer: Any, settings: Settings) -> tuple[list[Seen], list[Rollout]]:
     """Rollouts as gymgate's integrations of trainers run them."""
-    runner = RolloutRunner(settings.config, RolloutLimits(timeout_s=TIMEOUT_S, max_calls=MAX_CALLS))
     seen, rollouts = [], []
-    try:
-        for number, row in enumerate(settings.rows):
-            policy = TokenPolicy(
-                engine, renderer, sampling=settings.sampling(number), max_model_len=MODEL_LENGTH
+    for number, row in enumerate(settings.rows):
+        policy = TokenPolicy(engine, renderer, sampling=settings.sampling(number), max_model_len=MODEL_LENGTH)
+        sampled = await settings.runner.run("", row, policy.conversation())
+        error = sampled.rollout.error
+        rollouts.append(sampled.rollout)
+        seen.append(
+            Seen(
+                [[*each.prompt_ids, *each.completion_ids] for each in sampled.segments],
+                [[0] * len(each.prompt_ids) + each.mask for each in sampled.segments],
+                [[value for value in each.logprobs or [] if value is not None] for each in sampled.segments],
+                sampled.rollout.reward,
+                failure_of(error and error.model_dump()),
             )
-            sampled = await runner.run("", row, policy.conversation())
-            error = sampled.rollout.error
-            rollouts.append(sampled.rollout)
-            seen.append(
-                Seen(
-                    [[*each.prompt_ids, *each.completion_ids] for each in sampled.segments],
-                    [[0] * len(each.prompt_ids) + each.mask for each in sampled.segments],
-                    [
-                        [value for value in each.logprobs or [] if value is not None]
-                        for each in sampled.segments
-                    ],
-                    sampled.rollout.reward,
-                    failure_of(error and error.model_dump()),
-                )
-            )
-    finally:
-        await runner.close()
+        )
     return seen, rollouts
 
 
@@ -197,7 +189,7 @@ async def by_verifiers(url: str, settings: Settings, folder: Path) -> list[Seen]
         renderer=DefaultRendererConfig(tool_parser=RENDERER["tool_parser"]),
         renderer_model_name=str(real_model()),
     )
-    names = [environment.name for environment in settings.config.environments]
+    names = [environment.name for environment in settings.runner.config.environments]
     env = load_environment(env=names, data=str(path), timeout_s=TIMEOUT_S, max_calls=MAX_CALLS)
     seen = []
     async with env.serving():
@@ -366,6 +358,7 @@ async def measure(url: str, settings: Settings, folder: Path) -> None:
 
     def add(name: str, runs: str, seen: Sequence[Seen]) -> None:
         table.append(row_of(name, runs, seen, reference))
+        say(" | ".join(table[-1]))
         notes.extend(first_difference(name, model, seen, reference))
 
     for kind, route in (
@@ -397,6 +390,14 @@ async def measure(url: str, settings: Settings, folder: Path) -> None:
     print("", *notes, sep="\n")
 
 
+async def measure_and_close(url: str, settings: Settings, folder: Path) -> None:
+    """Run every engine on one stack, and print."""
+    try:
+        await measure(url, settings, folder)
+    finally:
+        await settings.runner.close()
+
+
 def main() -> None:
     """Run all and print."""
     parser = argparse.ArgumentParser(
@@ -406,14 +407,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48, help="most ids of an answer")
     parser.add_argument("--url", help="a vLLM server that runs already; else one is started")
     args = parser.parse_args()
-    config = StackConfig(environments=(str(LETTERS), TURNS, TOOL))
-    settings = Settings(make_rows(), config, args.temperature, args.tokens)
+    limits = RolloutLimits(timeout_s=TIMEOUT_S, max_calls=MAX_CALLS)
+    runner = RolloutRunner(StackConfig(environments=(str(LETTERS), TURNS, TOOL)), limits)
+    settings = Settings(make_rows(), runner, args.temperature, args.tokens)
     with tempfile.TemporaryDirectory(prefix="gymgate-engines-") as scratch, contextlib.ExitStack() as servers:
         folder = Path(scratch)
         # A prompt that is found in the cache is computed in other batches than one that is not.
         options = ["--no-enable-prefix-caching"]
         url = args.url or servers.enter_context(vllm_server(folder / "vllm.log", options=options))
-        asyncio.run(measure(url, settings, folder))
+        asyncio.run(measure_and_close(url, settings, folder))
 
 
 if __name__ == "__main__":
