@@ -1,10 +1,11 @@
 """Rollouts/s on 1, 2 and 4 nodes of a Ray cluster, under a policy that is slow and does not load the processor.
 
-    .venv-train/bin/python -m benchmarks ray [--nodes 1,2,4] [--per-stack 16] [--call-s 1.0] [--waves 6]
+    .venv-train/bin/python -m benchmarks ray [--nodes 1,2,4] [--per-stack 16] [--call-s 5] [--waves 4]
 
 All nodes are raylets on this machine, so they share its cores and the network is loopback: what is measured is whether the pool
-keeps every stack's rollouts at its limit, and what the way over Ray adds. Each rollout makes two calls of `--call-s` seconds.
-The ideal is `--per-stack` rollouts at once on each node, with nothing taking time but the policy. The first wave is not counted.
+keeps every stack's rollouts at its limit, and what the way over Ray adds. The line "no Ray" is a stack without it. Each rollout
+makes two calls of `--call-s` seconds. The ideal is `--per-stack` rollouts at once on each node, with nothing taking time but the
+policy. The first wave is not counted.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ HEAD = [
     "measured",
     "of the ideal",
     "added per rollout, median ms",
+    "processor ms per rollout, this process",
 ]
 
 
@@ -69,11 +71,11 @@ def ray_cluster(*cpus: int) -> Iterator[Any]:
         cluster.shutdown()
 
 
-async def measure(address: str, url: str, nodes: int, args: argparse.Namespace) -> list[str]:
-    """Return one line of the table."""
+async def measure(address: str | None, url: str, nodes: int, args: argparse.Namespace) -> list[str]:
+    """Return one line of the table; without an address, of a stack without Ray."""
     row = row_with([args.call_s] * CALLS, dict(open_rows(ENVIRONMENT)[0].data))
     policy = HTTPEndpoint(base_url=url, dialect="responses")
-    where = RayCluster(address, rollouts_per_stack=args.per_stack)
+    where = RayCluster(address, rollouts_per_stack=args.per_stack) if address else None
     at_once = nodes * args.per_stack
     added: list[float] = []
     async with acquire(StackConfig(environments=(ENVIRONMENT,)), where=where) as stack:
@@ -92,12 +94,22 @@ async def measure(address: str, url: str, nodes: int, args: argparse.Namespace) 
 
         await wave(1)
         added.clear()
-        started = time.monotonic()
+        started, used = time.monotonic(), time.process_time()
         await wave(args.waves)
-        wall_s = time.monotonic() - started
+        wall_s, processor_s = time.monotonic() - started, time.process_time() - used
     ideal, measured = at_once / (CALLS * args.call_s), at_once * args.waves / wall_s
     median_ms = f"{statistics.median(added) * 1000:.0f}"
-    return [str(nodes), str(at_once), f"{ideal:.1f}", f"{measured:.1f}", f"{measured / ideal:.0%}", median_ms]
+    processor_ms = f"{processor_s / len(added) * 1000:.1f}"
+    name = str(nodes) if address else "no Ray"
+    return [
+        name,
+        str(at_once),
+        f"{ideal:.2f}",
+        f"{measured:.2f}",
+        f"{measured / ideal:.0%}",
+        median_ms,
+        processor_ms,
+    ]
 
 
 def main() -> None:
@@ -106,11 +118,11 @@ def main() -> None:
     )
     parser.add_argument("--nodes", type=numbers, default=[1, 2, 4])
     parser.add_argument("--per-stack", type=int, default=16, help="rollouts at once on each stack")
-    parser.add_argument("--call-s", type=float, default=1.0, help="seconds of each policy call")
-    parser.add_argument("--waves", type=int, default=6, help="rollouts of each of those that run at once")
+    parser.add_argument("--call-s", type=float, default=5.0, help="seconds of each policy call")
+    parser.add_argument("--waves", type=int, default=4, help="rollouts of each of those that run at once")
     args = parser.parse_args()
-    rows = []
     with delayed_policy() as url:
+        rows = [asyncio.run(measure(None, url, 1, args))]
         for nodes in args.nodes:
             with ray_cluster(*[1] * nodes) as cluster:
                 rows.append(asyncio.run(measure(cluster.address, url, nodes, args)))
