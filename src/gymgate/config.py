@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
@@ -108,7 +109,9 @@ class HTTPEndpoint(Config):
     """Retries of a call after a refused connection or status 408, 409, 429 or 5xx."""
 
     @model_validator(mode="after")
-    def _replicas_differ(self) -> Self:
+    def _addresses_are_usable(self) -> Self:
+        if wrong := [url for url in (self.base_url, *self.replicas) if not re.match(r"https?://[^/]", url)]:
+            raise ValueError(f"{wrong[0]!r} is not a URL; write http://host:8000/v1")
         if len({*self.base_urls}) != len(self.base_urls):
             raise ValueError(
                 f"base_url and replicas contain the same address twice: {', '.join(self.base_urls)}"

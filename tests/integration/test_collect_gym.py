@@ -148,7 +148,7 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
     with useless_policy(hangs=False) as url:
         first = gymgate_collect(*arguments, "-b", url)
         assert first.returncode == 1, first.stderr
-        assert "3 x policy: PolicyError" in first.stderr
+        assert "3 x policy: PolicyError, such as: http://127.0.0.1" in first.stderr
         failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
         assert {value["line"] for value in failures} == {1, 2, 3}
         assert "127.0.0.1" in failures[0]["error"]["message"]

@@ -79,6 +79,28 @@ def test_a_judge_without_an_endpoint_is_refused_before_servers_start(
         assert not any("reading its config" in each for each in before)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--set nosuch.resources_servers.x.y=1",
+            "environment 'mcqa': override 'nosuch.resources_servers.x.y': there is no 'nosuch'; the config has mcqa, "
+            "mcqa_environment_server, mcqa_simple_agent",
+        ),
+        ("--set nosuch.max_steps=1", "override 'nosuch.max_steps': there is no 'nosuch'"),
+        ("--judge nosuch=policy", "no judge 'nosuch' in this stack: its environments have none"),
+        (
+            "simpleqa --judge nosuch=policy --judge genrm_model=policy",
+            "no judge 'nosuch' in this stack: there are genrm_model",
+        ),
+    ],
+)
+def test_a_server_that_is_not_there_is_named_with_those_that_are(words: str, told: str) -> None:
+    done = run("mcqa", "-n", "1", *words.split())
+    assert (done.returncode, done.stdout) == (1, "")
+    assert told in done.stderr.splitlines()[-1]
+
+
 def test_without_its_judge_a_rollout_that_calls_it_fails() -> None:
     done = run("simpleqa", "-n", "1", "--judge", "genrm_model=none", "--json")
     assert done.returncode == 1, done.stderr

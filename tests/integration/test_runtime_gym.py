@@ -151,6 +151,9 @@ def test_what_is_wrong_in_one_line(
     assert last.startswith("gymgate: "), done.stderr
     assert says in last
     assert "Traceback" not in done.stderr
+    assert ("making an environment" in done.stderr) is (
+        variables != {} and "/proc/none" not in variables.values()
+    )
     assert not list(tmp_path.glob("cache/runtimes/nemo-gym*"))
 
 
@@ -182,6 +185,11 @@ def test_doctor(tmp_path: Path) -> None:
         each["name"]: each["ok"] for each in json.loads(gymgate("doctor", "--json", cwd=tmp_path).stdout)
     }
     assert checks["uv"] is checks["loopback"] is checks["cache directory"] is True
+    unknown = gymgate("doctor", "nosuch", cwd=tmp_path)
+    assert unknown.returncode == 1
+    assert unknown.stdout.splitlines()[-1].startswith(
+        "FAILED environments       no environment 'nosuch' in nemo-gym 0.7.0"
+    )
     bare = gymgate("doctor", cwd=tmp_path, GYMGATE_CACHE="/proc/none")
     assert bare.returncode == 1
     assert re.search(r"^FAILED +cache directory +cannot write /proc/none", bare.stdout, re.MULTILINE)

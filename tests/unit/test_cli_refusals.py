@@ -10,6 +10,7 @@ from gymgate.cli import main
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.runtime import ensure_runtime
+from gymgate.stack import ray_nodes
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,16 @@ def test_what_does_not_fit_the_command_line_is_code_2(
         main(words.split())
     assert told in capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
+
+
+def test_ray_is_missing_before_rows_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ray_nodes, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["collect", "mcqa", "-o", str(tmp_path / "x"), "--ray", "auto"])
+    assert capsys.readouterr().err == "gymgate: a Ray cluster needs Ray: pip install 'gymgate[ray]'\n"
+    assert ended.value.code == 1
 
 
 @pytest.mark.parametrize("version", ["", "abc", "0.7.0 ; x", "../0.7.0", "-r x"])

@@ -72,3 +72,10 @@ def test_numbers_that_json_cannot_carry_are_refused(value: float) -> None:
 def test_values_that_are_no_json_are_refused_with_their_type(value: Any) -> None:
     with pytest.raises(ValidationError, match="'stop'"):
         HTTPEndpoint(base_url="http://h/v1", sampling=(("stop", value),))
+
+
+@pytest.mark.parametrize("url", ["foo", "", "host:8000/v1", "ftp://host/v1", "http://", "http:///v1"])
+def test_an_endpoint_has_a_url(url: str) -> None:
+    for fields in ({"base_url": url}, {"base_url": "http://h/v1", "replicas": (url,)}):
+        with pytest.raises(ValidationError, match=rf"{url!r} is not a URL; write http://host:8000/v1"):
+            HTTPEndpoint(**fields)  # type: ignore[arg-type]

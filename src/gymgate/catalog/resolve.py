@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 MODELS, AGENTS = "responses_api_models", "responses_api_agents"
@@ -146,7 +146,8 @@ def interpolated(node: Any) -> set[str]:
 
 
 def resolve(order: dict[str, Any]) -> dict[str, Any]:
-    """Resolve a config: `{"config": {...}}`, `{"missing": [keys that the user must give]}` or `{"error": message}`.
+    """Resolve a config: `{"config": {...}}`, `{"missing": [keys that the user must give]}`, `{"unknown": message}` for an
+    override of a server that is not there, or `{"error": message}`.
 
     The order has `config_paths`, `overrides` (pairs of a dotted key and a value), the `initial` config, the name of
     the `policy`'s model server, and the `sandbox` provider to make room for, or `None`. This changes NeMo Gym's globals, so
@@ -160,6 +161,12 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
             OmegaConf.update(initial, key, value, force_add=True)
         files = gym.GlobalConfigDictParser().load_extra_config_paths(paths)[1]
         merged = OmegaConf.to_container(OmegaConf.merge(*files, initial), resolve=False)
+        known = {*order["initial"], *(key for file in files for key in file)}
+        known |= {*getattr(gym, "NEMO_GYM_RESERVED_TOP_LEVEL_KEYS", ())}
+        if unknown := unknown_names(merged, known, [key for key, _ in order["overrides"]]):
+            servers = ", ".join(sorted({each.name for each in servers_of(merged)} & known))
+            name = unknown[0].partition(".")[0]
+            return {"unknown": f"override {unknown[0]!r}: there is no {name!r}; the config has {servers}"}
         if order["policy"] not in merged:
             paths.append(DEFAULT_MODEL)
         for name in undefined_models(merged) - {order["policy"]}:
@@ -211,6 +218,18 @@ def _gyms_parse(gym: Any, initial: Any) -> Any:
             initial_global_config_dict=initial, skip_load_from_cli=True, skip_load_from_dotenv=True
         )
     )
+
+
+def unknown_names(merged: Node, known: Container[str], overrides: Iterable[str]) -> list[str]:
+    """Return the dotted keys of overrides that begin with a name that is not `known` and that they alone do not give a meaning.
+
+    They give it one if they define a whole server, or if another server refers to the name.
+    """
+    named = {server.name for server in servers_of(merged) if server.entrypoint}
+    named |= {name for _, _, name in references(merged)} | interpolated(merged)
+    named |= {each.name for each in sandbox_references(merged) if each.name is not None}
+    firsts = ((key, *key.partition(".")[:2]) for key in overrides)
+    return [key for key, first, dot in firsts if dot and first not in known and first not in named]
 
 
 def undefined_models(merged: Node) -> set[str]:

@@ -6,6 +6,7 @@ import asyncio
 import shlex
 import signal
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import click
@@ -35,8 +36,11 @@ from gymgate.collection.run import Collection
 from gymgate.collection.store import FAILURES
 from gymgate.config import RayCluster
 from gymgate.errors import ConfigError
+from gymgate.stack.ray_nodes import require_ray
 
 FAILED = 1
+EXAMPLE_LENGTH = 200
+"""Characters of a failure's message that are shown."""
 UNFINISHED = 75
 """Drained before the end: the same command goes on (`EX_TEMPFAIL`)."""
 
@@ -138,6 +142,8 @@ def command(
         raise ConfigError(f"-o {output} is a file; a run needs a directory")
     if cpus_per_stack is not None and ray is None:
         raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
+    if ray is not None:
+        require_ray()
     wait_s = options["endpoint"].wait_for_policy
     with showing_progress() as (show, log):
         run = make_collection(
@@ -213,7 +219,8 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
     shown = state(progress)
     log(f"{directory}: {progress.done} of {progress.total} rollouts{left}{f' ({shown})' if shown else ''}")
     for reason, count in progress.failures.most_common(5):
-        log(f"{count} x {reason} (see {directory}/{FAILURES})")
+        example = shorten(progress.examples[reason], EXAMPLE_LENGTH, placeholder=" ...")
+        log(f"{count} x {reason}, such as: {example} (see {directory}/{FAILURES})")
     if metrics:
         print_summary(metrics, replayed=run.replayed)
         path = shlex.quote(str(run.output))

@@ -133,7 +133,9 @@ sampling_option = click.option(
     help="Field set in every policy call, such as temperature=0.7. Repeatable.",
 )
 replay_option = click.option(
-    "--replay", is_flag=True, help="Answer from recorded rollouts; no model, no key."
+    "--replay",
+    is_flag=True,
+    help="Answer from recorded rollouts, as `gymgate run` does without -b; no model, no key.",
 )
 replay_file_option = click.option(
     "--replay-file",

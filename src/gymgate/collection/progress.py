@@ -109,6 +109,8 @@ class RunProgress:
     attempts_failed: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     """Failed attempts, by class and error."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """The message of one attempt of each."""
     failed_in_a_row: int = 0
     output_tokens: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -134,7 +136,9 @@ class RunProgress:
         """Count a failed attempt; `final` if no further one follows."""
         assert rollout.error is not None
         self.attempts_failed += 1
-        self.failures[f"{rollout.error.kind}: {rollout.error.type}"] += 1
+        reason = f"{rollout.error.kind}: {rollout.error.type}"
+        self.failures[reason] += 1
+        self.examples.setdefault(reason, rollout.error.message)
         if final:
             self.failed += 1
             self.failed_in_a_row += 1

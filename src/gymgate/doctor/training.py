@@ -16,7 +16,7 @@ from gymgate.doctor.rollouts import check_rollout
 from gymgate.doctor.servers import ServedModel, check_servers, server_root
 from gymgate.doctor.versions import Trainer, check_versions
 from gymgate.errors import DataError, GymgateError
-from gymgate.runtime import ensure_runtime
+from gymgate.runtime import ensure_runtime, find_runtime
 from gymgate.runtime.command import Progress
 from gymgate.stack import acquire
 
@@ -42,6 +42,11 @@ async def check_training(
     setup: TrainingSetup, progress: Progress = lambda line: None
 ) -> AsyncIterator[Finding]:
     """Yield each finding when it is made; stops after a failure that the further checks depend on."""
+    try:
+        await asyncio.to_thread(_find_environments, setup)
+    except GymgateError as error:
+        yield Finding("environments", False, str(error))
+        return
     unusable = False
     for finding in check_versions(setup.trainer):
         yield finding
@@ -98,6 +103,14 @@ async def _check_policy(
         yield Finding("environments", False, str(error))
     finally:
         await engine.close()
+
+
+def _find_environments(setup: TrainingSetup) -> None:
+    """Raise `ConfigError` for an environment that is not there, unless only an installation could tell."""
+    if runtime := find_runtime(setup.runtime):
+        catalog = Catalog(runtime.site, runtime.version)
+        for name in setup.environments:
+            catalog.find(name)
 
 
 def _stack(setup: TrainingSetup, served: ServedModel) -> tuple[StackConfig, Mapping[str, Any]]:

@@ -110,13 +110,14 @@ class Installation:
         Raises `UnusableInterpreterError`, `UvFailedError`, `SetupError`.
         """
         recipe = self.recipe
+        lock = recipe.lock or self._resolve()
         with self._step(f"making an environment for nemo-gym {recipe.version} with {self.interpreter}"):
             run_uv(
                 *("venv", "--clear", "--relocatable", "--python", self.interpreter.path, self.path),
                 held=self.held,
             )
         with self._step(f"installing nemo-gym {recipe.version} (about 1 GB on disk)"):
-            self._install_release()
+            self._install_release(lock)
         if recipe.requirements:
             with self._step(f"installing {', '.join(recipe.requirements)}"):
                 self._install_requirements()
@@ -141,15 +142,9 @@ class Installation:
         below = self.interpreter.version < self.recipe.floor
         return ("--python-version", text(self.recipe.floor)) if below else ()
 
-    def _install_release(self) -> None:
+    def _install_release(self, lock: str) -> None:
         """Install everything else for this interpreter as it is, then nemo-gym, if need be past its declared minimum."""
         release = self.recipe.version
-        lock = self.recipe.lock
-        if lock is None:
-            self.progress(
-                f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now"
-            )
-            lock = self._resolve()
         own, others = split_lock(lock)
         exact = ("--no-deps", "--require-hashes")
         copied = ("--link-mode", "copy")  # servers write beside their code, which must not be uv's cache
@@ -167,6 +162,7 @@ class Installation:
     def _resolve(self) -> str:
         """Return a lock for a release that has none."""
         release = self.recipe.version
+        self.progress(f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now")
         command = ("pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate")
         quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
         with _file([f"nemo-gym=={release}"]) as wanted:

@@ -116,6 +116,8 @@ def checked_config(answer: Mapping[str, Any], environment: str) -> dict[str, Any
             environment=environment,
             need=keys,
         )
+    if unknown := answer.get("unknown"):
+        raise ConfigError(f"environment {environment!r}: {unknown}")
     if error := answer.get("error"):
         raise ConfigError(
             f"NeMo Gym cannot read the config of {environment!r}: {' '.join(str(error).split())}{_hint(str(error))}"

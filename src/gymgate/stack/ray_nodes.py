@@ -12,6 +12,7 @@ import importlib
 import socket
 import threading
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from gymgate.config import StackConfig
@@ -163,16 +164,20 @@ kept: list[Any] = []
 """Actors of this process that others use too: Ray ends an actor when its process forgets it."""
 
 
+def require_ray() -> None:
+    """Raise `MissingExtraError` if Ray is not installed. Does not import it."""
+    if find_spec("ray") is None:
+        raise MissingExtraError("a Ray cluster needs Ray: pip install 'gymgate[ray]'")
+
+
 def attach(address: str) -> Any:
     """Connect this process to the cluster, unless it is connected to one, and return Ray.
 
     Raises `MissingExtraError` without Ray and `ConfigError` for an address where no cluster answers.
     """
     global _attached
-    try:
-        ray = importlib.import_module("ray")
-    except ImportError as error:
-        raise MissingExtraError("a Ray cluster needs Ray: pip install 'gymgate[ray]'") from error
+    require_ray()
+    ray = importlib.import_module("ray")
     with _attaching:
         if not ray.is_initialized():
             try:

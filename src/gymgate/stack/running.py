@@ -86,8 +86,18 @@ class RunningStack:
         failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
         if len(failures) == len(starts):
             raise failures[0]
+        if not failures:
+            self._refuse_unknown_judges()
         for failure in failures:
             self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
+
+    def _refuse_unknown_judges(self) -> None:
+        """Raise `ConfigError` for an endpoint of a judge that no environment has, unless `"*"` covers several stacks."""
+        judges = {name for environment in self.environments.values() for name in environment.judges}
+        given = [name for name, _ in self.config.models]
+        if "*" not in given and (unknown := {*given} - judges):
+            there = f"there are {', '.join(sorted(judges))}" if judges else "its environments have none"
+            raise ConfigError(f"no judge {min(unknown)!r} in this stack: {there} (--judge, in Python models)")
 
     async def stop(self) -> None:
         """Stop every process. Bounded and idempotent."""

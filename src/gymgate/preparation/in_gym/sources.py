@@ -131,7 +131,11 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
         wanted["overrides"] = [*wanted["overrides"], *([key, "unset"] for key in missing)]
         answer = module.resolve(wanted)
     if "config" not in answer:
-        problem = answer.get("error") or f"it needs values: --set {answer['missing'][0]}=VALUE"
+        problem = (
+            answer.get("unknown")
+            or answer.get("error")
+            or f"it needs values: --set {answer['missing'][0]}=VALUE"
+        )
         raise refused("ConfigError", f"NeMo Gym cannot read its config: {' '.join(problem.split())}")
     config: dict[str, Any] = answer["config"]
     if token := os.environ.get("HF_TOKEN"):
