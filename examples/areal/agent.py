@@ -34,6 +34,7 @@ class NeMoGymAgent:
             self.config,
             base_url=extra_kwargs.get("base_url") or os.environ["OPENAI_BASE_URL"],
             api_key=extra_kwargs.get("api_key") or os.environ["OPENAI_API_KEY"],
+            model="default",  # AReaL refuses calls without a name, and ignores it
             sampling={"max_tokens": self.max_tokens},
         )
         outcome = gymgate.outcome_of(rollout)

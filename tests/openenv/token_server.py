@@ -60,7 +60,8 @@ class TokenServer:
         logprobs = [-0.001 * (position + 1) - done for position in range(len(ids))]
         with self._lock:
             self.turns.append(TokenTurn(prompt, ids, logprobs))
-        known = {} if plan == "no logprobs" else {"logprobs": {"tokens": [], "token_logprobs": logprobs}}
+        tokens = [f"token_id:{each}" for each in ids]
+        known = {} if plan == "no logprobs" else {"logprobs": {"tokens": tokens, "token_logprobs": logprobs}}
         choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop", **known}
         return {"choices": [choice]}
 
