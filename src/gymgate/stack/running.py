@@ -92,7 +92,7 @@ class RunningStack:
             self._progress(f"warning: {failure}; its rollouts fail, other environments go on")
 
     def _refuse_unknown_judges(self) -> None:
-        """Raise `ConfigError` for an endpoint of a judge that no environment has, unless `"*"` covers several stacks."""
+        """Raise `ConfigError` for an endpoint of a judge that no environment has. With `"*"`, a config may name any."""
         judges = {name for environment in self.environments.values() for name in environment.judges}
         given = [name for name, _ in self.config.models]
         if "*" not in given and (unknown := {*given} - judges):
