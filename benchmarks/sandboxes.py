@@ -1,6 +1,9 @@
 """What a rollout costs in a sandbox: the same rows of `examples/own_sandbox` with the providers `local` and `docker`.
 
 Each rollout makes a sandbox, runs three commands in it by an instant policy's script, and is scored by running the tests there.
+
+On a machine that does other work, too, give `--cgroup` a control group with this program and the Docker daemon, and that of the
+containers, such as /sys/fs/cgroup/cpuacct/docker: processor time and memory are then of these. Else they are the whole machine's.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +39,7 @@ async def policy(body: dict[str, Any]) -> dict[str, Any]:
     return {"id": "c", "object": "chat.completion", "created": 0, "model": "scripted", "choices": [choice]}
 
 
-async def measure(sandbox: str, rollouts: int, concurrency: int, image: str) -> None:
+async def measure(sandbox: str, rollouts: int, concurrency: int, image: str, cgroups: Sequence[Path]) -> None:
     """Print one line for a provider."""
     overrides = (
         (IMAGE, image),
@@ -45,28 +49,28 @@ async def measure(sandbox: str, rollouts: int, concurrency: int, image: str) -> 
     row = json.loads((CONFIG.parents[1] / "data" / "example.jsonl").read_text().splitlines()[0])
     async with acquire(StackConfig(environments=(environment,))) as stack:
         await stack.run(row, policy=policy)
-        free, lowest = _available_mb(), _available_mb()
+        most = least = _used_mb(cgroups)
         limit = asyncio.Semaphore(concurrency)
         seconds: list[float] = []
 
         async def one() -> None:
-            nonlocal lowest
+            nonlocal most
             async with limit:
                 began = time.monotonic()
                 rollout = await stack.run(row, policy=policy)
                 seconds.append(time.monotonic() - began)
-                lowest = min(lowest, _available_mb())
+                most = max(most, _used_mb(cgroups))
                 if rollout.reward != 0.0:
                     raise SystemExit(f"{sandbox}: {rollout.status}, {rollout.error}")
 
-        before, began = _machine_cpu_s(), time.monotonic()
+        before, began = _cpu_s(cgroups), time.monotonic()
         await asyncio.gather(*(one() for _ in range(rollouts)))
-        wall, cpu = time.monotonic() - began, _machine_cpu_s() - before
+        wall, cpu = time.monotonic() - began, _cpu_s(cgroups) - before
         alone = await _alone(stack, row)
     print(
         f"{sandbox:8} {rollouts} rollouts, {concurrency} at once: {wall:.1f} s, {rollouts / wall:.1f}/s; a rollout "
-        f"{statistics.median(seconds):.2f} s (alone {alone:.2f} s), {cpu / rollouts:.2f} s of the machine's processors; "
-        f"memory at most {(free - lowest) / concurrency:.0f} MB for each at once"
+        f"{statistics.median(seconds):.2f} s (alone {alone:.2f} s), {cpu / rollouts:.2f} s of processor time; "
+        f"memory at most {(most - least) / concurrency:.0f} MB for each at once"
     )
 
 
@@ -79,17 +83,35 @@ async def _alone(stack: Stack, row: dict[str, Any]) -> float:
     return statistics.median(taken)
 
 
-def _machine_cpu_s() -> float:
-    """Seconds that all processors were busy since the start: containers are no children of ours."""
+def _cpu_s(cgroups: Sequence[Path]) -> float:
+    """Seconds of processor time since some start: containers are no children of ours."""
+    if cgroups:
+        return sum(_cgroup_cpu_s(group) for group in cgroups)
     fields = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
 
 
-def _available_mb() -> float:
-    line = next(
-        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
-    )
-    return int(line.split()[1]) / 1024
+def _cgroup_cpu_s(group: Path) -> float:
+    if (usage := group / "cpuacct.usage").is_file():  # version 1
+        return int(usage.read_text()) / 1e9
+    return int((group / "cpu.stat").read_text().split()[1]) / 1e6
+
+
+def _used_mb(cgroups: Sequence[Path]) -> float:
+    if cgroups:
+        found = (path.read_text().split() for group in cgroups for path in group.rglob("cgroup.procs"))
+        return sum(_pss_mb(process) for processes in found for process in processes)
+    kb = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+    return (kb["MemTotal"] - kb["MemAvailable"]) / 1024
+
+
+def _pss_mb(process: str) -> float:
+    """Its memory, with its part of what it shares with others; 0 if it has ended."""
+    try:
+        lines = Path("/proc", process, "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
 
 
 def main() -> None:
@@ -99,6 +121,7 @@ def main() -> None:
     parser.add_argument("-n", "--rollouts", type=int, default=200)
     parser.add_argument("-c", "--concurrency", type=int, default=8)
     parser.add_argument("--image", default="gymgate-test:2", help="with a shell, base64 and Python")
+    parser.add_argument("--cgroup", action="append", type=Path, default=[], help="directory; repeatable")
     given = parser.parse_args()
     for provider in given.providers:
-        asyncio.run(measure(provider, given.rollouts, given.concurrency, given.image))
+        asyncio.run(measure(provider, given.rollouts, given.concurrency, given.image, given.cgroup))

@@ -22,6 +22,9 @@ from gymgate.catalog.sandboxes import (
 from gymgate.cli.environments import config_names, environment_configs
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.trl.spec import NeMoGymSpec
+from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.runtime import sandboxes as machine
 
 PROVIDERS = (
@@ -204,6 +207,16 @@ def test_options_become_an_environment() -> None:
     assert found.config == ("a", "b.yaml")
     assert found.sandbox == "docker"
     assert dict(found.overrides) == {"sandbox.docker.create.network": "none"}
+
+
+def test_sdks_have_it_too() -> None:
+    """TRL's spec, verl's YAML and verifiers' taskset."""
+    stacks = (
+        NeMoGymSpec("e", sandbox="docker").config,
+        LoopConfig.model_validate({"environments": [{"name": "e", "sandbox": "docker"}]}).stack_config(),
+        Knobs(env="e", sandbox="docker").stack_config(),
+    )
+    assert {stack.environments for stack in stacks} == {(EnvironmentConfig(name="e", sandbox="docker"),)}
 
 
 def test_a_stack_with_both_survives_json() -> None:
