@@ -20,6 +20,7 @@ from typing import Any
 
 from gymgate import acquire
 from gymgate.config import EnvironmentConfig, StackConfig
+from gymgate.rollout import Rollout
 from gymgate.stack import Stack
 
 CONFIG = Path(__file__).parents[1] / "examples/own_sandbox/resources_servers/fix_repo/configs/fix_repo.yaml"
@@ -53,20 +54,21 @@ async def measure(sandbox: str, rollouts: int, concurrency: int, image: str, cgr
         limit = asyncio.Semaphore(concurrency)
         seconds: list[float] = []
 
-        async def one() -> None:
+        async def one() -> Rollout:
             nonlocal most
             async with limit:
                 began = time.monotonic()
                 rollout = await stack.run(row, policy=policy)
                 seconds.append(time.monotonic() - began)
                 most = max(most, _used_mb(cgroups))
-                if rollout.reward != 0.0:
-                    raise SystemExit(f"{sandbox}: {rollout.status}, {rollout.error}")
+                return rollout
 
         before, began = _cpu_s(cgroups), time.monotonic()
-        await asyncio.gather(*(one() for _ in range(rollouts)))
+        done = await asyncio.gather(*(one() for _ in range(rollouts)))
         wall, cpu = time.monotonic() - began, _cpu_s(cgroups) - before
         alone = await _alone(stack, row)
+    if failed := [rollout for rollout in done if rollout.reward != 0.0]:
+        raise SystemExit(f"{sandbox}: {len(failed)} rollouts {failed[0].status}, {failed[0].error}")
     print(
         f"{sandbox:8} {rollouts} rollouts, {concurrency} at once: {wall:.1f} s, {rollouts / wall:.1f}/s; a rollout "
         f"{statistics.median(seconds):.2f} s (alone {alone:.2f} s), {cpu / rollouts:.2f} s of processor time; "
@@ -99,19 +101,25 @@ def _cgroup_cpu_s(group: Path) -> float:
 
 def _used_mb(cgroups: Sequence[Path]) -> float:
     if cgroups:
-        found = (path.read_text().split() for group in cgroups for path in group.rglob("cgroup.procs"))
-        return sum(_pss_mb(process) for processes in found for process in processes)
+        # A container's group may be gone at any moment; os.walk does not mind.
+        groups = (Path(path) for group in cgroups for path, _, _ in os.walk(group))
+        return sum(_pss_mb(process) for group in groups for process in _read(group / "cgroup.procs").split())
     kb = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
     return (kb["MemTotal"] - kb["MemAvailable"]) / 1024
 
 
 def _pss_mb(process: str) -> float:
     """Its memory, with its part of what it shares with others; 0 if it has ended."""
-    try:
-        lines = Path("/proc", process, "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0.0
+    lines = _read(Path("/proc", process, "smaps_rollup")).splitlines()
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:")), 0.0)
+
+
+def _read(path: Path) -> str:
+    """Its text; empty if it is gone."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def main() -> None:
