@@ -51,12 +51,14 @@ def runtime_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-async def killed(runtime_directory: Path, line: str, code: str, *arguments: object) -> None:
+async def killed(
+    runtime_directory: Path, line: str, code: str, *arguments: object, within_s: float = 300
+) -> None:
     """Kill a trainer that has said so; nothing of it stays."""
     adopt_orphans()
     ledger = Ledger(runtime_directory)
     async with program(code, *ROWS, *arguments, PYTHONPATH_FIRST=f"{HERE}:{HERE.parents[1]}") as trainer:
-        await trainer.until_line(line, 300)
+        await trainer.until_line(line, within_s)
         assert children(trainer.pid)
         trainer.signal(9)
         # Its end is not waited for: asyncio does so until its output ends, which the rollouts' process has too.
