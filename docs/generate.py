@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import records
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -201,12 +202,14 @@ def main(check: bool) -> int:
             stale.append(page.name)
             if not check:
                 page.write_text(filled)
-    schema = Path(__file__).parent / "record.schema.json"
-    text = json.dumps(Record.model_json_schema(), indent=1) + "\n"
-    if not schema.exists() or schema.read_text() != text:
-        stale.append(schema.name)
-        if not check:
-            schema.write_text(text)
+    made = [("record.schema.json", json.dumps(Record.model_json_schema(), indent=1) + "\n"), *records.pages()]
+    for name, text in made:
+        path = Path(__file__).parent / name
+        if not path.exists() or path.read_text() != text:
+            stale.append(name)
+            if not check:
+                path.parent.mkdir(exist_ok=True)
+                path.write_text(text)
     print(f"{'stale' if check else 'written'}: {', '.join(stale) or 'none'}")
     return int(check and bool(stale))
 

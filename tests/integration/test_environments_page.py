@@ -1,4 +1,4 @@
-"""docs/environments-status.md says something of every environment of the releases, and what it says adds up."""
+"""docs/environments-checked.md says something of every environment of the releases, and what it says adds up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gymgate.runtime import ensure_runtime
 
 pytestmark = pytest.mark.gym
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments-status.md"
+PAGE = Path(__file__).parents[2] / "docs" / "environments-checked.md"
 AGENTS = "responses_api_agents"
 
 

@@ -118,8 +118,12 @@ def _cut(text: str, width: int) -> str:
 
 
 def _clean(text: str) -> str:
+    return portable(text).replace("<", "&lt;")
+
+
+def portable(text: str) -> str:
     """The text on one line, without gymgate's own ports, which differ from run to run. Paths of this machine keep
     their last part, or what lies in the installed release."""
     line = _INSTALLED_PATH.sub("", " ".join(text.split()).replace("file:///", "/"))
     line = _OWN_PORT.sub("", line)
-    return _LOCAL_PATH.sub(r".../\1", line).replace("<", "&lt;")
+    return _LOCAL_PATH.sub(r".../\1", line)

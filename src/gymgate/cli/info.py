@@ -15,6 +15,7 @@ from gymgate.config import RuntimeConfig
 
 if TYPE_CHECKING:
     from gymgate.catalog import EnvConfig, Environment
+    from gymgate.check.record.record import Record
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
@@ -32,20 +33,26 @@ _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 @gym_option
 @json_option
 def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig, as_json: bool) -> None:
-    """Show one environment in full: configs, agents, data, needs.
+    """Show one environment in full: configs, agents, data, needs, and its quality record.
 
-    The needs are estimated from its files; nothing is run.
+    The needs are estimated from its files; nothing is run. The record was measured before and ships with gymgate.
     """
     found = load_catalog(gym, progress=log).find(environment, config_names)
     config = found.config(config_names or None)
+    from gymgate.check.record.files import shipped_record
+
+    record = shipped_record(found.kind, found.name, gym.version)
     if as_json:
-        print_json(description(found))
+        whole = description(found)
+        print_json({**whole, "record": record.model_dump(mode="json") if record is not None else None})
         return
     _head(found)
     _configs(found, config)
     _data(found, config)
     _sandboxes(config)
     _needs(config)
+    if record is not None:
+        _record(record)
 
 
 def description(environment: Environment) -> dict[str, Any]:
@@ -81,6 +88,38 @@ def _config_description(config: EnvConfig) -> dict[str, Any]:
         "requirements": config.requirements,
         "missing": config.missing,
     }
+
+
+def _record(record: Record) -> None:
+    """The shipped record in short."""
+    from gymgate.check.record.findings import findings
+
+    click.echo()
+    again, cost, shape = record.reproducible, record.cost, record.shape
+    click.echo(
+        f"quality, measured {record.date} with nemo-gym {record.nemo_gym} ({record.machine or 'not started'}):"
+    )
+    compared = f", {again.matched} of {again.compared} recorded rewards" if again.compared else ""
+    click.echo(f"  verdict: {again.verdict}{compared}{f' ({again.detail})' if again.detail else ''}")
+    if record.deterministic is not None:
+        count = record.deterministic.rollouts
+        click.echo(f"  scored again: {len(record.deterministic.changed)} of {count} rewards change")
+    if cost is not None:
+        figures = (
+            (cost.verification_ms, "ms to verify"),
+            (cost.rest_mb, "MB"),
+            (cost.rollouts_per_core_s, "rollouts/s saturate a core"),
+            (cost.ready_s, "s to start"),
+        )
+        click.echo(
+            f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}"
+        )
+    if shape is not None and shape.turns is not None:
+        click.echo(f"  recorded: {shape.recordings} rollouts, {shape.turns:g} turns, rewards {shape.rewards}")
+    for finding in findings(record):
+        click.echo(f"  finding: {finding}")
+    for what, why in record.missing.items():
+        click.echo(f"  not measured: {what} ({why})")
 
 
 def _head(environment: Environment) -> None:

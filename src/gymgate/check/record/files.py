@@ -47,6 +47,12 @@ def packed(records: Iterable[Record]) -> bytes:
     return b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in dumped)
 
 
+def shipped_record(kind: str, environment: str, version: str) -> Record | None:
+    """The record that ships for an environment of a release."""
+    name = f"{kind}/{environment}-{version}"
+    return next((record for record in shipped_records() if record.name == name), None)
+
+
 @cache
 def shipped_records() -> tuple[Record, ...]:
     """The records in the package, in the order of their names."""

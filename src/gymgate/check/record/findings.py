@@ -47,9 +47,10 @@ def findings(record: Record) -> Iterator[str]:
 
 def changing(record: Record) -> Iterator[str]:
     """Rewards that change."""
-    for each in record.deterministic.changed if record.deterministic else ():
-        rewards = ", ".join(f"{reward:g}" for reward in each.rewards)
-        yield f"the reward of {each.rollout} changes: {rewards}"
+    if record.deterministic and (changed := record.deterministic.changed):
+        rewards = ", ".join(f"{reward:g}" for reward in changed[0].rewards)
+        count = f"{len(changed)} of {record.deterministic.rollouts} rollouts"
+        yield f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
 
 
 def constant(record: Record, limit: float) -> Iterator[str]:

@@ -1,0 +1,39 @@
+// Tables of a page that is marked so sort by a click on a head, and a field filters their lines.
+document.addEventListener("DOMContentLoaded", () => {
+  if (!/environments-(status|checked)/.test(location.pathname)) return;
+  for (const table of document.querySelectorAll(".md-typeset table")) {
+    const body = table.tBodies[0];
+    if (!body || body.rows.length < 10) continue;
+    const field = document.createElement("input");
+    field.type = "search";
+    field.placeholder = "Filter: words that a line must have, such as “match docker”";
+    field.className = "table-filter";
+    (table.closest(".md-typeset__scrollwrap") || table).before(field);
+    field.addEventListener("input", () => {
+      const words = field.value.toLowerCase().split(/\s+/);
+      for (const row of body.rows) {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word));
+      }
+    });
+    [...table.tHead.rows[0].cells].forEach((head, column) => {
+      const key = (row) => row.cells[column].textContent.trim();
+      const number = (text) => (/^-?[\d.]/.test(text) ? parseFloat(text) : NaN);
+      const compare = (a, b) => {
+        const [x, y] = [number(key(a)), number(key(b))];
+        if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1; // lines without a number last
+        return isNaN(x) ? key(a).localeCompare(key(b)) : x - y;
+      };
+      head.tabIndex = 0;
+      head.title = "Sort";
+      const sort = () => {
+        const down = head.getAttribute("aria-sort") === "ascending";
+        for (const cell of head.parentNode.cells) cell.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        body.append(...[...body.rows].sort(down ? (a, b) => compare(b, a) : compare));
+      };
+      head.addEventListener("click", sort);
+      head.addEventListener("keydown", (event) => event.key === "Enter" && sort());
+    });
+  }
+});

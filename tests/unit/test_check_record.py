@@ -1,0 +1,133 @@
+"""The quality record as a value: what is noticed in it, its thresholds, its file, and the records that ship."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from gymgate.check.record import files
+from gymgate.check.record.findings import Thresholds, findings, missed
+from gymgate.check.record.record import Record
+from gymgate.check.record.shape import distribution
+from gymgate.cli import cli
+from gymgate.errors import DataError
+
+ROOT = Path(__file__).parents[2]
+EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)
+
+
+def record(**sections: Any) -> Record:
+    about = {
+        "environment": "mine",
+        "kind": "config",
+        "nemo_gym": "0.7.0",
+        "gymgate": "0",
+        "date": "2026-11-22",
+    }
+    verdict = {"verdict": "match", "matched": 2, "compared": 2}
+    return Record.model_validate({**about, "reproducible": verdict, **sections})
+
+
+def answers(**means: float) -> dict[str, Any]:
+    names = {"empty": "empty", "other": "another row's best"}
+    given = {
+        names[key]: {"rows": 4, "failed": 0, "mean": mean, "highest": 1, "above_zero": 2}
+        for key, mean in means.items()
+    }
+    return {"recorded_mean": 0.8, "answers": given}
+
+
+def cases(**outcomes: str) -> dict[str, Any]:
+    return {"cases": {name: {"outcomes": {outcome: 1}, "rewards": [0]} for name, outcome in outcomes.items()}}
+
+
+SOUND = record(
+    deterministic={"rollouts": 2, "scored": 6, "failed": 0},
+    trivial=answers(empty=0.0, other=0.4),
+    failures=cases(judge_down="error", tool_timeout="masked", cut_off="truncated", long_answer="number"),
+)
+
+
+def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
+    assert list(findings(SOUND)) == []
+    assert list(missed(SOUND, EVERYTHING)) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "noticed"),
+    [
+        ({"reproducible": {"verdict": "differs", "matched": 1, "compared": 2, "detail": "why"}}, "--reproducible: differs: why"),
+        (
+            {
+                "deterministic": {
+                    "rollouts": 2, "scored": 4, "failed": 0, "changed": [{"rollout": "a:1", "rewards": [0, 1]}],
+                }
+            },
+            "--deterministic: scored again, 1 of 2 rollouts get another reward; a:1: 0, 1",
+        ),
+        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: an empty answer earns 0.06 on the mean"),
+        ({"trivial": answers(other=0.5)}, "--max-constant-reward 0.05: the best answer of another row earns 0.5"),
+        ({"failures": cases(judge_down="number")}, "--honest: a reward (0) if its judge does not answer"),
+        ({"failures": cases(long_answer="error")}, "--honest: no reward if the answer has a quarter of a million"),
+    ],
+)  # fmt: skip
+def test_each_fault_is_a_finding_and_misses_a_threshold(sections: dict[str, Any], noticed: str) -> None:
+    wrong = record(**{**SOUND.model_dump(exclude={"schema_version"}), **sections})
+    (found,) = missed(wrong, EVERYTHING)
+    assert found.startswith(noticed)
+    assert len(list(findings(wrong))) == 1
+
+
+def test_what_was_not_measured_meets_no_threshold() -> None:
+    nothing = record(missing={"all": "nothing could be run"})
+    assert list(missed(nothing, EVERYTHING)) == [
+        "--deterministic: not measured: nothing could be run",
+        "--max-constant-reward: not measured: nothing could be run",
+        "--honest: not measured: nothing could be run",
+    ]
+    assert list(missed(nothing, Thresholds())) == []
+
+
+def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) -> None:
+    path = files.record_path(tmp_path, SOUND.name)
+    assert path == tmp_path / "config" / "mine-0.7.0.json"
+    files.save_record(path, SOUND)
+    assert files.load_record(path) == SOUND
+    (line,) = files.packed([SOUND]).splitlines()
+    assert Record.model_validate_json(line) == SOUND
+    path.write_text("{}")
+    with pytest.raises(DataError, match="holds no record of gymgate check"):
+        files.load_record(path)
+
+
+def test_rewards_are_counted_each_or_in_ranges() -> None:
+    assert distribution([1.0, 0.0, 1.0]) == {"0": 1, "1": 2}
+    ranges = distribution([n / 20 for n in range(21)])
+    assert (len(ranges), sum(ranges.values())) == (10, 21)
+    assert next(iter(ranges)) == "0 to 0.1"
+
+
+def test_the_shipped_records_hold_nothing_of_the_machine_that_made_them() -> None:
+    records = files.shipped_records()
+    assert records
+    assert len({each.name for each in records}) == len(records)
+    text = files.packed(records).decode()
+    assert not re.search(r"(?<![\w.:/-])/(?:root|tmp|work|Users)/", text)
+    assert "127.0.0.1:" not in text
+
+
+def test_the_example_workflow_is_a_command() -> None:
+    path = ROOT / "examples" / "own_environment" / ".github" / "workflows" / "quality.yml"
+    steps = yaml.safe_load(path.read_text())["jobs"]["check"]["steps"]
+    (line,) = [step["run"] for step in steps if "gymgate check" in step.get("run", "")]
+    name, *arguments = shlex.split(line)[1:]
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    context = command.make_context(name, arguments)
+    assert context.params["recording"] if "recording" in context.params else context.params["honest"]
