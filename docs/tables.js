@@ -19,10 +19,10 @@ document.addEventListener("DOMContentLoaded", () => {
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       const key = (row) => row.cells[column].textContent.trim();
       const number = (text) => (/^-?[\d.]/.test(text) ? parseFloat(text) : NaN);
-      const compare = (a, b) => {
+      const compare = (a, b, sign) => {
         const [x, y] = [number(key(a)), number(key(b))];
         if (isNaN(x) !== isNaN(y)) return isNaN(x) ? 1 : -1; // lines without a number last
-        return isNaN(x) ? key(a).localeCompare(key(b)) : x - y;
+        return sign * (isNaN(x) ? key(a).localeCompare(key(b)) : x - y);
       };
       head.tabIndex = 0;
       head.title = "Sort";
@@ -30,7 +30,7 @@ document.addEventListener("DOMContentLoaded", () => {
         const down = head.getAttribute("aria-sort") === "ascending";
         for (const cell of head.parentNode.cells) cell.removeAttribute("aria-sort");
         head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        body.append(...[...body.rows].sort(down ? (a, b) => compare(b, a) : compare));
+        body.append(...[...body.rows].sort((a, b) => compare(a, b, down ? -1 : 1)));
       };
       head.addEventListener("click", sort);
       head.addEventListener("keydown", (event) => event.key === "Enter" && sort());
