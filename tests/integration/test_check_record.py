@@ -138,6 +138,14 @@ def test_an_environment_that_swallows_its_judges_failure_is_caught(
     }
 
 
+def test_info_shows_the_record_that_ships() -> None:
+    command = [sys.executable, "-m", "gymgate", "info", "calendar"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert "\nquality, measured 20" in done
+    assert " with nemo-gym 0.7.0 (" in done
+    assert "\n  verdict: match, 5 of 5 recorded rewards\n" in done
+
+
 def test_a_sweep_resumes(tmp_path: Path) -> None:
     """A record with equal settings is not made again, one with others is."""
 

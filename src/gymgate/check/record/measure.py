@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
@@ -10,8 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from gymgate.check.record import cost, deterministic, failures, policy, shape, trivial
 from gymgate.check.record.bench import Bench, Unmeasured
 from gymgate.check.record.sections import Section, Sections
-from gymgate.errors import GymgateError
 from gymgate.runtime.command import Progress
+
+logger = logging.getLogger(__name__)
 
 Measurement = Callable[[Bench], Awaitable[Section]]
 MEASUREMENTS: Mapping[str, Measurement] = {
@@ -41,7 +43,8 @@ async def measured(bench: Bench, progress: Progress) -> Sections:
             missing[name] = str(error)
         except TimeoutError:
             missing[name] = f"not done within {share:g} s"
-        except GymgateError as error:
+        except Exception as error:  # of rows and records of any shape; the verdict does not depend on it
+            logger.exception("measuring %s of %s failed", name, bench.environment.name)
             missing[name] = f"{type(error).__name__}: {error}"[:300]
     return Sections.model_validate({**sections, "machine": machine(), "missing": missing})
 
