@@ -33,7 +33,7 @@ _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 @gym_option
 @json_option
 def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig, as_json: bool) -> None:
-    """Show one environment in full: configs, agents, data, needs, and its quality record.
+    """Show one environment: configs, agents, data, needs, quality.
 
     The needs are estimated from its files; nothing is run. The record was measured before and ships with gymgate.
     """

@@ -129,7 +129,7 @@ class _Cut:
 
 async def _long_answer(bench: Bench) -> list[Rollout]:
     found = []
-    for subject in _any(bench)[:ROLLOUTS]:
+    for subject in bench.subjects[:ROLLOUTS]:
         rollout = await bench.run_without_judge(subject, saying(LONG), max_calls=ROLLOUTS)
         if bench.judge.refused:
             raise Unmeasured("the answer goes to a judge that has no recorded answer for it")
