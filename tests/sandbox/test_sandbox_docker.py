@@ -55,6 +55,7 @@ async def test_a_repository_is_repaired_in_a_container_of_its_own(stack: Stack) 
     assert containers() == []
 
 
+@pytest.mark.heavy  # twenty at once, with one cancelled, are in the test lane below
 async def test_twenty_rollouts_each_have_a_container(stack: Stack) -> None:
     """Half of them repair the repository; each sees its own files only."""
     outputs: list[list[str]] = [[] for _ in range(20)]
@@ -132,6 +133,7 @@ async def test_containers_are_gone_after_a_deadline_while_another_stays(stack: S
     assert (await other).reward == 1.0
 
 
+@pytest.mark.heavy  # goes the way of the deadline above
 async def test_containers_are_gone_after_a_policy_failed_while_another_stays(stack: Stack) -> None:
     """The agent gives up then, and nobody asks the resources server to end the container."""
     goes_on = asyncio.Event()
