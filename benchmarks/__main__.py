@@ -20,6 +20,7 @@ NAMES = {
     "soak": "mixed environments under random faults for half an hour: what is lost, what grows",
     "agreement": "same rows, same vLLM server, temperature 0: gymgate beside NeMo Gym's own collector (in .venv-engine)",
     "engines": "same rows, seeds and weights through each engine that samples token ids, on real vLLM (in .venv-engine)",
+    "curve": "a real model learns a packaged environment with TRL on a CPU: held-out scores before and after (in .venv-engine)",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "hotpath": "CPU profile of the daemon under load, as a flame graph",
