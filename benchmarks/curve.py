@@ -28,6 +28,7 @@ from gymgate.collection.statistics import mean, standard_error
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
 TEMPERATURE = 1.0
+CHECKPOINT_STEPS = 5
 CONSTANTS = 10
 """Most frequent answers of the held-out rows, each tried as the answer to every row."""
 
@@ -43,10 +44,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--prompts", type=int, default=4, help="a step")
     parser.add_argument("--completions", type=int, default=8, help="a prompt")
+    parser.add_argument("--threads", type=int, help="of torch; fewer than the cores where other work runs")
     parser.add_argument("--train", type=int, default=320, help="rows")
     parser.add_argument("--held-out", type=int, default=160, help="rows")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     options = parser.parse_args()
+    if options.threads:
+        import torch
+
+        torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     rows = SETS[options.set]
     train, held_out = make_rows(options.set, options.train, options.held_out, options.out)
@@ -76,7 +82,7 @@ def score_start(rows: RowSet, held_out: Path, out: Path) -> dict[str, Any]:
     """Score the model as it is, and constant answers."""
     model, tokenizer = load()
     before = score(rows, held_out, out / "before", *sampled_by(model, tokenizer, rows), seed=0)
-    answers = Counter(json.loads(line)[rows.answer_field] for line in held_out.open())
+    answers = Counter(json.loads(line)[rows.answer_field] for line in held_out.read_text().splitlines())
     constants = {
         answer: score(rows, held_out, None, constant_policy(answer))["mean"]
         for answer, _ in answers.most_common(CONSTANTS)
@@ -97,9 +103,9 @@ def learn(
 
     set_seed(seed)
     model, tokenizer = load()
-    started = time.monotonic()
+    folder = options.out / f"trainer-{seed}"
     arguments = GRPOConfig(
-        output_dir=str(options.out / f"trainer-{seed}"),
+        output_dir=str(folder),
         per_device_train_batch_size=options.prompts * options.completions,
         num_generations=options.completions,
         max_completion_length=rows.max_tokens,
@@ -112,7 +118,8 @@ def learn(
         use_cpu=True,
         bf16=False,
         report_to=[],
-        save_strategy="no",
+        save_steps=CHECKPOINT_STEPS,
+        save_total_limit=1,
         seed=seed,
     )
     with NeMoGymSpec(rows.environment, data=str(train), seed=seed, score_truncated=True) as spec:
@@ -125,8 +132,7 @@ def learn(
             reward_funcs=spec.reward_funcs,
             peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
-        trainer.train()
-    trained = time.monotonic()
+        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
     after = score(
         rows,
         held_out,
@@ -134,13 +140,12 @@ def learn(
         *sampled_by(trainer.model.merge_and_unload(), tokenizer, rows),
         seed=seed,
     )
-    steps = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
     return {
         "seed": seed,
-        "training_rewards": steps,
+        "training_rewards": [step["reward"] for step in steps],
         "after": after,
-        "training_s": trained - started,
-        "total_s": time.monotonic() - started,
+        "training_s": sum(step["step_time"] for step in steps),
     }
 
 
@@ -198,7 +203,7 @@ def score(
     started = time.monotonic()
     rewards = asyncio.run(collect(rows.environment, held_out, output, policy))
     missing = sum(reward is None for reward in rewards)
-    expected = sum(1 for _ in held_out.open())
+    expected = len(held_out.read_text().splitlines())
     if missing or len(rewards) != expected:
         raise RuntimeError(f"{len(rewards) - missing} of {expected} held-out rows have a reward")
     return {
@@ -224,15 +229,24 @@ def show(results: dict[str, Any]) -> None:
         f"start {value(before)}, best constant answer {start['best_constant']:.3f} ({start['constant']!r})\n"
     )
     print_table(
-        ["seed", "before", "after", "improvement / its standard error", "training, min", "in all, min"],
+        [
+            "seed",
+            "before",
+            "after",
+            "improvement / its standard error",
+            "steps",
+            "training, min",
+            "scoring, min",
+        ],
         [
             [
                 str(seed["seed"]),
                 value(before),
                 value(seed["after"]),
                 f"{errors(before, seed['after']):.1f}",
+                str(len(seed["training_rewards"])),
                 f"{seed['training_s'] / 60:.0f}",
-                f"{seed['total_s'] / 60:.0f}",
+                f"{seed['after']['seconds'] / 60:.0f}",
             ]
             for seed in results["seeds"]
         ],

@@ -67,7 +67,9 @@ def generated(task: str, **settings: int) -> Callable[[int, Path], list[Row]]:
             ),
             directory / "generated",
         )
-        return [json.loads(line) for line in (directory / "generated" / "train.jsonl").open()]
+        return [
+            json.loads(line) for line in (directory / "generated" / "train.jsonl").read_text().splitlines()
+        ]
 
     return make
 
