@@ -201,11 +201,11 @@ def score(
 
         torch.manual_seed(seed)
     started = time.monotonic()
-    rewards = asyncio.run(collect(rows.environment, held_out, output, policy))
-    missing = sum(reward is None for reward in rewards)
+    found = asyncio.run(collect(rows.environment, held_out, output, policy))
+    rewards = [reward for reward in found if reward is not None]
     expected = len(held_out.read_text().splitlines())
-    if missing or len(rewards) != expected:
-        raise RuntimeError(f"{len(rewards) - missing} of {expected} held-out rows have a reward")
+    if len(rewards) != expected or len(found) != expected:
+        raise RuntimeError(f"{len(rewards)} of {expected} held-out rows have a reward")
     return {
         "mean": mean(rewards),
         "standard_error": standard_error(rewards),
