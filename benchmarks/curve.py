@@ -95,7 +95,7 @@ def learn(
     rows: RowSet, train: Path, held_out: Path, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Train with one seed, then score the held-out rows."""
-    from peft import LoraConfig
+    from peft import LoraConfig  # type: ignore[import-not-found]  # only in .venv-train and .venv-engine
     from transformers import set_seed
     from trl import GRPOConfig, GRPOTrainer
 
