@@ -61,7 +61,7 @@ def main() -> None:
         kept(options.out / f"seed-{seed}.json", lambda seed=seed: learn(rows, train, held_out, seed, options))
         for seed in options.seeds
     ]
-    machine = describe("torch", "transformers", "trl", "peft", "nemo-gym")
+    machine = describe("torch", "transformers", "trl", "peft")
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     results = {"settings": settings, "machine": machine, "start": start, "seeds": seeds}
     (options.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
