@@ -77,6 +77,9 @@ def scanned(
         pytest.param({"x": "${oc.env:HOST,localhost}"}, (), "", id="default"),
         pytest.param({"api_key": "${oc.env:K,null}"}, ("key",), "unset by default", id="key-without-default"),
         pytest.param({"api_key": "${oc.select:k,${oc.env:K,''}}"}, ("key",), "unset by default", id="nested"),
+        pytest.param(
+            {"root": "${oc.env:R,/nonexistent/set-R}"}, ("config",), "unset by default", id="no-path"
+        ),
         pytest.param({"url": "${policy_base_url}"}, (), "", id="the-policys-values-are-given"),
         pytest.param(
             {"x": "${a.responses_api_agents.simple_agent.entrypoint}"}, (), "", id="defined-elsewhere"

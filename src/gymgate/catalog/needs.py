@@ -152,6 +152,8 @@ def _value_needs(config: Node, server: ServerInstance) -> Iterator[Need]:
             yield Need(_kind(lacking, leaf), f"{path} of {label} needs {lacking}")
         elif isinstance(value, str) and _SECRET.search(leaf) and _unset_by_default(value):
             yield Need("key", f"{path} of {label} is unset by default ({value})")
+        elif isinstance(value, str) and "/nonexistent/" in value:
+            yield Need("config", f"{path} of {label} is unset by default ({value})")
         if _SANDBOX.search(leaf) and value not in (None, "", {}):
             yield Need("docker", f"{path} of {label}")
 
