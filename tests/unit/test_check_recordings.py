@@ -321,9 +321,10 @@ def test_the_page_holds_no_paths_and_ports_of_the_machine_that_made_it() -> None
         detail="pi exited 1: file:///tmp/cache/npm/pi/auth-storage.js:9",
         evidence="http://127.0.0.1:35023/v1: no such file: '/srv/x/site-packages/resources_servers/e/a.txt'",
         date="d",
+        settings=CheckRequest(environment="e", version="0.7.0", sandbox="/home/me/docker.yaml").settings,
     )
     page = status_page([check], "gymgate check --all")
     assert (
-        "pi exited 1: .../auth-storage.js:9; http://127.0.0.1/v1: no such file: 'resources_servers/e/a.txt'"
-        in page
+        "pi exited 1: .../auth-storage.js:9; http://127.0.0.1/v1: no such file: 'resources_servers/e/a.txt'; "
+        "with --sandbox docker" in page
     )

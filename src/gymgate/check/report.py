@@ -109,6 +109,8 @@ def _seen(result: CheckResult) -> str:
         parts.append(_cut(result.evidence, 220))
     if result.broken:
         parts.append(f"{len(result.broken)} broken recorded line(s): {result.broken[0]}")
+    if sandbox := orjson.loads(result.settings or "{}").get("sandbox"):
+        parts.append(f"with --sandbox {Path(sandbox).stem}")
     parts += result.notes
     return "; ".join(_clean(part) for part in parts if part) or "-"
 
