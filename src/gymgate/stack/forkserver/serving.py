@@ -37,7 +37,7 @@ def serve(order: dict[str, Any]) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if label := order.get("rollout_label"):
-        label_containers(label, in_tasks=order["ray"])
+        label_containers(label)
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
