@@ -115,7 +115,10 @@ def _record(record: Record) -> None:
             f"  cost: {', '.join(f'{value:g} {unit}' for value, unit in figures if value is not None)}"
         )
     if shape is not None and shape.turns is not None:
-        click.echo(f"  recorded: {shape.recordings} rollouts, {shape.turns:g} turns, rewards {shape.rewards}")
+        rewards = ", ".join(f"{value} ({count} times)" for value, count in shape.rewards.items())
+        click.echo(
+            f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on the mean, rewards {rewards}"
+        )
     for finding in findings(record):
         click.echo(f"  finding: {finding}")
     for what, why in record.missing.items():
