@@ -5,6 +5,7 @@ The agent works in a Ray task, and its installation has SWE-bench: one stack ser
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_support import EXAMPLE, REPAIRED, chat, no_containers, stack_config
+from sandbox_support import EXAMPLE, REPAIRED, chat, containers, no_containers, stack_config
 
 from gymgate import acquire
 from gymgate.config import EnvironmentConfig
@@ -99,3 +100,32 @@ async def test_a_scoring_that_did_not_run_to_its_end_is_no_score(stack: Stack) -
     assert rollout.error is not None
     assert "names no test" in rollout.error.message
     assert await no_containers() is not None
+
+
+async def test_the_container_of_a_cancelled_rollout_goes_in_the_middle_of_a_command(stack: Stack) -> None:
+    """The other rollout of the same row is in such a command too, and its container stays."""
+    rollouts = [asyncio.create_task(stack.run(ROW, policy=Scripted(f"sleep 30{each}"))) for each in (1, 2)]
+    cancelled, kept = await asyncio.gather(*(container_that_runs(f"sleep 30{each}") for each in (1, 2)))
+    assert cancelled != kept
+    rollouts[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollouts[0]
+    assert await no_containers(but=[kept]) is not None
+    assert await asyncio.to_thread(containers) == [kept]
+    rollouts[1].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await rollouts[1]
+    assert await no_containers() is not None
+
+
+async def container_that_runs(command: str) -> str:
+    """The id of the container that has a process with this command; waits until there is one."""
+    while True:
+        for container in await asyncio.to_thread(containers):
+            top = ["docker", "top", container, "-eo", "pid,args"]
+            found = await asyncio.to_thread(
+                subprocess.run, top, capture_output=True, text=True, timeout=30, check=False
+            )
+            if any(line.endswith(command) for line in found.stdout.splitlines()):
+                return container
+        await asyncio.sleep(0.2)

@@ -157,7 +157,7 @@ class RunningEnvironment:
     def remove_containers(self, generation: Generation, key: str, began: float, *, cancelled: bool) -> None:
         """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
 
-        Some containers do not tell whose they are (Ray tasks make them). Those made while a cancelled rollout ran go once
+        Some containers do not tell whose they are (Harbor makes them). Those made while a cancelled rollout ran go once
         every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
         """
         if generation.labels:

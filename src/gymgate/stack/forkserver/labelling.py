@@ -6,9 +6,12 @@ import dataclasses
 import hashlib
 import importlib
 import re
+import sys
+from collections.abc import Callable
 from typing import Any
 
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
+_POLICY_URL = re.compile(r"/ng-rollout/([0-9a-f]{32})\b")
 
 
 def rollout_label(key: str) -> str:
@@ -17,16 +20,20 @@ def rollout_label(key: str) -> str:
 
 
 def label_containers(name: str) -> None:
-    """Give containers that this server's Docker provider makes a label of this name with their rollout.
+    """Give containers that this process's Docker provider makes a label of this name with their rollout. Idempotent.
 
     NeMo Gym knows the rollout in whose request it makes a container (`current_rollout_id`). Containers that are made
-    outside of a request, or in a Ray task, get no label.
+    outside of a request get no label.
     """
     registry: Any = importlib.import_module("nemo_gym.sandbox.providers.registry")
     correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
     Docker: Any = registry.get_provider_class("docker")
+    if getattr(Docker, "labels_rollouts", False):
+        return
 
     class Labelling(Docker):  # type: ignore[misc]
+        labels_rollouts = True
+
         async def create(self, spec: Any) -> Any:
             if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
                 given = spec.provider_options.get("run_args") or ()
@@ -37,3 +44,44 @@ def label_containers(name: str) -> None:
             return await super().create(spec)
 
     registry.register_provider("docker", Labelling, override=True)
+
+
+def label_containers_of_tasks(name: str) -> None:
+    """Let the Ray tasks that this server starts work as parts of their rollout, in Ray's workers, and label containers there.
+
+    A task's rollout is the one in whose request it is started, else the one whose policy's URL is among its arguments.
+    """
+    RemoteFunction: Any = importlib.import_module("ray.remote_function").RemoteFunction
+    cloudpickle: Any = importlib.import_module("ray.cloudpickle")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
+    submit = RemoteFunction._remote
+
+    def submit_with_rollout(
+        task: Any, args: Any = None, kwargs: dict[str, Any] | None = None, **options: Any
+    ) -> Any:
+        if not hasattr(task, "labels_containers"):
+            task._function = _in_rollout(task._function, name)
+            task.labels_containers = True
+        return submit(task, [_rollout_of(args, kwargs), *(args or ())], kwargs, **options)
+
+    RemoteFunction._remote = submit_with_rollout
+
+
+def _rollout_of(*arguments: Any) -> str | None:
+    correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+    url = _POLICY_URL.search(repr(arguments))
+    return correlation.current_rollout_id() or (url[1] if url else None)
+
+
+def _in_rollout(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return the function of a Ray task with one more argument before its own: the id of its rollout."""
+
+    def run(rollout_id: str | None, /, *args: Any, **kwargs: Any) -> Any:
+        label_containers(name)
+        correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+        with correlation.rollout_context(rollout_id):
+            return function(*args, **kwargs)
+
+    for attribute in ("__module__", "__name__", "__qualname__"):  # which Ray shows
+        setattr(run, attribute, getattr(function, attribute))
+    return run

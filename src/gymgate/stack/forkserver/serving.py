@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .labelling import ROLLOUT_KEY, label_containers
+from .labelling import ROLLOUT_KEY, label_containers, label_containers_of_tasks
 from .processes import descendants
 
 RAY_PROCESSES = ("gcs_server", "raylet")
@@ -38,6 +38,8 @@ def serve(order: dict[str, Any]) -> None:
         sys.modules["numpy"].random.seed()
     if label := order.get("rollout_label"):
         label_containers(label)
+        if order["ray"]:
+            label_containers_of_tasks(label)
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
