@@ -1,6 +1,6 @@
 """A learning curve: a real model learns a packaged NeMo Gym environment with TRL's GRPOTrainer, on a CPU.
 
-    ./dev engine python -m benchmarks curve --out runs/curve                      # three seeds; about an hour on two quiet cores
+    ./dev engine python -m benchmarks curve --out runs/curve                      # three seeds; 40 minutes on two idle cores
     ./dev engine python -m benchmarks curve --set chain_sum --seeds '' --out DIR  # only the score at the start
 
 The model is SmolLM2-135M-Instruct with LoRA adapters. Held-out rows, which training never sees, are scored by `gymgate.collect`
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", choices=SETS, default="word_forms")
     parser.add_argument("--seeds", type=lambda text: numbers(text) if text else [], default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--prompts", type=int, default=4, help="a step")
     parser.add_argument("--completions", type=int, default=8, help="a prompt")
     parser.add_argument("--threads", type=int, help="of torch; fewer than the cores where other work runs")

@@ -103,6 +103,15 @@ def test_every_prompt_extends_the_exact_ids_before_it(story: Story) -> None:
     assert played.conversation.prefix_misses == len(segments) - 1
 
 
+def test_tools_are_shown_as_chat_templates_show_them() -> None:
+    """Qwen's templates write each tool whole, in OpenAI's envelope; a server's chat endpoint then gives the same prompt."""
+    for family in ("qwen3", "qwen3.5"):
+        policy = TokenPolicy(CallableEngine(lambda ids, sampling: Sample([], [], "stop")), renderer(family))
+        prompt = tokenizer().decode(policy.render([{"role": "user", "content": "begin"}], TOOLS))
+        for tool in TOOLS:
+            assert f"\n{json.dumps(tool)}\n" in prompt
+
+
 @BOUNDED
 @given(STORIES)
 def test_masks_add_up_and_cover_exactly_what_was_sampled(story: Story) -> None:

@@ -124,9 +124,8 @@ def sampled_ids(story: Story, turn: Turn) -> list[int]:
             {"type": "function", "function": {"name": name, "arguments": {"query": query, "limit": limit}}}
             for name, query, limit in turn.calls
         ]
-    specs = [tool["function"] for tool in TOOLS]
-    shown = chosen.render_ids(start, tools=specs, add_generation_prompt=True)
-    whole = chosen.render_ids([*start, said], tools=specs)
+    shown = chosen.render_ids(start, tools=TOOLS, add_generation_prompt=True)
+    whole = chosen.render_ids([*start, said], tools=TOOLS)
     common = sum(
         1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(shown, whole, strict=False))
     )
@@ -196,9 +195,9 @@ async def play(story: Story) -> Played:
 
 def plain_prompts(story: Story, played: Played) -> list[list[int]]:
     """What a client that keeps text and renders the history anew for every call would have shown."""
-    chosen, specs = renderer(story.renderer, story.retention), [tool["function"] for tool in TOOLS]
+    chosen = renderer(story.renderer, story.retention)
     return [
-        list(chosen.render_ids(renderable(messages), tools=specs, add_generation_prompt=True))
+        list(chosen.render_ids(renderable(messages), tools=TOOLS, add_generation_prompt=True))
         for messages in played.requests
     ]
 

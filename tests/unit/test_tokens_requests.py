@@ -35,7 +35,7 @@ class Renderer:
 
 
 async def test_strict_is_not_written_into_the_prompt() -> None:
-    """As in NeMo Gym's server for vLLM; most rows with tools set it."""
+    """As in NeMo Gym's server for vLLM; most rows with tools set it. The rest is what chat templates get elsewhere."""
     rendered: list[Any] = []
 
     class Recorder(Renderer):
@@ -45,9 +45,9 @@ async def test_strict_is_not_written_into_the_prompt() -> None:
 
     engine = CallableEngine(lambda prompt_ids, sampling: Sample([7], [-0.5], "stop"))
     policy = TokenPolicy(engine, Recorder(), sampling={"temperature": 1.0})
-    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}
+    strict = {"type": "function", "function": {"strict": True, **TOOL["function"]}}
     await policy.conversation()({"messages": [{"role": "user", "content": "hi"}], "tools": [strict]})
-    assert rendered == [[TOOL["function"]]]
+    assert rendered == [[TOOL]]
 
 
 async def ask(**fields: Any) -> list[Any]:

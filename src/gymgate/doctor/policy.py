@@ -23,6 +23,14 @@ MAX_COMPLETION = 1024
 """Ids of a rollout after its first prompt: enough for several turns, and short."""
 _FIRST = [{"role": "user", "content": "Say one word."}]
 _NEXT = {"role": "user", "content": "Another."}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look up a word.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
 _NAME_RENDERER = "name the model's renderer with --renderer"
 
 
@@ -118,27 +126,34 @@ async def check_two_turns(policy: TokenPolicy) -> Finding:
 
 
 async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) -> Finding:
-    """Check that the renderer's ids are those of the server's own chat template."""
-    body = {"model": model, "messages": _FIRST, "add_generation_prompt": True}
+    """Check that the renderer's ids are those of the server's own chat template, without and with a tool."""
     address = f"{server_root(url)}/tokenize"
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
-            session.post(address, json=body) as answer,
-        ):
-            theirs = (await answer.json())["tokens"]
-    except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
-        return Finding("chat template", None, f"{address} gives no ids to compare with")
-    ours = await asyncio.to_thread(policy.render, _FIRST, None)
-    if (at := first_difference(ours, theirs)) is None:
-        return Finding(
-            "chat template", True, f"the renderer's {len(ours)} ids are those of the server's chat template"
+    compared = 0
+    for tools in (None, [_TOOL]):
+        body = {"model": model, "messages": _FIRST, "add_generation_prompt": True} | (
+            {"tools": tools} if tools else {}
         )
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+                session.post(address, json=body) as answer,
+            ):
+                theirs = (await answer.json())["tokens"]
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
+            return Finding("chat template", None, f"{address} gives no ids to compare with")
+        ours = await asyncio.to_thread(policy.render, _FIRST, tools)
+        if (at := first_difference(ours, theirs)) is not None:
+            return Finding(
+                "chat template",
+                None,
+                f"the renderer's ids {'of a request with a tool ' if tools else ''}differ from the server's chat template "
+                f"at {at}: {ours[at : at + 5]} instead of {theirs[at : at + 5]}; {_NAME_RENDERER}",
+            )
+        compared += len(ours)
     return Finding(
         "chat template",
-        None,
-        f"the renderer's ids differ from the server's chat template at {at}: {ours[at : at + 5]} instead of "
-        f"{theirs[at : at + 5]}; {_NAME_RENDERER}",
+        True,
+        f"the renderer's {compared} ids of two requests, one with a tool, are those of the server's chat template",
     )
 
 

@@ -14,6 +14,7 @@ Message = dict[str, Any]
 
 _GUIDED: Final = ("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """vLLM's names of constraints on what is sampled."""
+_TOOL_FIELDS: Final = ("name", "description", "parameters")
 
 
 def check_request(request: Mapping[str, Any], renderer: object) -> None:
@@ -73,15 +74,21 @@ def _renderable(message: Message) -> Message:
 
 
 def tool_specs(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Return the functions of a request's `tools`, without `strict`.
+    """Return a request's `tools` with the fields, in the order, in which vLLM's chat endpoint gives them to a chat template.
 
-    Templates write every field of a function into the prompt. NeMo Gym's server for vLLM takes `strict` out, so that a
-    model sees the same prompt in training as there.
+    Templates write all of it into the prompt, so a model sees the same prompt in training as in an evaluation. `strict` is
+    left out, as NeMo Gym's server for vLLM does.
     """
     if tools is None:
         return None
     functions = (tool.get("function", tool) for tool in tools)
-    return [{name: value for name, value in function.items() if name != "strict"} for function in functions]
+    return [
+        {
+            "type": "function",
+            "function": {name: function[name] for name in _TOOL_FIELDS if function.get(name) is not None},
+        }
+        for function in functions
+    ]
 
 
 def history_hashes(messages: Sequence[Message], tools: list[Any] | None) -> list[int]:
