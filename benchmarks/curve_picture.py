@@ -67,7 +67,7 @@ def _axes(steps: int) -> str:
         f'<text x="{_x(share):.1f}" y="{BOTTOM + 18}" text-anchor="middle">{round(share * steps)}</text>'
         for share in (0, 0.5, 1)
     )
-    note = f"optimizer step; lines: training, mean of {SMOOTH} steps; dots: held-out rows before and after, ± 1 standard error"
+    note = f"optimizer step. Lines: training, mean of {SMOOTH} steps; dots: held-out rows, ± 1 standard error"
     return f'{lines}{labels}<text x="{LEFT}" y="{BOTTOM + 38}" fill="#616e7c" font-size="12">{note}</text>'
 
 
