@@ -7,10 +7,12 @@ import hashlib
 import importlib
 import re
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
+_ARGUMENT = "gymgate_rollout"
 _POLICY_URL = re.compile(r"/ng-rollout/([0-9a-f]{32})\b")
 
 
@@ -50,35 +52,44 @@ def label_containers_of_tasks(name: str) -> None:
     """Let the Ray tasks that this server starts work as parts of their rollout, in Ray's workers, and label containers there.
 
     A task's rollout is the one in whose request it is started, else the one whose policy's URL is among its arguments.
+    Tasks that a task starts, actors, and workers without NeMo Gym's sandboxes work as ever, without a rollout.
     """
     RemoteFunction: Any = importlib.import_module("ray.remote_function").RemoteFunction
     cloudpickle: Any = importlib.import_module("ray.cloudpickle")
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
-    submit = RemoteFunction._remote
+    submit, first_use = RemoteFunction._remote, threading.Lock()
 
     def submit_with_rollout(
         task: Any, args: Any = None, kwargs: dict[str, Any] | None = None, **options: Any
     ) -> Any:
-        if not hasattr(task, "labels_containers"):
-            task._function = _in_rollout(task._function, name)
-            task.labels_containers = True
-        return submit(task, [_rollout_of(args, kwargs), *(args or ())], kwargs, **options)
+        with first_use:
+            if not hasattr(task, "labels_containers"):
+                task._function = _in_rollout(task._function, name)
+                task.labels_containers = True
+        given = {**(kwargs or {}), _ARGUMENT: _rollout_of(args, kwargs)}
+        return submit(task, args, given, **options)
 
     RemoteFunction._remote = submit_with_rollout
 
 
 def _rollout_of(*arguments: Any) -> str | None:
     correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+    if (current := correlation.current_rollout_id()) is not None:
+        return str(current)
     url = _POLICY_URL.search(repr(arguments))
-    return correlation.current_rollout_id() or (url[1] if url else None)
+    return url[1] if url else None
 
 
 def _in_rollout(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return the function of a Ray task with one more argument before its own: the id of its rollout."""
+    """Return the function of a Ray task with one more argument, by its name: the id of its rollout."""
 
-    def run(rollout_id: str | None, /, *args: Any, **kwargs: Any) -> Any:
-        label_containers(name)
-        correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+    def run(*args: Any, **kwargs: Any) -> Any:
+        rollout_id = kwargs.pop(_ARGUMENT, None)  # a task that another task starts has none
+        try:
+            label_containers(name)
+            correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
+        except ImportError:  # the task has an environment of its own
+            return function(*args, **kwargs)
         with correlation.rollout_context(rollout_id):
             return function(*args, **kwargs)
 
