@@ -108,10 +108,11 @@ def findings_page(records: Iterable[Record]) -> str:
     lines = []
     for record in records:
         if found := list(findings(record)):
+            command = f"gymgate check {record.kind}/{record.environment} --gym {record.nemo_gym}"
             lines += [f"## {record.environment}", "", *(f"- {text(each)}" for each in found), ""]
             lines += [
                 "```bash",
-                f"gymgate check {record.kind}/{record.environment} --gym {record.nemo_gym} --record record.json",
+                " ".join([command, *record.options, "--record record.json"]),
                 "```",
                 "",
             ]
@@ -134,6 +135,7 @@ def environment_page(record: Record) -> str:
                 ["agents", ", ".join(record.agents) or "-"],
                 ["needs (from its files)", ", ".join(record.needs) or "none"],
                 *(["note", note] for note in record.notes),
+                *(["option", option] for option in record.options),
             ],
         ),
     ]

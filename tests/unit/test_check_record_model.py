@@ -11,11 +11,13 @@ import click
 import pytest
 import yaml
 
+from gymgate.check import CheckRequest
 from gymgate.check.record import files
 from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import Record, record_of
 from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
+from gymgate.config import HTTPEndpoint
 from gymgate.errors import DataError
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +39,7 @@ def record(**sections: Any) -> Record:
 def answers(**means: float) -> dict[str, Any]:
     names = {"empty": "empty", "other": "another row's best"}
     given = {
-        names[key]: {"rows": 4, "failed": 0, "mean": mean, "highest": 1, "above_zero": 2}
+        names[key]: {"rows": 4, "failed": 0, "mean": mean, "highest": 2 * mean, "above_zero": 2 * bool(mean)}
         for key, mean in means.items()
     }
     return {"recorded_mean": 0.8, "answers": given}
@@ -92,6 +94,40 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
         "--honest: not measured: nothing could be run",
     ]
     assert list(missed(nothing, Thresholds())) == []
+    partly = record(
+        deterministic={"rollouts": 2, "scored": 5, "failed": 1},
+        trivial={"missing": {"the prompt": "no judge", "another row's best": "no other row"}},
+        failures={"missing": {"long_answer": "no rows"}},
+    )
+    assert list(missed(partly, EVERYTHING)) == [
+        "--deterministic: scored again, 1 of 6 scorings give no reward",
+        "--max-constant-reward: not measured: the prompt (no judge)",
+        "--honest: not measured: no rows",
+    ]
+
+
+def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
+    given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
+    found = record(trivial={"recorded_mean": 0.5, "answers": {"empty": given}})
+    assert [*findings(found)] == [
+        "an empty answer earns -0.5 on the mean, above 0 in 1 of 4 rows; the recorded mean is 0.5"
+    ]
+    assert [*missed(found, EVERYTHING)][1:] == ["--honest: not measured: "]
+
+
+def test_options_that_changed_what_was_run_are_in_the_record() -> None:
+    request = CheckRequest(
+        environment="mine",
+        version="0.7.0",
+        sandbox="/here/box.yaml",
+        overrides=(("a.b", "x y"), ("c", 1)),
+        models=(("judge", HTTPEndpoint(base_url="http://h/v1")), ("user", "none")),
+        env_vars=("KEY",),
+    )
+    result = request.result(0.0, environment="mine", kind="config", verdict="match")
+    assert record_of(result).options == (
+        "--sandbox box.yaml", "--set 'a.b=x y'", "--set c=1", "--judge judge=URL", "--judge user=none", "--env-var KEY",
+    )  # fmt: skip
 
 
 def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) -> None:
@@ -102,7 +138,7 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
     (line,) = files.packed([SOUND]).splitlines()
     assert Record.model_validate_json(line) == SOUND
     path.write_text("{}")
-    with pytest.raises(DataError, match="holds no record of gymgate check"):
+    with pytest.raises(DataError, match=r"holds no record of gymgate check: environment: Field required$"):
         files.load_record(path)
 
 

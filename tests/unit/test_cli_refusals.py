@@ -33,12 +33,37 @@ from gymgate.stack import ray_nodes
             "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling t={{a:[.inf]}}",
             "inf is not a finite number",
         ),
+        ("check mcqa -m m", "-m needs an endpoint"),
+        (
+            "check mcqa --record /dev/null/x",
+            "cannot write /dev/null/x/record.json: /dev/null is not a directory",
+        ),
+        ("check mcqa --record {tmp}/file", "--record {tmp}/file is a file; name FILE.json or a directory"),
+        (
+            "check mcqa --record {tmp}/dir.json",
+            "{tmp}/dir.json is a directory; name FILE.json or a directory",
+        ),
+        (
+            "check mcqa --record {tmp}/no.json",
+            "no.json holds no record of gymgate check: environment: Field required",
+        ),
+        (
+            "check {tmp}/a/x.yaml {tmp}/b/x.yaml --record {tmp}",
+            "/b/x.yaml would have one record; check one at a time",
+        ),
+        ("check --own {tmp}/no.yaml", "there is no config file '{tmp}/no.yaml' in "),
         ("setup --gym abc", "nemo-gym release 'abc' is not a version; write one such as 0.7.0"),
     ],
 )
 def test_one_line_and_code_1(
     words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "file").touch()
+    for name in ("dir.json", "a", "b"):
+        (tmp_path / name).mkdir()
+    for name in ("a", "b"):
+        (tmp_path / name / "x.yaml").write_text("x: {responses_api_agents: {x: {entrypoint: app.py}}}")
+    (tmp_path / "no.json").write_text("{}")
     with pytest.raises(SystemExit) as ended:
         main([word.format(tmp=tmp_path) for word in words.split()])
     [line] = capsys.readouterr().err.splitlines()
@@ -52,6 +77,7 @@ def test_one_line_and_code_1(
     [
         ("check mcqa --timeout -1", "-1.0 is not in the range x>0"),
         ("check mcqa --memory 0", "0.0 is not in the range x>0"),
+        ("check mcqa --max-constant-reward nan", "nan is not a finite number"),
         ("run mcqa -n 0", "0 is not in the range x>=1"),
         ("cache clean --unused-for 30", "'30' is not a duration"),
         ("nosuch", "No such command 'nosuch'"),

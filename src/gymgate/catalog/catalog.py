@@ -127,6 +127,10 @@ class Catalog:
         candidates = (base / path for base in (Path.cwd(), *self.roots))
         found = next((candidate for candidate in candidates if candidate.exists()), None)
         looks_like_path = os.sep in name or path.suffix in (".yaml", ".yml")
+        if found is None and path.suffix in (".yaml", ".yml"):
+            raise ConfigError(
+                f"there is no config file {name!r} in {Path.cwd()} or in nemo-gym {self.version}"
+            )
         if not name or found is None or not (looks_like_path or found.is_dir()):
             raise ConfigError(self._unknown(name))
         found = found.resolve()

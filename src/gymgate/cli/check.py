@@ -141,7 +141,7 @@ def command(
         )
         for name in _names(gym, kind, environments, everything=everything)
     ]
-    recording.check_target(len(requests))
+    recording.check_target([request.environment for request in requests])
     kept = {_key(result): result for result in (load_report(output) if output is not None else [])}
     todo = [request for request in requests if not _is_done(request, kept, redo, recording)]
     if skipped := len(requests) - len(todo):

@@ -12,7 +12,7 @@ from gymgate.catalog import Catalog, Environment
 from gymgate.cli.environments import stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
 from gymgate.cli.output import Log
-from gymgate.cli.policies import only_recorded, policy_endpoint
+from gymgate.cli.policies import only_recorded, policy_endpoint, refuse_without_endpoint
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, RayCluster, ReplayEndpoint, RuntimeConfig
@@ -77,15 +77,7 @@ def make_collection(
 
 def _refuse_unusable_options(endpoint: EndpointOptions, files: Sequence[str]) -> None:
     """Raises `ConfigError` for options of an endpoint without one, recordings beside one, and a missing recording."""
-    given = {
-        "-m": endpoint.model,
-        "--sampling": endpoint.sampling,
-        "--api-key-var": endpoint.api_key_var,
-        "--wait-for-policy": endpoint.wait_for_policy,
-    }
-    unusable = [name for name, value in given.items() if value not in (None, ())]
-    if unusable and not endpoint.urls:
-        raise ConfigError(f"{' and '.join(unusable)} needs an endpoint; name one: -b http://host:8000/v1")
+    refuse_without_endpoint(endpoint)
     if endpoint.urls and files:
         raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
     if missing := [file for file in files if not Path(file).exists()]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +15,18 @@ from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gymgate.catalog import EnvConfig, Environment
     from gymgate.check.record.record import Record
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
+_ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
+"""Fields of rows that do, apart from their prompts."""
+ROWS_READ = 100
+"""Lines of each file that are searched for images."""
+IMAGES_SHOWN = 3
 
 
 @click.command()
@@ -49,7 +57,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
     _head(found)
     _configs(found, config)
     _data(found, config)
-    _sandboxes(config)
+    _sandboxes(found, config)
     _needs(config)
     if record is not None:
         _record(record)
@@ -70,6 +78,7 @@ def description(environment: Environment) -> dict[str, Any]:
             for file in environment.data
         ],
         "recordings": [file.name for file in environment.recordings()],
+        "row_images": row_images(environment),
     }
 
 
@@ -167,23 +176,53 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
 
 
-def _sandboxes(config: EnvConfig) -> None:
-    """The providers and images that a config asks for, once each."""
-    if not config.sandboxes:
+def row_images(environment: Environment) -> list[str]:
+    """The images that the packaged rows name, once each; empty if no config needs containers."""
+    if not any("docker" in config.need_kinds for config in environment.configs):
+        return []
+    found: dict[str, None] = {}
+    for file in environment.data:
+        if file.kind in ("rows", "raw"):
+            with file.path.open("rb") as lines:
+                for line in islice(lines, ROWS_READ):
+                    found |= dict.fromkeys(_images_of_row(line))
+    return [*found]
+
+
+def _images_of_row(line: bytes) -> Iterator[str]:
+    import orjson
+
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError:
         return
-    click.echo()
-    described = [_sandbox_description(config, each) for each in config.sandboxes]
-    print_table(
-        ("sandbox of", "provider", "image"),
-        (
+    for path, value in walk(row):
+        is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))
+        if _ROW_IMAGE.search(path) and not is_prompt and isinstance(value, str) and value:
+            yield value
+
+
+def _sandboxes(environment: Environment, config: EnvConfig) -> None:
+    """The providers and images that a config asks for, once each."""
+    images = row_images(environment)
+    if config.sandboxes or images:
+        click.echo()
+    if config.sandboxes:
+        described = [_sandbox_description(config, each) for each in config.sandboxes]
+        print_table(
+            ("sandbox of", "provider", "image"),
             (
-                each["server"],
-                each["provider"] or f"to be chosen: --sandbox (block {each['name']!r})",
-                ", ".join(each["images"]) or "named by the rows or the server's code",
-            )
-            for each in described
-        ),
-    )
+                (
+                    each["server"],
+                    each["provider"] or f"to be chosen: --sandbox (block {each['name']!r})",
+                    ", ".join(each["images"]) or "named by the rows or the server's code",
+                )
+                for each in described
+            ),
+        )
+    if images:
+        more = f" and {len(images) - IMAGES_SHOWN} more" if len(images) > IMAGES_SHOWN else ""
+        click.echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
 
 
 def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> dict[str, Any]:

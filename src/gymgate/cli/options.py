@@ -28,16 +28,20 @@ KINDS = {
 """Directory of a nemo-gym release -> value of `--kind`."""
 
 
-class Seconds(click.FloatRange):
-    """Seconds on the command line: a finite number within a range."""
-
-    name = "seconds"
+class Finite(click.types.FloatParamType):
+    """A finite number on the command line."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class Seconds(click.FloatRange, Finite):
+    """Seconds on the command line: a finite number within a range."""
+
+    name = "seconds"
 
 
 class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

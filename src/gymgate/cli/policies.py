@@ -107,6 +107,19 @@ def _model_at(base_url: str, endpoint: HTTPEndpoint) -> str:
     return models[0]
 
 
+def refuse_without_endpoint(endpoint: EndpointOptions) -> None:
+    """Raises `ConfigError` for options of an endpoint without one."""
+    given = {
+        "-m": endpoint.model,
+        "--sampling": endpoint.sampling,
+        "--api-key-var": endpoint.api_key_var,
+        "--wait-for-policy": endpoint.wait_for_policy,
+    }
+    unusable = [name for name, value in given.items() if value not in (None, ())]
+    if unusable and not endpoint.urls:
+        raise ConfigError(f"{' and '.join(unusable)} needs an endpoint; name one: -b http://host:8000/v1")
+
+
 def endpoint_list(text: str) -> list[str]:
     """The URLs in a comma-separated list.
 

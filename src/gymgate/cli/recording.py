@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.cli.options import EndpointOptions, add_options, endpoint_options
+from gymgate.cli.environments import writable_path
+from gymgate.cli.options import EndpointOptions, Finite, add_options, endpoint_options
 from gymgate.cli.output import log
-from gymgate.cli.policies import policy_endpoint
-from gymgate.errors import ConfigError
+from gymgate.cli.policies import policy_endpoint, refuse_without_endpoint
+from gymgate.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from gymgate.check import CheckResult
@@ -38,7 +39,7 @@ _OPTIONS = (
     ),
     click.option(
         "--max-constant-reward",
-        type=float,
+        type=Finite(),
         metavar="REWARD",
         help="Threshold: mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer.",
     ),
@@ -70,16 +71,32 @@ class RecordOptions:
         limits = (self.deterministic, self.reproducible, self.honest, self.max_constant_reward is not None)
         return self.target is not None or self.endpoint.urls is not None or any(limits)
 
-    def check_target(self, environments: int) -> None:
-        """Raise `ConfigError` for one file for several environments."""
-        if self.target is not None and self.target.suffix == ".json" and environments > 1:
+    def check_target(self, environments: Sequence[str]) -> None:
+        """Raise `ConfigError` or `DataError` where the records of these environments cannot be written."""
+        if (target := self.target) is None:
+            return
+        is_file = target.suffix == ".json"
+        if is_file and len(environments) > 1:
             raise ConfigError(
-                f"--record {self.target}: one file holds one record; name a directory for {environments}"
+                f"--record {target}: one file holds one record; name a directory for {len(environments)}"
             )
+        if target.exists() and is_file is target.is_dir():
+            raise DataError(
+                f"--record {target} is a {'directory' if is_file else 'file'}; name FILE.json or a directory",
+                path=str(target),
+            )
+        writable_path(target if is_file else target / "record.json")
+        seen: dict[str, str] = {}
+        for own in (name for name in environments if name.endswith((".yaml", ".yml"))):
+            if (other := seen.setdefault(Path(own).stem, own)) != own:
+                raise ConfigError(
+                    f"--record {target}: {other} and {own} would have one record; check one at a time"
+                )
 
     def request_fields(self) -> dict[str, Any]:
         """The fields of `CheckRequest` that say what is measured."""
         policy = None
+        refuse_without_endpoint(self.endpoint)
         if self.endpoint.urls is not None:
             policy = policy_endpoint(self.endpoint, log).model_copy(update={"api_key": None})
         elif self.rows is not None:

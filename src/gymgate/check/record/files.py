@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import orjson
+from pydantic import ValidationError
 
 from gymgate.check.record.record import Record
 from gymgate.errors import DataError
@@ -27,13 +28,16 @@ def load_record(path: Path) -> Record | None:
         return None
     try:
         return Record.model_validate_json(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path} holds no record of gymgate check: {error}", path=str(path)) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise DataError(f"{path} holds no record of gymgate check: {reason}", path=str(path)) from error
 
 
 def save_record(path: Path, record: Record) -> None:
     """Write a record. The file is replaced whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
 

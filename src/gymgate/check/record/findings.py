@@ -41,20 +41,24 @@ def findings(record: Record) -> Iterator[str]:
         again = f"{record.reproducible.matched} of {record.reproducible.compared}"
         yield f"{again} recorded rewards come out again: {record.reproducible.detail}"
     yield from changing(record)
-    yield from constant(record, 0.0)
+    yield from constant(record)
     yield from dishonest(record)
 
 
 def changing(record: Record) -> Iterator[str]:
-    """Rewards that change."""
-    if record.deterministic and (changed := record.deterministic.changed):
+    """Rewards that change, or that do not come at all."""
+    if (again := record.deterministic) is None:
+        return
+    if changed := again.changed:
         rewards = ", ".join(f"{reward:g}" for reward in changed[0].rewards)
-        count = f"{len(changed)} of {record.deterministic.rollouts} rollouts"
+        count = f"{len(changed)} of {again.rollouts} rollouts"
         yield f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
+    if again.failed:
+        yield f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
 
 
-def constant(record: Record, limit: float) -> Iterator[str]:
-    """Answers that solve nothing and earn more than `limit` on the mean.
+def constant(record: Record, limit: float | None = None) -> Iterator[str]:
+    """Answers that solve nothing and earn more than `limit` on the mean; without a limit, more than 0 in any row.
 
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
     out of four.
@@ -63,8 +67,11 @@ def constant(record: Record, limit: float) -> Iterator[str]:
         return
     recorded = record.trivial.recorded_mean
     for name, rewards in record.trivial.answers.items():
-        least = max(limit, (recorded or 0.0) / 2) if name == ANSWERS[-1] else limit
-        if rewards.mean > least:
+        if name == ANSWERS[-1]:
+            is_noticed = rewards.mean > max(limit or 0.0, (recorded or 0.0) / 2)
+        else:
+            is_noticed = rewards.highest > 0 if limit is None else rewards.mean > limit
+        if is_noticed:
             beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
             yield (
                 f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on the mean, above 0 in {rewards.above_zero} of "
@@ -98,11 +105,17 @@ def missed(record: Record, wanted: Thresholds) -> Iterator[str]:
             yield f"--deterministic: not measured: {why('deterministic', everything)}"
         yield from (f"--deterministic: {each}" for each in changing(record))
     if (limit := wanted.max_constant_reward) is not None:
-        if record.trivial is None or not record.trivial.answers:
-            reasons = record.trivial.missing.values() if record.trivial else [why("trivial", everything)]
-            yield f"--max-constant-reward: not measured: {next(iter(reasons), '')}"
+        if record.trivial is None:
+            yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
+        else:  # the last answer needs two recorded rows, which not every environment has
+            missing = {name: record.trivial.missing.get(name) for name in ANSWERS[:-1]}
+            if lacking := {name: reason for name, reason in missing.items() if reason}:
+                names, (reason, *_) = ", ".join(lacking), lacking.values()
+                yield f"--max-constant-reward: not measured: {names} ({reason})"
         yield from (f"--max-constant-reward {limit:g}: {each}" for each in constant(record, limit))
     if wanted.honest:
         if record.failures is None:
             yield f"--honest: not measured: {why('failures', everything)}"
+        elif not record.failures.cases:
+            yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
         yield from (f"--honest: {each}" for each in dishonest(record))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import shlex
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
 
+import orjson
 from pydantic import Field
 
 import gymgate
@@ -68,6 +72,8 @@ class Record(Config):
     """Kinds of needs read from its files before anything ran."""
     notes: tuple[str, ...] = ()
     """How it was started, where that was not as shipped."""
+    options: tuple[str, ...] = ()
+    """Options of `gymgate check` that changed what was run, such as `--sandbox docker`."""
     reproducible: Reproducible
     deterministic: Deterministic | None = None
     trivial: Trivial | None = None
@@ -105,6 +111,7 @@ def record_of(result: CheckResult) -> Record:
         agents=result.agents,
         needs=result.needs,
         notes=result.notes,
+        options=tuple(_options(orjson.loads(result.settings or "{}"))),
         reproducible=Reproducible(
             verdict=result.verdict,
             matched=result.matched,
@@ -124,3 +131,17 @@ def record_of(result: CheckResult) -> Record:
         settings=result.settings,
         **fields,
     )
+
+
+def _options(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The options in a check's settings. Endpoints and files of this machine go by their names only."""
+    if sandbox := settings.get("sandbox"):
+        yield f"--sandbox {Path(sandbox).name}"
+    for key, value in settings.get("overrides", ()):
+        yield "--set " + shlex.quote(
+            f"{key}={value if isinstance(value, str) else orjson.dumps(value).decode()}"
+        )
+    for name, endpoint in settings.get("models", ()):
+        yield f"--judge {name}={endpoint if isinstance(endpoint, str) else 'URL'}"
+    for name in settings.get("env_vars", ()):
+        yield f"--env-var {name}"

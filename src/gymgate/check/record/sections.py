@@ -12,8 +12,8 @@ Outcome = Literal["error", "masked", "truncated", "number"]
 """What a rollout gave whose judge, tool or policy failed. error: no reward; masked: a reward that NeMo Gym says must not
 be used; truncated: a reward, and the answer says that it was cut off; number: a reward like any other."""
 Case = Literal["judge_down", "tool_timeout", "cut_off", "long_answer"]
-"""judge_down: every judge answers HTTP 503; tool_timeout: the resources server stops answering while a tool is called;
-cut_off: half of the last answer, with finish reason `length`; long_answer: an answer of a quarter of a million
+"""judge_down: every call of a judge gets an HTTP error; tool_timeout: the resources server stops answering while a tool
+is called; cut_off: half of the last answer, with finish reason `length`; long_answer: an answer of a quarter of a million
 characters."""
 CASES: tuple[Case, ...] = ("judge_down", "tool_timeout", "cut_off", "long_answer")
 ANSWERS = ("empty", "fixed sentence", "the prompt", "another row's best")
