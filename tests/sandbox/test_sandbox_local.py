@@ -37,6 +37,17 @@ async def test_without_a_provider_nothing_starts_and_one_line_says_which_there_a
             pass
 
 
+async def test_a_provider_without_its_daemon_is_refused_with_those_that_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(
+        NeedMissingError, match=r"'docker' cannot be used: .*; here it can be .*local \(without a boundary\)"
+    ):
+        async with acquire(stack_config(fix_repo("docker"))):
+            pass
+
+
 async def test_an_unknown_provider_is_refused_with_those_of_the_release() -> None:
     with pytest.raises(
         ConfigError, match="no sandbox provider 'dokcer'; this nemo-gym has apptainer, daytona, docker"

@@ -242,7 +242,9 @@ class _ConfigCheck:
         """Say why the stack did not come up."""
         text, log = str(error), str(getattr(error, "log_tail", None) or "")
         if isinstance(error, NeedMissingError):
-            return Diagnosis("blocked", f"config: a value for {error.need}", text)
+            sandbox = error.need == "sandbox"
+            lacks = "docker: a sandbox provider" if sandbox else f"config: a value for {error.need}"
+            return Diagnosis("blocked", lacks, text)
         if need := missing_in(log, text, hints=self.config.needs):
             if need.kind == "package" and self.left_out is not None:
                 return Diagnosis("blocked", str(self.left_out), need.evidence)

@@ -59,8 +59,8 @@ class ProviderCheck(NamedTuple):
     """Why not, or what is worth knowing."""
 
 
-def check_provider(name: str) -> ProviderCheck:
-    """Return whether a provider has its program, its daemon and its variables here. Blocks, for 10 s at most.
+def check_provider(name: str, timeout_s: float = _TIMEOUT_S) -> ProviderCheck:
+    """Return whether a provider has its program, its daemon and its variables here. Blocks, for `timeout_s` at most.
 
     No account is tried: a key that is set may be wrong.
     """
@@ -71,14 +71,14 @@ def check_provider(name: str) -> ProviderCheck:
     if missing := [variable for variable in needs.variables if not os.environ.get(variable)]:
         return ProviderCheck(name, False, f"{' and '.join(missing)} is not set")
     if path is not None:
-        return _docker(path) if name == "docker" else ProviderCheck(name, True, path)
+        return _docker(path, timeout_s) if name == "docker" else ProviderCheck(name, True, path)
     return ProviderCheck(name, True, needs.note or f"with --env-var {' --env-var '.join(needs.variables)}")
 
 
-def _docker(path: str) -> ProviderCheck:
+def _docker(path: str, timeout_s: float) -> ProviderCheck:
     command = [path, "version", "--format", "{{.Server.Version}}"]
     try:
-        version = run_command(command, env=clean_env(), timeout_s=_TIMEOUT_S).strip()
+        version = run_command(command, env=clean_env(), timeout_s=timeout_s).strip()
     except CommandError as error:
         lines = (error.errors or str(error)).strip().splitlines()
         return ProviderCheck(

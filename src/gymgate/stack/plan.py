@@ -31,14 +31,14 @@ from gymgate.catalog.sandboxes import (
     with_labels,
 )
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gateway.server import Gateway
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress
 from gymgate.runtime.containers import ROLLOUT
-from gymgate.runtime.sandboxes import usable_choices
+from gymgate.runtime.sandboxes import PROVIDERS, check_provider, usable_choices
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
@@ -47,6 +47,9 @@ from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, refuse_unroutable
 from gymgate.stack.workers import Workers, count_workers
+
+PROVIDER_TIMEOUT_S = 60.0
+"""For the daemon of a sandbox provider to answer; that of a busy machine may take long."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,23 @@ def _require_sandbox(
         refuse_undefined(spec.name, used, choices)
     if spec.sandbox is not None and not used:
         context.progress(f"warning: {spec.name}: its servers use no sandbox; {spec.sandbox!r} has no effect")
+    elif spec.sandbox is not None:
+        _refuse_unusable(spec.name, config, context)
+
+
+def _refuse_unusable(environment: str, config: Node, context: EnvironmentContext) -> None:
+    """Raise `NeedMissingError` for a provider whose program or daemon is not here. Blocks."""
+    for name, settings in providers_of(config):
+        if name not in PROVIDERS or not PROVIDERS[name].program or "bin_path" in settings:
+            continue  # a setting names the program
+        check = check_provider(name, PROVIDER_TIMEOUT_S)
+        if not check.usable:
+            others = usable_choices(each for each in packaged_providers(context.runtime.site) if each != name)
+            raise NeedMissingError(
+                f"environment {environment!r}: sandbox provider {name!r} cannot be used: {check.detail}; {others}",
+                environment=environment,
+                need="sandbox",
+            )
 
 
 def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
