@@ -61,7 +61,7 @@ def test_tasks_know_their_rollout_and_work_as_ever(tmp_path: Path) -> None:
     (program := tmp_path / "program.py").write_text(PROGRAM)
     source = Path(forkserver.__file__).parents[1]
     python = ensure_runtime(RuntimeConfig(version="0.7.0")).python
-    command = [python, program, source, KEYS["a"], KEYS["b"], package.parent]
+    command = [str(word) for word in (python, program, source, KEYS["a"], KEYS["b"], package.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
