@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ import yaml
 
 from gymgate.check import CheckRequest
 from gymgate.check.record import files
+from gymgate.check.record.bench import Bench
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.record import Record, record_of
 from gymgate.check.record.shape import distribution
@@ -167,3 +169,19 @@ def test_the_example_workflow_is_a_command() -> None:
     assert command is not None
     context = command.make_context(name, arguments)
     assert context.params["recording"] if "recording" in context.params else context.params["honest"]
+
+
+async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None:
+    async def status() -> dict[str, Any]:
+        servers = {"own worker 1": {"pid": 1}, "own worker 2": {"pid": 2}, "own_agent": {"pid": 3}}
+        return {"environments": {"mine": {"servers": servers}}}
+
+    kinds = {"own": "resources_servers", "own_agent": "responses_api_agents"}
+    bench: Any = SimpleNamespace(
+        stack=SimpleNamespace(status=status),
+        request=SimpleNamespace(environment="mine"),
+        config=SimpleNamespace(
+            servers=[SimpleNamespace(name=name, kind=kind) for name, kind in kinds.items()]
+        ),
+    )
+    assert await Bench.server_pids(bench, "resources_servers") == [1, 2]

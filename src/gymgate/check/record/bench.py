@@ -23,6 +23,7 @@ from gymgate.gateway.replay.backend import response_object
 from gymgate.gateway.replay.conversation import Item
 from gymgate.rollout import Rollout, outcome_of
 from gymgate.stack import Stack
+from gymgate.stack.workers import workers_of
 
 SUBJECTS = 20
 """Rollouts that are run again and again, at most."""
@@ -131,11 +132,11 @@ class Bench:
         finally:
             self.stack.unregister(name)
 
-    async def server_pids(self, kind: str | None = None) -> list[int]:
-        """Processes of its servers; of one kind, such as `resources_servers`."""
+    async def server_pids(self, kind: str) -> list[int]:
+        """Processes of its servers of one kind, such as `resources_servers`; each of several workers."""
         servers = (await self.stack.status())["environments"][self.request.environment]["servers"]
-        wanted = {server.name for server in self.config.servers if kind in (None, server.kind)}
-        return [server["pid"] for name, server in servers.items() if name in wanted or kind is None]
+        wanted = [server.name for server in self.config.servers if server.kind == kind]
+        return [worker["pid"] for name in wanted for worker in workers_of(servers, name)]
 
 
 def reward_of(rollout: Rollout) -> float | None:
