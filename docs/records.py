@@ -71,10 +71,12 @@ def table_page(records: Iterable[Record]) -> str:
     lines = [head.replace("KIND", ", ".join(sorted({each.kind for each in every})) or "-")]
     machines = sorted({re.sub(r", load .*", "", each.machine) for each in every if each.machine})
     dates = sorted({each.date for each in every})
+    loads = sorted(float(load) for each in every for load in re.findall(r"load ([\d.]+)", each.machine))
     if every:
+        beside = f", at a load of {loads[0]:g} to {loads[-1]:g}" if loads else ""
         lines.append(
-            f"{len(every)} environments, {dates[0]} to {dates[-1]}, on {'; '.join(machines)}, beside other work: compare times "
-            "with care.\n"
+            f"{len(every)} environments, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}, on {'; '.join(machines)}{beside}: "
+            "times depend on the load, which each page has.\n"
         )
     return "\n".join([*lines, *table(HEAD, map(line, every))])
 
