@@ -365,3 +365,12 @@ def test_an_agent_that_replaces_loopback_is_told_where_the_policy_is() -> None:
     block["sandbox_model_base_url"] = "http://mine"
     placed = gym_config.with_ports(config, {"own": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["own"]["responses_api_agents"]["harness_agent"]["sandbox_model_base_url"] == "http://mine"
+
+
+def test_a_server_that_makes_containers_without_a_setting(tmp_path: Path) -> None:
+    """As anyterminal_agent does: these containers are labelled, too."""
+    (tmp_path / "app.py").write_text("provider = DockerProvider(create=None)\n")
+    assert gym_config.uses_own_docker(tmp_path, {})
+    assert not gym_config.uses_own_docker(tmp_path, {"sandbox_provider": {"apptainer": {}}})
+    (tmp_path / "app.py").write_text("from nemo_gym.sandbox.providers.docker import DockerProvider\n")
+    assert not gym_config.uses_own_docker(tmp_path, {})

@@ -157,7 +157,7 @@ class RunningEnvironment:
     def remove_containers(self, generation: Generation, key: str, began: float, *, cancelled: bool) -> None:
         """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
 
-        Some containers do not tell whose they are (Harbor makes them). Those made while a cancelled rollout ran go once
+        Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout ran go once
         every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
         """
         if generation.labels:
@@ -288,7 +288,9 @@ class RunningEnvironment:
                 for worker, port in enumerate(ports):
                     name = worker_name(instance.name, worker, len(ports))
                     context.progress(f"{self.name}: starting {name}")
-                    child = await start_server(plan, fork_server, self._logs, instance, name, configs[worker])
+                    child = await start_server(
+                        plan, fork_server, self._logs, instance, name, configs[worker], labels
+                    )
                     generation.servers[child] = port.number
             async with asyncio.TaskGroup() as group:
                 for child, number in generation.servers.items():
@@ -323,7 +325,7 @@ class RunningEnvironment:
                 labels = await container_labels(plan, context)
                 config = await server_config(plan, context, fork_server, ports, port_for, labels)
                 name = f"{instance.name} process {process.number}"
-                child = await start_server(plan, fork_server, self._logs, instance, name, config)
+                child = await start_server(plan, fork_server, self._logs, instance, name, config, labels)
                 child.exited.add_done_callback(lambda _: context.containers.remove(labels))
                 await self._listens(child, process.port)
                 return child

@@ -312,6 +312,13 @@ def uses_ray(directory: Path, entrypoint: str) -> bool:
     return any(_USES_RAY.search(path.read_text(errors="replace")) for path in own_modules(directory))
 
 
+def uses_own_docker(directory: Path, block: Node) -> bool:
+    """Whether a server's code makes containers with NeMo Gym's Docker provider although its config names none. Blocking."""
+    if block.get("sandbox_provider"):
+        return False
+    return any("DockerProvider(" in path.read_text(errors="replace") for path in own_modules(directory))
+
+
 def own_modules(directory: Path) -> Iterator[Path]:
     """Yield the Python files of a server's own code, without tests, virtual environments, installed packages and caches."""
     for parent, children, files in os.walk(directory):

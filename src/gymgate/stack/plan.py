@@ -71,6 +71,8 @@ class EnvironmentPlan:
     forwarding: KeyForwarding
     """What this release's base classes do with a rollout's key."""
     workers: Workers
+    own_docker: bool = False
+    """Whether the code of a server uses NeMo Gym's Docker provider where the config names no provider."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,15 @@ async def make_plan(
     directories: dict[str, Path] = {}
     strategies: dict[str, Strategy] = {}
     ray = set()
+    own_docker = False
 
     def read_code() -> None:
+        nonlocal own_docker
         for item in servers:
             directory = directories[item.name] = gym_config.directory_of(item, roots)
             if gym_config.uses_ray(directory, item.entrypoint):
                 ray.add(item.name)
+            own_docker = own_docker or gym_config.uses_own_docker(directory, item.block)
             if item.kind == AGENTS:
                 code = read_agent(roots, directory, item.entrypoint)
                 strategies[item.name] = gym_config.strategy_of(item, urls, forwarding, code, config)
@@ -146,7 +151,17 @@ async def make_plan(
         count_workers, config, servers, directories, own_process, context.config.agent_processes
     )
     return EnvironmentPlan(
-        config, servers, directories, frozenset(ray), urls, agents, strategies, default, forwarding, workers
+        config,
+        servers,
+        directories,
+        frozenset(ray),
+        urls,
+        agents,
+        strategies,
+        default,
+        forwarding,
+        workers,
+        own_docker,
     )
 
 
@@ -172,7 +187,7 @@ def _require_sandbox(
         choices = usable_choices(packaged_providers(context.runtime.site))
         refuse_undefined(spec.name, used, choices)
     if spec.sandbox is not None and not used:
-        context.progress(f"warning: {spec.name}: its servers use no sandbox; {spec.sandbox!r} has no effect")
+        context.progress(f"warning: {spec.name}: its config names no sandbox; {spec.sandbox!r} has no effect")
     elif spec.sandbox is not None:
         _refuse_unusable(spec.name, config, context)
 
@@ -295,7 +310,7 @@ async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -
 
 def starts_containers(plan: EnvironmentPlan) -> bool:
     """Whether servers of an environment make their sandboxes with Docker."""
-    return any(name == DOCKER for name, _ in providers_of(plan.config))
+    return plan.own_docker or any(name == DOCKER for name, _ in providers_of(plan.config))
 
 
 async def start_server(
@@ -305,8 +320,9 @@ async def start_server(
     instance: ServerInstance,
     name: str,
     config: dict[str, Any],
+    labels: Mapping[str, str],
 ) -> Child:
-    """Start a server under a name, which its log has too. It does not listen yet."""
+    """Start a server under a name, which its log has too; its containers get `labels`. It does not listen yet."""
     return await fork_server.serve(
         name,
         logs / f"{gym_config.file_name(name)}.log",
@@ -315,7 +331,8 @@ async def start_server(
         instance=instance.name,
         config=config,
         ray=instance.name in plan.ray,
-        rollout_label=ROLLOUT if starts_containers(plan) else None,
+        labels=dict(labels),
+        rollout_label=ROLLOUT,
     )
 
 

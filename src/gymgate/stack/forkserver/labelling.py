@@ -8,7 +8,7 @@ import importlib
 import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 ROLLOUT_KEY = re.compile(r"\b[0-9a-f]{32}\b")
@@ -21,34 +21,34 @@ def rollout_label(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def label_containers(name: str) -> None:
-    """Give containers that this process's Docker provider makes a label of this name with their rollout. Idempotent.
+def label_containers(labels: Mapping[str, str], name: str) -> None:
+    """Give containers that this process's Docker provider makes labels, and one of this name with their rollout. Idempotent.
 
     NeMo Gym knows the rollout in whose request it makes a container (`current_rollout_id`). Containers that are made
-    outside of a request get no label.
+    outside of a request do not get that one. The provider's own class is changed, because some servers make one without
+    NeMo Gym's registry, and without the settings of their config.
     """
-    registry: Any = importlib.import_module("nemo_gym.sandbox.providers.registry")
+    Docker: Any = importlib.import_module("nemo_gym.sandbox.providers.docker").DockerProvider
     correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
-    Docker: Any = registry.get_provider_class("docker")
-    if getattr(Docker, "labels_rollouts", False):
+    if hasattr(Docker, "labels_containers"):
         return
+    create = Docker.create
 
-    class Labelling(Docker):  # type: ignore[misc]
-        labels_rollouts = True
+    async def create_labelled(provider: Any, spec: Any) -> Any:
+        mine = dict(labels)
+        if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
+            mine[name] = rollout_label(key[0])
+        given = spec.provider_options.get("run_args") or ()
+        arguments = [given] if isinstance(given, str) else [*given]
+        arguments += [word for each in mine.items() for word in ("--label", "=".join(each))]
+        options = {**spec.provider_options, "run_args": arguments}
+        return await create(provider, dataclasses.replace(spec, provider_options=options))
 
-        async def create(self, spec: Any) -> Any:
-            if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
-                given = spec.provider_options.get("run_args") or ()
-                arguments = [given] if isinstance(given, str) else [*given]
-                arguments += ["--label", f"{name}={rollout_label(key[0])}"]
-                options = {**spec.provider_options, "run_args": arguments}
-                spec = dataclasses.replace(spec, provider_options=options)
-            return await super().create(spec)
-
-    registry.register_provider("docker", Labelling, override=True)
+    Docker.create = create_labelled
+    Docker.labels_containers = True
 
 
-def label_containers_of_tasks(name: str) -> None:
+def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
     """Let the Ray tasks that this server starts work as parts of their rollout, in Ray's workers, and label containers there.
 
     A task's rollout is the one in whose request it is started, else the one whose policy's URL is among its arguments.
@@ -64,7 +64,7 @@ def label_containers_of_tasks(name: str) -> None:
     ) -> Any:
         with first_use:
             if not hasattr(task, "labels_containers"):
-                task._function = _in_rollout(task._function, name)
+                task._function = _in_rollout(task._function, labels, name)
                 task.labels_containers = True
         given = {**(kwargs or {}), _ARGUMENT: _rollout_of(args, kwargs)}
         return submit(task, args, given, **options)
@@ -80,13 +80,13 @@ def _rollout_of(*arguments: Any) -> str | None:
     return url[1] if url else None
 
 
-def _in_rollout(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _in_rollout(function: Callable[..., Any], labels: Mapping[str, str], name: str) -> Callable[..., Any]:
     """Return the function of a Ray task with one more argument, by its name: the id of its rollout."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         rollout_id = kwargs.pop(_ARGUMENT, None)  # a task that another task starts has none
         try:
-            label_containers(name)
+            label_containers(labels, name)
             correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
         except ImportError:  # the task has an environment of its own
             return function(*args, **kwargs)

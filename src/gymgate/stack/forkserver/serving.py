@@ -36,10 +36,10 @@ def serve(order: dict[str, Any]) -> None:
         sys.modules["multiprocessing.process"].ORIGINAL_DIR = directory  # type: ignore[attr-defined]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    if label := order.get("rollout_label"):
-        label_containers(label)
+    if labels := order.get("labels"):
+        label_containers(labels, order["rollout_label"])
         if order["ray"]:
-            label_containers_of_tasks(label)
+            label_containers_of_tasks(labels, order["rollout_label"])
     for stream in (sys.stdout, sys.stderr):
         keep_out_keys(stream)
     runpy.run_path(os.path.join(directory, order["entrypoint"]), run_name="__main__")  # noqa: PTH118
