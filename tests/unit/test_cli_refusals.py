@@ -51,6 +51,11 @@ from gymgate.stack import ray_nodes
             "check {tmp}/a/x.yaml {tmp}/b/x.yaml --record {tmp}",
             "/b/x.yaml would have one record; check one at a time",
         ),
+        ("check mcqa --sandbox enroot", "'enroot' cannot be used: enroot is not on PATH; here it can be "),
+        (
+            "check mcqa --sandbox nosuch",
+            "there is no sandbox provider 'nosuch'; this nemo-gym has apptainer, ",
+        ),
         ("check --own {tmp}/no.yaml", "there is no config file '{tmp}/no.yaml' in "),
         ("setup --gym abc", "nemo-gym release 'abc' is not a version; write one such as 0.7.0"),
     ],

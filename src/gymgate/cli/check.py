@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gymgate.api import load_catalog
-from gymgate.catalog.sandboxes import sandbox_block
+from gymgate.catalog.resolve import provider_in
+from gymgate.catalog.sandboxes import packaged_providers, sandbox_block
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges, writable_path
 from gymgate.cli.options import (
     KINDS,
@@ -28,6 +29,7 @@ from gymgate.cli.output import log
 from gymgate.cli.recording import RecordOptions, record_options
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
+from gymgate.runtime.sandboxes import why_unusable
 
 if TYPE_CHECKING:
     from gymgate.check import CheckRequest, CheckResult
@@ -121,7 +123,7 @@ def command(
         raise ConfigError("--set is for one environment; name exactly one")
     if sandbox is not None:
         # Checked here, because the verdict on each environment would be that it is blocked.
-        sandbox_block(sandbox, load_catalog(gym, progress=log).site)
+        _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     measuring = recording.request_fields()
     requests = [
@@ -173,6 +175,14 @@ def command(
         raise error
     if recording.missed or any(result.verdict == "failed" for result in results):
         click.get_current_context().exit(1)
+
+
+def _refuse_sandbox(sandbox: str, site: Path) -> None:
+    """Raises `ConfigError` for a provider that there is not, or that cannot be used here."""
+    block = sandbox_block(sandbox, site)
+    provider = str(provider_in(block))
+    if reason := why_unusable(provider, block[provider] or {}, packaged_providers(site)):
+        raise ConfigError(reason)
 
 
 def _names(gym: RuntimeConfig, kind: str | None, named: Sequence[str], *, everything: bool) -> list[str]:

@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
 
 _TIMEOUT_S = 10.0
+START_TIMEOUT_S = 60.0
+"""For the daemon of a provider to answer before it is refused; that of a busy machine may take long."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,20 @@ def _docker(path: str, timeout_s: float) -> ProviderCheck:
             "docker", False, f"{path} reaches no daemon: {lines[-1] if lines else 'no answer'}"
         )
     return ProviderCheck("docker", True, f"{path}, daemon {version}")
+
+
+def why_unusable(name: str, settings: Mapping[str, Any], choices: Iterable[str]) -> str | None:
+    """Return a sentence on a provider whose program or daemon is not here, with those of `choices` that can be used.
+
+    `None` if it can be used, or cannot be judged. Blocks.
+    """
+    if name not in PROVIDERS or not PROVIDERS[name].program or "bin_path" in settings:
+        return None  # a setting names the program
+    check = check_provider(name, START_TIMEOUT_S)
+    if check.usable:
+        return None
+    others = usable_choices(each for each in choices if each != name)
+    return f"sandbox provider {name!r} cannot be used: {check.detail}; {others}"
 
 
 def usable_choices(names: Iterable[str]) -> str:

@@ -157,8 +157,8 @@ class RunningEnvironment:
     def remove_containers(self, generation: Generation, key: str, began: float, *, cancelled: bool) -> None:
         """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
 
-        Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout ran go once
-        every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
+        Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout
+        ran go once every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
         """
         if generation.labels:
             self._context.containers.remove_of_rollout(key)

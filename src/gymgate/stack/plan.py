@@ -38,7 +38,7 @@ from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress
 from gymgate.runtime.containers import ROLLOUT
-from gymgate.runtime.sandboxes import PROVIDERS, check_provider, usable_choices
+from gymgate.runtime.sandboxes import usable_choices, why_unusable
 from gymgate.stack import gym_config
 from gymgate.stack.children import Child
 from gymgate.stack.containers import Containers
@@ -47,9 +47,6 @@ from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, refuse_unroutable
 from gymgate.stack.workers import Workers, count_workers
-
-PROVIDER_TIMEOUT_S = 60.0
-"""For the daemon of a sandbox provider to answer; that of a busy machine may take long."""
 
 
 @dataclass(frozen=True)
@@ -194,16 +191,11 @@ def _require_sandbox(
 
 def _refuse_unusable(environment: str, config: Node, context: EnvironmentContext) -> None:
     """Raise `NeedMissingError` for a provider whose program or daemon is not here. Blocks."""
+    choices = packaged_providers(context.runtime.site)
     for name, settings in providers_of(config):
-        if name not in PROVIDERS or not PROVIDERS[name].program or "bin_path" in settings:
-            continue  # a setting names the program
-        check = check_provider(name, PROVIDER_TIMEOUT_S)
-        if not check.usable:
-            others = usable_choices(each for each in packaged_providers(context.runtime.site) if each != name)
+        if reason := why_unusable(name, settings, choices):
             raise NeedMissingError(
-                f"environment {environment!r}: sandbox provider {name!r} cannot be used: {check.detail}; {others}",
-                environment=environment,
-                need="sandbox",
+                f"environment {environment!r}: {reason}", environment=environment, need="sandbox"
             )
 
 
