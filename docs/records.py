@@ -14,7 +14,7 @@ from typing import Any
 
 import gymgate.check.record.files as files
 from gymgate.check.record.findings import CASE_TEXTS, findings
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import Record, options_of
 from gymgate.check.record.sections import ANSWERS, CASES
 from gymgate.check.report import portable
 
@@ -216,7 +216,8 @@ def pack(directory: Path) -> None:
         if record.reproducible.verdict == "failed":  # something of the machine that measured it
             print(f"left out: {record.name}: {record.reproducible.detail[:200]}")
             continue
-        found[record.name] = Record.model_validate(_portable(record.model_dump()))
+        made_with = {"options": options_of(record.settings)}
+        found[record.name] = Record.model_validate(_portable(record.model_dump() | made_with))
     target = Path(files.__file__).parent / files.SHIPPED
     target.write_bytes(files.packed(found.values()))
     print(f"{len(found)} records, {target.stat().st_size / 1000:.0f} kB in {target.name}")

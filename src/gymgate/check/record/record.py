@@ -111,7 +111,7 @@ def record_of(result: CheckResult) -> Record:
         agents=result.agents,
         needs=result.needs,
         notes=result.notes,
-        options=tuple(_options(orjson.loads(result.settings or "{}"))),
+        options=options_of(result.settings),
         reproducible=Reproducible(
             verdict=result.verdict,
             matched=result.matched,
@@ -131,6 +131,11 @@ def record_of(result: CheckResult) -> Record:
         settings=result.settings,
         **fields,
     )
+
+
+def options_of(settings: str) -> tuple[str, ...]:
+    """Return the options of `gymgate check` in a result's settings that changed what was run."""
+    return tuple(_options(orjson.loads(settings or "{}")))
 
 
 def _options(settings: Mapping[str, Any]) -> Iterator[str]:
