@@ -22,7 +22,7 @@ def rollout_label(key: str) -> str:
 
 
 def label_containers(labels: Mapping[str, str], name: str) -> None:
-    """Give containers that this process's Docker provider makes labels, and one of this name with their rollout. Idempotent.
+    """Give containers that this process's Docker provider makes labels, and one of this name with their rollout.
 
     NeMo Gym knows the rollout in whose request it makes a container (`current_rollout_id`). Containers that are made
     outside of a request do not get that one. The provider's own class is changed, because some servers make one without
@@ -30,12 +30,13 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
     """
     Docker: Any = importlib.import_module("nemo_gym.sandbox.providers.docker").DockerProvider
     correlation: Any = importlib.import_module("nemo_gym.rollout_correlation")
-    if hasattr(Docker, "labels_containers"):
+    if hasattr(Docker, "container_labels"):
+        Docker.container_labels = labels
         return
-    create = Docker.create
+    Docker.container_labels, create = labels, Docker.create
 
     async def create_labelled(provider: Any, spec: Any) -> Any:
-        mine = dict(labels)
+        mine = dict(Docker.container_labels)
         if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
             mine[name] = rollout_label(key[0])
         given = spec.provider_options.get("run_args") or ()
@@ -45,7 +46,6 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
         return await create(provider, dataclasses.replace(spec, provider_options=options))
 
     Docker.create = create_labelled
-    Docker.labels_containers = True
 
 
 def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
