@@ -26,7 +26,7 @@ from pydantic_core import PydanticUndefined
 import gymgate
 import gymgate.config
 import gymgate.errors
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import QualityRecord
 from gymgate.cli import COMMANDS, cli
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -202,7 +202,10 @@ def main(check: bool) -> int:
             stale.append(page.name)
             if not check:
                 page.write_text(filled)
-    made = [("record.schema.json", json.dumps(Record.model_json_schema(), indent=1) + "\n"), *records.pages()]
+    made = [
+        ("record.schema.json", json.dumps(QualityRecord.model_json_schema(), indent=1) + "\n"),
+        *records.pages(),
+    ]
     for name, text in made:
         path = Path(__file__).parent / name
         if not path.exists() or path.read_text() != text:

@@ -14,7 +14,7 @@ from typing import Any
 
 import gymgate.check.record.files as files
 from gymgate.check.record.findings import CASE_TEXTS, findings
-from gymgate.check.record.record import Record, options_of
+from gymgate.check.record.record import QualityRecord, options_of
 from gymgate.check.record.sections import ANSWERS, CASES
 from gymgate.check.report import portable
 
@@ -60,12 +60,12 @@ def pages() -> Iterator[tuple[str, str]]:
         yield page_of(record), environment_page(record)
 
 
-def page_of(record: Record) -> str:
+def page_of(record: QualityRecord) -> str:
     kind = "" if record.kind == "resources_servers" else f"{record.kind}-"
     return f"environments/{kind}{record.environment}.md"
 
 
-def table_page(records: Iterable[Record]) -> str:
+def table_page(records: Iterable[QualityRecord]) -> str:
     every = list(records)
     head = TABLE.replace("VERSION", ", ".join(sorted({each.nemo_gym for each in every})) or "-")
     lines = [head.replace("KIND", ", ".join(sorted({each.kind for each in every})) or "-")]
@@ -81,7 +81,7 @@ def table_page(records: Iterable[Record]) -> str:
     return "\n".join([*lines, *table(HEAD, map(line, every))])
 
 
-def line(record: Record) -> list[str]:
+def line(record: QualityRecord) -> list[str]:
     cost, shape, again = record.cost, record.shape, record.reproducible
     trivial, failures = record.trivial, record.failures
     answers = trivial.answers if trivial else {}
@@ -106,7 +106,7 @@ def line(record: Record) -> list[str]:
     ]
 
 
-def findings_page(records: Iterable[Record]) -> str:
+def findings_page(records: Iterable[QualityRecord]) -> str:
     lines = []
     for record in records:
         if found := list(findings(record)):
@@ -121,7 +121,7 @@ def findings_page(records: Iterable[Record]) -> str:
     return FINDINGS + "\n".join(lines or ["No record shows anything.", ""])
 
 
-def environment_page(record: Record) -> str:
+def environment_page(record: QualityRecord) -> str:
     again = record.reproducible
     lines = [
         f"# {record.environment}",
@@ -171,7 +171,7 @@ def environment_page(record: Record) -> str:
     return "\n".join(lines)
 
 
-def figures(record: Record) -> Iterator[list[str]]:
+def figures(record: QualityRecord) -> Iterator[list[str]]:
     """Every plain figure, and why those that are missing are."""
     for name in ("deterministic", "cost", "shape", "policy"):
         section = getattr(record, name)
@@ -217,7 +217,7 @@ def pack(directory: Path) -> None:
             print(f"left out: {record.name}: {record.reproducible.detail[:200]}")
             continue
         made_with = {"options": options_of(record.settings)}
-        found[record.name] = Record.model_validate(_portable(record.model_dump() | made_with))
+        found[record.name] = QualityRecord.model_validate(_portable(record.model_dump() | made_with))
     target = Path(files.__file__).parent / files.SHIPPED
     target.write_bytes(files.packed(found.values()))
     print(f"{len(found)} records, {target.stat().st_size / 1000:.0f} kB in {target.name}")

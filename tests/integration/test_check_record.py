@@ -13,7 +13,7 @@ from check_support import PARIS, home_with, message, recorded
 from scripted_chat import scripted_chat
 
 from gymgate.check.record.files import load_record
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import QualityRecord
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 
@@ -29,7 +29,9 @@ def with_tool() -> str:
     return json.dumps(record)
 
 
-def gymgate(config: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Record]:
+def gymgate(
+    config: Path, fault: str, *options: str
+) -> tuple[subprocess.CompletedProcess[str], QualityRecord]:
     """Check with every threshold; the command, and the record that it wrote."""
     path = config.parents[3] / "record.json"
     command = [

@@ -179,7 +179,7 @@ def test_servers_in_the_job_and_the_end_of_its_walltime(slurm: Path, tmp_path: P
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serve = f"m --slurm-nodes --port {port} --wait 60"
+    serve = f"m --slurm-nodes --port {port} --start-timeout 60"
     started = time.monotonic()
     submit(
         output,

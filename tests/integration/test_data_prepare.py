@@ -172,7 +172,7 @@ def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) 
     bad = [line for line in told if line.startswith("bad row")]
     assert "_train.jsonl:3: responses_create_params.no_such_setting: Extra inputs are not permitted" in bad[1]
     assert (
-        "_train.jsonl:4: has no responses_create_params.input and no prompt to put to it ('question')"
+        "_train.jsonl:4: has no responses_create_params.input, and there is no prompt to fill with its fields ('question')"
         in bad[2]
     )
     hub.requests.clear()

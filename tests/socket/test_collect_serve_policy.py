@@ -127,7 +127,7 @@ def _other_than(pid: int, url: str) -> int:
 
 
 def test_a_server_that_does_not_start_is_not_tried_again(vllm: Path) -> None:
-    done = said("broken", "--wait", "20")
+    done = said("broken", "--start-timeout", "20")
     assert done.returncode == 1
     assert (
         "gymgate: server-1 ended with code 1 before it answered; its last line of output: ValueError: no such model: broken"
@@ -137,7 +137,7 @@ def test_a_server_that_does_not_start_is_not_tried_again(vllm: Path) -> None:
 
 
 def test_waiting_has_an_end(vllm: Path) -> None:
-    done = said("slow", "--wait", "1")
+    done = said("slow", "--start-timeout", "1")
     assert done.returncode == 1
     assert "gymgate: no answer after 1 s from server-1 (http://127.0.0.1:" in done.stderr
     until_gone(notes(vllm)[0]["pid"])

@@ -1,4 +1,4 @@
-"""`gymgate serve --replay`: a policy made of recordings, for any client, as a process, in a thread and on this loop."""
+"""`gymgate serve`: a policy made of recordings, for any client, as a process, in a thread and on this loop."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ async def test_in_process_and_pinned(recorded: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_it_cleanly(recorded: Path, number: signal.Signals) -> None:
-    argv = [sys.executable, "-m", "gymgate", "serve", "--replay", "--replay-file", str(recorded)]
+    argv = [sys.executable, "-m", "gymgate", "serve", "--replay-file", str(recorded)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -194,7 +194,6 @@ def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
     ("args", "said"),
     [
         (["--replay"], "name an environment"),
-        (["mcqa"], "give --replay"),
         (["--replay", "--replay-file", "x.jsonl", "--index", "-1"], "--index"),
     ],
 )

@@ -16,7 +16,7 @@ from gymgate.check import CheckRequest
 from gymgate.check.record import files
 from gymgate.check.record.bench import Bench
 from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.record import Record, record_of
+from gymgate.check.record.record import QualityRecord, record_of
 from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)
 
 
-def record(**sections: Any) -> Record:
+def record(**sections: Any) -> QualityRecord:
     about = {
         "environment": "mine",
         "kind": "config",
@@ -35,7 +35,7 @@ def record(**sections: Any) -> Record:
         "date": "2026-11-22",
     }
     verdict = {"verdict": "match", "matched": 2, "compared": 2}
-    return Record.model_validate({**about, "reproducible": verdict, **sections})
+    return QualityRecord.model_validate({**about, "reproducible": verdict, **sections})
 
 
 def answers(**means: float) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
     files.save_record(path, SOUND)
     assert files.load_record(path) == SOUND
     (line,) = files.packed([SOUND]).splitlines()
-    assert Record.model_validate_json(line) == SOUND
+    assert QualityRecord.model_validate_json(line) == SOUND
     path.write_text("{}")
     with pytest.raises(DataError, match=r"holds no record of gymgate check: environment: Field required$"):
         files.load_record(path)

@@ -19,9 +19,10 @@ OWN_TEXT = {
         "--all",
         "--dry-run",
     ),  # rows are run or written; what all are depends on the command
-    *("--seeds", "--model", "--data", "--env", "--agent", "--config", "--host", "--port", "--timeout"),
+    *("--seeds", "--model", "--data", "--env", "--agent", "--config", "--host", "--port"),
 }
 """Options whose help and default say what they are in each command."""
+OWN_DEFAULT = {"--timeout", "--start-timeout"}
 OWN_TYPE = {"--output", "--port"}
 """A file or a directory, one or several; 0 is a port where a free one may be taken."""
 SHORT = {
@@ -63,7 +64,9 @@ def meaning(name: str, option: click.Option) -> dict[str, Any]:
     if name not in OWN_TYPE:
         found |= {"type": option.type.to_info_dict(), "multiple": option.multiple}
     if name not in OWN_TEXT:
-        found |= {"help": option.help, "default": option.default, "metavar": option.metavar}
+        found |= {"help": option.help, "metavar": option.metavar}
+        if name not in OWN_DEFAULT:
+            found |= {"default": option.default}
     return found
 
 

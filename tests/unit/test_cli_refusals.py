@@ -23,7 +23,6 @@ from gymgate.stack import ray_nodes
         ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),
         ("run mcqa -m m", "-m needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
-        ("run mcqa -b http://h/v1 --replay", "--replay needs no endpoint"),
         ("collect mcqa -o {tmp}/x -m m", "-m needs an endpoint"),
         (
             "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling temperature=.nan",
@@ -122,7 +121,7 @@ def test_a_release_is_a_version(version: str) -> None:
         "run mcqa --wait-for-policy nan",
         "collect mcqa -o x --timeout inf",
         "check mcqa --timeout nan",
-        "data prepare mcqa --timeout inf",
+        "data prepare mcqa --prepare-timeout inf",
     ],
 )
 def test_seconds_are_finite(words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -306,7 +306,7 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
     [row] = summary_rows(read_runs([path]))
     assert (row["environment"], row["tasks"], row["pass@2"]) == ("a", 3, pytest.approx(2 / 3))
     path.write_text('{"reward": 1}\n')
-    with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: not one of NeMo Gym's rollouts"):
+    with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: not a rollout of NeMo Gym's collector"):
         read_runs([path])
 
 
@@ -337,7 +337,7 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
     assert "agent_run_error" in page
     assert "500, attempt 1" in page
     (tmp_path / "r_failures.jsonl").write_text("{}\n")
-    with pytest.raises(GymgateError, match=r"r_failures\.jsonl:1: not one of NeMo Gym's rollouts"):
+    with pytest.raises(GymgateError, match=r"r_failures\.jsonl:1: not a rollout of NeMo Gym's collector"):
         read_runs([path])
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _VERDICTS = ("match", "differs", "blocked", "incomplete", "failed")
 _AGENTS = "responses_api_agents"
 _file = click.Path(path_type=Path, dir_okay=False)
-_limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True)
+_limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True, metavar="SECONDS")
 
 
 @click.command("check")
@@ -72,11 +72,11 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @set_option
 @sandbox_option
 @env_var_option
-@_limit("--start-timeout", default=150.0, help="Seconds until all servers listen.")
+@_limit("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
 @_limit(
     "--timeout",
     default=180.0,
-    help="Seconds per rollout. Agents that start a program for each rollout may need more.",
+    help="Seconds per rollout.",
 )
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")

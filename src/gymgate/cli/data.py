@@ -81,7 +81,7 @@ def command() -> None:
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
 @click.option(
-    "--timeout",
+    "--prepare-timeout",
     "timeout_s",
     type=Seconds(0, min_open=True),
     default=14400.0,
@@ -173,7 +173,7 @@ def _print(manifest: Manifest, target: Path) -> None:
         rows.append((str(target / name), str(note.rows), ", ".join(note.agents), note.sha256[:16], hint))
     print_table(("file", "rows", "agents", "sha256", ""), rows, fixed=2)
     first = next(iter(manifest.files))
-    log(f"run them: gymgate run {manifest.environment} --data {target / first} -b URL")
+    log(f"next: gymgate run {manifest.environment} --data {target / first} -b URL")
 
 
 @command.command("blend")

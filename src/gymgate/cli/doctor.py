@@ -41,6 +41,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
     type=Seconds(0, min_open=True),
     default=300.0,
     show_default=True,
+    metavar="SECONDS",
     help="Seconds per rollout.",
 )
 @json_option

@@ -164,7 +164,7 @@ def _load(path: Path) -> Mapping[str, Any]:
         value = LOADERS[path.suffix](path.read_text())
     except KeyError:
         raise ConfigError(
-            f"config file {str(path)!r} is neither TOML, JSON nor YAML, by its suffix"
+            f"config file {str(path)!r}: its name must end in .toml, .json, .yaml or .yml"
         ) from None
     except OSError as error:
         raise ConfigError(f"config file {str(path)!r} cannot be read: {error.strerror}") from None

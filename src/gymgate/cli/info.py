@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gymgate.catalog import EnvConfig, Environment
-    from gymgate.check.record.record import Record
+    from gymgate.check.record.record import QualityRecord
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
@@ -99,7 +99,7 @@ def _config_description(config: EnvConfig) -> dict[str, Any]:
     }
 
 
-def _record(record: Record) -> None:
+def _record(record: QualityRecord) -> None:
     """The shipped record in short."""
     from gymgate.check.record.findings import findings
 

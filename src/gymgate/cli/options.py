@@ -136,11 +136,6 @@ sampling_option = click.option(
     metavar="KEY=VALUE",
     help="Field set in every policy call, such as temperature=0.7. Repeatable.",
 )
-replay_option = click.option(
-    "--replay",
-    is_flag=True,
-    help="Answer from recorded rollouts, as `gymgate run` does without -b; no model, no key.",
-)
 replay_file_option = click.option(
     "--replay-file",
     "files",

@@ -35,7 +35,7 @@ _OPTIONS = (
         "record of the same settings is not checked again.",
     ),
     click.option(
-        "-n", "--rows", "rows", type=click.IntRange(1), help="Packaged rows for the model of -b. [all]"
+        "-n", "--rows", type=click.IntRange(1), metavar="N", help="Packaged rows for the model of -b. [all]"
     ),
     click.option(
         "--max-constant-reward",

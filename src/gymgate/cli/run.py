@@ -22,7 +22,6 @@ from gymgate.cli.options import (
     json_option,
     repeats_option,
     replay_file_option,
-    replay_option,
     rows_option,
 )
 from gymgate.cli.output import log, print_json
@@ -33,7 +32,7 @@ from gymgate.collection.plan import NO_KEY
 from gymgate.collection.progress import EnvironmentMetrics, RunProgress
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import DataError
 from gymgate.rollout import Rollout
 
 
@@ -44,7 +43,6 @@ from gymgate.rollout import Rollout
 @repeats_option
 @concurrency_option
 @endpoint_options
-@replay_option
 @replay_file_option
 @environment_options
 @gym_option
@@ -55,15 +53,13 @@ from gymgate.rollout import Rollout
     help="Append each result to this JSONL file as soon as it is there.",
 )
 @json_option
-def command(as_json: bool, concurrency: int, replay: bool, output: Path | None, **options: Any) -> None:
+def command(as_json: bool, concurrency: int, output: Path | None, **options: Any) -> None:
     """Run rows with a policy, score them, and print a table.
 
     Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
     (agent_ref). Failed rollouts are not retried. Exits with 1 if a rollout failed and with 130 if interrupted, after a
     table of what was done.
     """
-    if replay and (urls := options["endpoint"].urls):
-        raise ConfigError(f"--replay needs no endpoint, and -b names one: {urls}")
     with showing_progress() as (show, progress_log):
         run = make_collection(
             **options,

@@ -11,7 +11,7 @@ from typing import Any, Self
 import click
 
 from gymgate.cli.interrupts import run_interruptibly
-from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option, replay_option
+from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
@@ -20,7 +20,7 @@ from gymgate.stack.sync import LoopThread
 
 @click.command("serve")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@replay_option
+@click.option("--replay", is_flag=True, hidden=True, expose_value=False)  # what it does anyway
 @replay_file_option
 @click.option(
     "--index", type=click.IntRange(0), metavar="N", help="Answer only from recording N, counted from 0."
@@ -30,7 +30,6 @@ from gymgate.stack.sync import LoopThread
 @gym_option
 def command(
     environments: tuple[str, ...],
-    replay: bool,
     files: tuple[str, ...],
     index: int | None,
     host: str,
@@ -42,11 +41,6 @@ def command(
     It answers chat-completions, Responses and Anthropic messages calls, plain and streamed, with the rollouts recorded for
     ENV. Prints its base URL when it is ready, and runs until it is interrupted. Any API key is accepted.
     """
-    if not replay and not files:
-        raise ConfigError(
-            "gymgate serve answers from recorded rollouts: give --replay, or --replay-file FILE; to run rollouts, use "
-            "gymgate run"
-        )
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
     paths = [*_recording_files(environments, gym), *files]
@@ -77,7 +71,7 @@ def _recording_files(environments: Sequence[str], runtime: RuntimeConfig | None)
 
 
 class ReplayServer:
-    """`gymgate serve --replay` in a thread of this process, for callers without an event loop; a context manager.
+    """`gymgate serve` in a thread of this process, for callers without an event loop; a context manager.
 
     Answers from the rollouts recorded for environments and from files of recordings. Raises `ConfigError` for an
     environment without recordings.

@@ -44,7 +44,7 @@ from gymgate.errors import ConfigError
     show_default=True,
 )
 @click.option(
-    "--timeout",
+    "--step-timeout",
     type=Seconds(0, min_open=True),
     default=600.0,
     show_default=True,
@@ -63,7 +63,7 @@ def command(
     host: str,
     port: int,
     max_sessions: int,
-    timeout: float,
+    step_timeout: float,
     gym: RuntimeConfig,
 ) -> None:
     """Serve an environment to OpenEnv clients.
@@ -103,7 +103,7 @@ def command(
                 rows,
                 listener=listener,
                 max_sessions=max_sessions,
-                timeout_s=timeout,
+                timeout_s=step_timeout,
                 ready=ready,
                 progress=log,
             )

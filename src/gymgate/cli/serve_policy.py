@@ -77,11 +77,12 @@ GRACE_S = 60.0
     help="Address that answers when the sandbox is ready, such as http://127.0.0.1:6000/health.",
 )
 @click.option(
-    "--wait",
+    "--start-timeout",
     type=Seconds(0, min_open=True),
     default=1800.0,
     show_default=True,
-    help="Seconds until every server must answer.",
+    metavar="SECONDS",
+    help="Seconds in which every server must answer.",
 )
 @click.option(
     "--restarts",
@@ -105,7 +106,7 @@ def command(
     sandbox: str | None,
     sandbox_url: str | None,
     slurm_nodes: bool,
-    wait: float,
+    start_timeout: float,
     restarts: int,
     logs: Path | None,
     program: str | None,
@@ -148,7 +149,7 @@ def command(
             logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"--logs {logs} cannot be made: {error.strerror}") from error
-        code = asyncio.run(_serve(servers, urls, logs, wait, restarts, child))
+        code = asyncio.run(_serve(servers, urls, logs, start_timeout, restarts, child))
     if code:
         raise click.exceptions.Exit(code)
 
@@ -213,7 +214,12 @@ async def _run(child: ChildProcess) -> int:
 
 
 async def _serve(
-    servers: Sequence[Server], urls: str, logs: Path, wait: float, restarts: int, child: ChildProcess | None
+    servers: Sequence[Server],
+    urls: str,
+    logs: Path,
+    start_timeout: float,
+    restarts: int,
+    child: ChildProcess | None,
 ) -> int:
     """Serve until a signal, the end of `child`, or a server's error; return the exit code."""
     task = asyncio.current_task()
@@ -232,7 +238,7 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     try:
         async with supervise(servers, logs, restarts=restarts, progress=log) as supervisor:
-            await supervisor.ready(wait)
+            await supervisor.ready(start_timeout)
             ready = True
             if child is None:
                 click.echo(urls)

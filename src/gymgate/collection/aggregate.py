@@ -124,7 +124,9 @@ def _read_policy(
             first = run, compared
             collected.policy, collected.created = compared["policy"], value.get("created")
         elif changed := differences(first[1], compared):
-            raise ConfigError(f"{first[0]} and {run} are of different policies ({'; '.join(changed)})")
+            raise ConfigError(
+                f"{first[0]} and {run} have different policies ({'; '.join(changed)}); aggregate them apart"
+            )
 
 
 def _missing(

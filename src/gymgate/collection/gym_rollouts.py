@@ -96,7 +96,7 @@ def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, value in read_values(path):
         if TASK not in value or ROLLOUT not in value:
             raise DataError(
-                f"{path}:{line}: not one of NeMo Gym's rollouts: it has no {TASK} or no {ROLLOUT}",
+                f"{path}:{line}: not a rollout of NeMo Gym's collector: it lacks {TASK} or {ROLLOUT}",
                 path=str(path),
                 line=line,
             )

@@ -21,7 +21,9 @@ class RowReader:
             self._opened[source] = rows, _positions(rows)
         rows, positions = self._opened[source]
         if key not in positions:
-            raise DataError(f"{source} no longer has row {key}", path=source)
+            raise DataError(
+                f"{source} has changed: row {key} is not there; put the former file back", path=source
+            )
         return rows[positions[key]].data
 
 

@@ -51,7 +51,9 @@ class SlurmJob:
 
     def __post_init__(self) -> None:
         if (self.shards is None) == (self.seeds is None):
-            raise ConfigError("the array goes over --shards N or over --seeds LIST: give one of them")
+            raise ConfigError(
+                "give either --shards N or --seeds LIST: each array task runs one shard or one seed"
+            )
         if self.shards is not None and self.shards < 1:
             raise ConfigError(f"there must be at least one shard, not {self.shards}")
         own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]

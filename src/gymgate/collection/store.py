@@ -167,7 +167,10 @@ def read_run(path: Path) -> dict[str, Any]:
     except orjson.JSONDecodeError as error:
         raise DataError(f"{path / RUN} is not JSON: {error}", path=str(path / RUN)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT or "settings" not in value:
-        raise DataError(f"{path / RUN} is not of this gymgate's format", path=str(path / RUN))
+        raise DataError(
+            f"{path / RUN} was not written by gymgate, or by a release whose runs this one cannot read",
+            path=str(path / RUN),
+        )
     return value
 
 

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server without keys in front of recorded rollouts, which `gymgate serve --replay` runs."""
+"""An OpenAI-compatible server without keys in front of recorded rollouts, which `gymgate serve` runs."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def run_program(
             last = event["event"]
             yield event
         if timed_out.is_set():
-            limit = f"{timeout_s:g} s and was ended; --timeout gives it more"
+            limit = f"{timeout_s:g} s and was ended; --prepare-timeout gives it more"
             raise SetupError(f"the preparation took longer than {limit}")
         if last not in LAST_EVENTS:
             status = process.wait(KILL_TIMEOUT_S)

@@ -64,7 +64,7 @@ class Recipe:
 
 
 class UnusableInterpreterError(Exception):
-    """The release cannot be installed for this interpreter, or does not import on it; another one may do."""
+    """The release cannot be installed for this interpreter, or this interpreter cannot import it; another one may."""
 
 
 def inspect_interpreter(python: Path) -> tuple[Path, str]:
@@ -227,7 +227,7 @@ class Installation:
                 run_command(command, env=clean_env(), cwd=empty, timeout_s=_CHECK_TIMEOUT_S)
             except CommandError as error:
                 raise UnusableInterpreterError(
-                    f"NeMo Gym does not import on {self.interpreter}: {error.last_line}"
+                    f"{self.interpreter} cannot import NeMo Gym: {error.last_line}"
                 ) from error
 
     @contextlib.contextmanager

@@ -146,7 +146,7 @@ class Supervisor:
             except TimeoutError:
                 late = next(each for each in self._servers if not each.was_ready)
                 raise StackStartError(
-                    f"no answer after {within_s:g} s from {self._waiting()}; wait longer with --wait{late.last_line}",
+                    f"no answer after {within_s:g} s from {self._waiting()}; wait longer with --start-timeout{late.last_line}",
                     server=late.server.name,
                     log_tail=late.tail(),
                 ) from None

@@ -211,7 +211,9 @@ class RayPool:
         return {"calls": calls, "replicas": replicas, "nodes": nodes}
 
     async def _open_route(self, message: dict[str, Any], _: bytes) -> None:
-        raise ConfigError("a route is reached only from its own node; open it on a stack of this machine")
+        raise ConfigError(
+            "a route is reached only from its own node, so a Ray cluster opens none; open it on a stack of this machine"
+        )
 
     async def _policy(self, message: dict[str, Any], request: bytes) -> Reply:
         """Pass a call of a callable on to the process that registered it."""

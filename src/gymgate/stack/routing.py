@@ -153,7 +153,7 @@ def _with_metadata(params: Mapping[str, Any], entries: Mapping[str, str]) -> dic
     merged = {**metadata, **entries}
     if len(merged) > MAX_METADATA:
         raise DataError(
-            f"row has {len(merged) - len(entries)} metadata entries; this agent needs one of the "
-            f"{MAX_METADATA} that the Responses API allows"
+            f"row has {len(merged) - len(entries)} metadata entries; the Responses API allows {MAX_METADATA}, and this agent "
+            f"carries the rollout's key in {len(entries)} more: remove some"
         )
     return {**params, "metadata": merged}

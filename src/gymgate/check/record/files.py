@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 from pydantic import ValidationError
 
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import QualityRecord
 from gymgate.errors import DataError
 from gymgate.files import replacing
 
@@ -22,12 +22,12 @@ def record_path(target: Path, name: str) -> Path:
     return target if target.suffix == ".json" else target / f"{name}.json"
 
 
-def load_record(path: Path) -> Record | None:
+def load_record(path: Path) -> QualityRecord | None:
     """Read a record; `None` if there is no file. Raises `DataError` for any other file."""
     if not path.exists():
         return None
     try:
-        return Record.model_validate_json(path.read_bytes())
+        return QualityRecord.model_validate_json(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
     except ValidationError as error:
@@ -36,13 +36,13 @@ def load_record(path: Path) -> Record | None:
         raise DataError(f"{path} holds no record of gymgate check: {reason}", path=str(path)) from error
 
 
-def save_record(path: Path, record: Record) -> None:
+def save_record(path: Path, record: QualityRecord) -> None:
     """Write a record. The file is replaced whole or not at all."""
     with replacing(path) as file:
         file.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
 
 
-def packed(records: Iterable[Record]) -> bytes:
+def packed(records: Iterable[QualityRecord]) -> bytes:
     """Records as they ship: one a line, without what is unset and without options."""
     ordered = sorted(records, key=lambda record: record.name)
     dumped = (
@@ -51,14 +51,14 @@ def packed(records: Iterable[Record]) -> bytes:
     return b"".join(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE) for each in dumped)
 
 
-def shipped_record(kind: str, environment: str, version: str) -> Record | None:
+def shipped_record(kind: str, environment: str, version: str) -> QualityRecord | None:
     """The record that ships for an environment of a release."""
     name = f"{kind}/{environment}-{version}"
     return next((record for record in shipped_records() if record.name == name), None)
 
 
 @cache
-def shipped_records() -> tuple[Record, ...]:
+def shipped_records() -> tuple[QualityRecord, ...]:
     """The records in the package, in the order of their names."""
     lines = (resources.files("gymgate.check.record") / SHIPPED).read_bytes().splitlines()
-    return tuple(Record.model_validate_json(line) for line in lines)
+    return tuple(QualityRecord.model_validate_json(line) for line in lines)

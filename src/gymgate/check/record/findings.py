@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from gymgate.check.probe import IGNORANT
-from gymgate.check.record.record import Record
+from gymgate.check.record.record import QualityRecord
 from gymgate.check.record.sections import ANSWERS, CASES, Case
 
 CASE_TEXTS: dict[Case, str] = {
@@ -35,7 +35,7 @@ class Thresholds(NamedTuple):
     """No number where the judge, a tool or the policy failed."""
 
 
-def findings(record: Record) -> Iterator[str]:
+def findings(record: QualityRecord) -> Iterator[str]:
     """One sentence for everything that deserves a look."""
     if record.reproducible.verdict == "differs":
         again = f"{record.reproducible.matched} of {record.reproducible.compared}"
@@ -45,7 +45,7 @@ def findings(record: Record) -> Iterator[str]:
     yield from dishonest(record)
 
 
-def changing(record: Record) -> Iterator[str]:
+def changing(record: QualityRecord) -> Iterator[str]:
     """Rewards that change, or that do not come at all."""
     if (again := record.deterministic) is None:
         return
@@ -57,7 +57,7 @@ def changing(record: Record) -> Iterator[str]:
         yield f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
 
 
-def constant(record: Record, limit: float | None = None) -> Iterator[str]:
+def constant(record: QualityRecord, limit: float | None = None) -> Iterator[str]:
     """Answers that solve nothing and earn more than `limit` on the mean; without a limit, more than 0 in any row.
 
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
@@ -79,7 +79,7 @@ def constant(record: Record, limit: float | None = None) -> Iterator[str]:
             )
 
 
-def dishonest(record: Record) -> Iterator[str]:
+def dishonest(record: QualityRecord) -> Iterator[str]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
         case = record.failures.cases.get(name) if record.failures else None
@@ -94,7 +94,7 @@ def dishonest(record: Record) -> Iterator[str]:
             yield f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
 
 
-def missed(record: Record, wanted: Thresholds) -> Iterator[str]:
+def missed(record: QualityRecord, wanted: Thresholds) -> Iterator[str]:
     """Every threshold that the record does not meet. What could not be measured meets none."""
     why = record.missing.get
     everything = why("all", "")

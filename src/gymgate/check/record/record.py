@@ -50,7 +50,7 @@ class Reproducible(Config):
     """The first of the rewards that differ."""
 
 
-class Record(Config):
+class QualityRecord(Config):
     """The quality record of one environment of one nemo-gym release."""
 
     schema_version: Literal[1] = 1
@@ -94,14 +94,14 @@ class Record(Config):
         return f"{self.kind}/{self.environment}-{self.nemo_gym}"
 
 
-def record_of(result: CheckResult) -> Record:
+def record_of(result: CheckResult) -> QualityRecord:
     """Return the record of a check."""
     sections = result.sections or Sections()
     fields = {name: getattr(sections, name) for name in Sections.model_fields}
     if result.sections is None:
         fields["missing"] = {"all": f"nothing could be run: {result.detail or result.verdict}"}
     differing = [row for row in result.rows if row.verdict == "differs" and row.recorded is not None]
-    return Record(
+    return QualityRecord(
         environment=result.environment,
         kind=result.kind,
         nemo_gym=result.version,

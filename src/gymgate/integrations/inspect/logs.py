@@ -54,7 +54,7 @@ def export_log(runs: Iterable[Path], output: Path) -> int:
     cannot be written.
     """
     if output.suffix not in (".eval", ".json"):
-        raise ConfigError(f"Inspect's logs end in .eval or .json, not as {str(output)!r} does")
+        raise ConfigError(f"-o {str(output)!r}: the name of an Inspect log must end in .eval or .json")
     paths = expand(runs)
     log = asyncio.run(_log_of(paths))
     recompute_metrics(log)

@@ -89,7 +89,7 @@ class Episode(ABC):
                 content = await answer.read()
         except TimeoutError:
             raise StackLostError(
-                f"Timed out after {self._timeout_s:g} s waiting for {path} of {self.server!r}; raise --timeout"
+                f"Timed out after {self._timeout_s:g} s waiting for {path} of {self.server!r}; raise --step-timeout"
             ) from None
         except aiohttp.ClientError as error:
             raise StackLostError(f"server {self.server!r} broke the connection at {path}: {error}") from error

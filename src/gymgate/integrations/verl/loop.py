@@ -47,7 +47,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """Run one rollout of the row in `kwargs` and return all of its segments; to verl's v0 worker, the longest one."""
         if self.rollout_config.get("enable_rollout_routing_replay", False):
             raise ConfigError(
-                "actor_rollout_ref.rollout.enable_rollout_routing_replay: routed experts are not carried through Gym's agents"
+                "actor_rollout_ref.rollout.enable_rollout_routing_replay must be false: NeMo Gym agents return no routed experts"
             )
         environment, row = self._row(kwargs)
         worker = self._worker()

@@ -117,7 +117,8 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
     elif not isinstance(params, dict) or "input" not in params:
         keys = ", ".join(repr(key) for key in list(row)[:5])
         raise ValueError(
-            f"has no responses_create_params.input and no prompt to put to it ({keys}); --prompt FILE gives one"
+            f"has no responses_create_params.input, and there is no prompt to fill with its fields ({keys}); "
+            "give one with --prompt FILE"
         )
     request: Any = importlib.import_module("nemo_gym.base_resources_server").BaseRunRequest
     try:
