@@ -79,7 +79,7 @@ async def test_code_is_run_and_scored_through_ray() -> None:
                 if name in RAY:
                     variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")  # noqa: ASYNC240
                     assert b"RAY_AUTH_MODE=token" in variables
-        await asyncio.wait([checking], timeout=0.2)
+        await asyncio.wait([checking], timeout=0.5)  # a look takes a tenth of a second of processor time
     assert all(seen.get(name) for name in RAY), seen
     assert set().union(*seen.values()) <= LOOPBACK, seen
     (outcome,) = await checking

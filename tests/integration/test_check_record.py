@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from check_support import PARIS, home_with, message, recorded
+from click.testing import CliRunner
 from scripted_chat import scripted_chat
 
+import gymgate.check
+from gymgate.check import CheckRequest
 from gymgate.check.record.files import load_record
 from gymgate.check.record.record import QualityRecord
+from gymgate.cli import cli
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 
@@ -29,7 +34,7 @@ def with_tool() -> str:
     return json.dumps(record)
 
 
-def gymgate(
+def measured(
     config: Path, fault: str, *options: str
 ) -> tuple[subprocess.CompletedProcess[str], QualityRecord]:
     """Check with every threshold; the command, and the record that it wrote."""
@@ -57,7 +62,7 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
         return "Paris" if "France" in asked else "Milan"
 
     with scripted_chat(answer) as url:
-        done, record = gymgate(config, "none", "--reproducible", "-b", url, "-m", "scripted")
+        done, record = measured(config, "none", "--reproducible", "-b", url, "-m", "scripted")
     assert missed(done) == []
     assert "scripted: pass@1 0.500 ± 0.500, 2 rows" in done.stdout
     assert (record.reproducible.verdict, record.reproducible.matched) == ("match", 3)
@@ -94,7 +99,7 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
 
 
 def test_an_environment_that_rewards_the_empty_answer_is_caught(tmp_path: Path) -> None:
-    done, record = gymgate(home_with(tmp_path, PARIS, ROME), "empty")
+    done, record = measured(home_with(tmp_path, PARIS, ROME), "empty")
     (finding,) = missed(done)
     assert finding == (
         "--max-constant-reward 0.05: an empty answer earns 1 on the mean, above 0 in 2 of 2 rows; "
@@ -105,7 +110,7 @@ def test_an_environment_that_rewards_the_empty_answer_is_caught(tmp_path: Path) 
 
 
 def test_an_environment_that_gives_random_rewards_is_caught(tmp_path: Path) -> None:
-    done, record = gymgate(home_with(tmp_path, PARIS, ROME), "random")
+    done, record = measured(home_with(tmp_path, PARIS, ROME), "random")
     found = missed(done)
     again = "--deterministic: scored again, 2 of 2 rollouts get another reward; example_rollouts:1: 0."
     assert any(line.startswith(again) for line in found)
@@ -115,7 +120,7 @@ def test_an_environment_that_gives_random_rewards_is_caught(tmp_path: Path) -> N
 
 
 def test_an_environment_that_crashes_on_a_long_answer_is_caught(tmp_path: Path) -> None:
-    done, _ = gymgate(home_with(tmp_path, PARIS, ROME), "long")
+    done, _ = measured(home_with(tmp_path, PARIS, ROME), "long")
     (finding,) = missed(done)
     assert finding.startswith("--honest: no reward if the answer has a quarter of a million characters, in ")
 
@@ -128,7 +133,7 @@ def test_an_environment_that_swallows_its_judges_failure_is_caught(
     tmp_path: Path, fault: str, outcome: Any
 ) -> None:
     config = home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0, **JUDGED))
-    done, record = gymgate(config, fault)
+    done, record = measured(config, fault)
     honest = [line for line in missed(done) if line.startswith("--honest")]
     expected = ["--honest: a reward (0) if its judge does not answer, in 1 of 1 rollouts"]
     assert honest == (expected if outcome == "number" else [])
@@ -148,26 +153,27 @@ def test_info_shows_the_record_that_ships() -> None:
     assert "\n  verdict: match, 5 of 5 recorded rewards\n" in done
 
 
-def test_a_sweep_resumes(tmp_path: Path) -> None:
+def test_a_sweep_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record with equal settings is not made again, one with others is."""
+    arguments = ["check", "example_single_tool_call", "--record", str(tmp_path)]
 
-    def sweep(*options: str) -> str:
-        command = [
-            sys.executable,
-            "-m",
-            "gymgate",
-            "check",
-            "example_single_tool_call",
-            "--record",
-            str(tmp_path),
-        ]
-        return subprocess.run(
-            [*command, *options], capture_output=True, text=True, timeout=500, check=True
-        ).stderr
+    def sweep() -> str:
+        command = [sys.executable, "-m", "gymgate", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stderr
 
-    sweep()
+    assert "record in" in sweep()
     path = tmp_path / "resources_servers" / "example_single_tool_call-0.7.0.json"
     written = path.read_bytes()
     assert "not checked again: 1 of 1" in sweep()
     assert path.read_bytes() == written
-    assert "record in" in sweep("--timeout", "100")
+    asked: list[CheckRequest] = []
+
+    async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[Any]:
+        asked.extend(wanted)
+        return []
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    for timeout, again in (("180", []), ("100", [100.0])):
+        asked.clear()
+        assert CliRunner().invoke(cli, [*arguments, "--timeout", timeout]).exit_code == 0
+        assert [request.row_timeout_s for request in asked] == again

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -71,15 +72,21 @@ def packaged(environment: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A hub, and a cache of this test's own that has the runtimes made before."""
-    runtimes = cache_dir() / "runtimes"
+@pytest.fixture(scope="module")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the runtimes made before; the catalog of a release is read into it once."""
     ensure_runtime(RuntimeConfig())
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "runtimes").symlink_to(runtimes)
+    path = tmp_path_factory.mktemp("cache")
+    (path / "runtimes").symlink_to(cache_dir() / "runtimes")
+    return path
+
+
+@pytest.fixture
+def hub(shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub, and a cache without data."""
+    shutil.rmtree(shared_cache / "data", ignore_errors=True)
     with serving(Hub()) as hub:
-        monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("GYMGATE_CACHE", str(shared_cache))
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "huggingface"))
         for name in ("HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
@@ -128,7 +135,9 @@ def test_a_benchmark_is_put_to_its_prompt_and_runs(hub: Hub, tmp_path: Path) -> 
 
 
 @pytest.mark.heavy
-def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(hub: Hub, tmp_path: Path) -> None:
+def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(
+    hub: Hub, shared_cache: Path, tmp_path: Path
+) -> None:
     rows = packaged("calendar")
     hub.repositories[CALENDAR] = {"train.jsonl": jsonl(rows[:4]), "validation.jsonl": jsonl(rows[4:])}
     first = prepared("calendar", tmp_path / "out")
@@ -146,9 +155,7 @@ def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(hub: Hub
     assert prepared("calendar", tmp_path / "out", told.append) == first
     assert hub.requests == []
     assert "calendar: train: fetched earlier" in told
-    (
-        tmp_path / "cache" / "data" / "nemo-gym-0.7.0" / "resources_servers/calendar/data/train.jsonl"
-    ).write_text("{")
+    (shared_cache / "data" / "nemo-gym-0.7.0" / "resources_servers/calendar/data/train.jsonl").write_text("{")
     third = prepared("calendar", tmp_path / "out", told.append)
     assert third.files["train.jsonl"].rows == 3, "a damaged file is fetched again"
     assert [request for request in hub.requests if "validation" in request] == []
@@ -185,7 +192,7 @@ def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) 
 
 @pytest.mark.heavy
 def test_a_gated_dataset_names_the_variable(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, shared_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = b"---\nconfigs:\n- config_name: gpqa_diamond\n  data_files: gpqa_diamond.csv\n---\n"
     columns = (
@@ -208,7 +215,11 @@ def test_a_gated_dataset_names_the_variable(
     monkeypatch.setenv("MY_TOKEN", "hf_good")
     assert prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN").files["benchmark.jsonl"].rows == 3
     found = subprocess.run(
-        ["grep", "-rl", "hf_good", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        ["grep", "-rl", "hf_good", str(tmp_path), str(shared_cache)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert found.stdout == "", "the token is written nowhere"
 

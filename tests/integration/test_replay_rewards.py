@@ -114,6 +114,7 @@ async def test_recorded_rewards_are_reproduced(lab: Lab, name: str) -> None:
     await check_reproduced(lab, name)
 
 
+@pytest.mark.heavy  # `test_stack_versions.py` runs 0.4.0 in the test lane
 @pytest.mark.parametrize("name", COMMON)
 async def test_recorded_rewards_are_reproduced_on_0_4(old_lab: Lab, name: str) -> None:
     await check_reproduced(old_lab, name)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from gymgate.api import load_catalog
+from gymgate.cli import main
 from gymgate.cli.serve import ReplayServer
 
 # The first use of a release installs it.
@@ -182,12 +183,14 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write results"),
     ],
 )
-def test_bad_input_is_one_line(args: list[str], said: str) -> None:
-    done = run(*args)
-    assert done.returncode != 0
-    assert done.stdout == ""
-    assert said in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+def test_bad_input_is_one_line(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *args])
+    out, err = capsys.readouterr()
+    assert ended.value.code
+    assert out == ""
+    assert said in err.splitlines()[-1]
+    assert "Traceback" not in err
 
 
 @contextmanager

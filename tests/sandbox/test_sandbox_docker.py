@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import pytest_asyncio
 from click.testing import CliRunner
 from sandbox_support import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 
-from gymgate import acquire
+from gymgate import acquire, acquire_sync
 from gymgate.cli import cli
-from gymgate.config import EnvironmentConfig, RolloutLimits
+from gymgate.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.runtime import containers as found_containers
 from gymgate.stack.client import Stack
 from gymgate.stack.containers import Containers
@@ -38,9 +38,17 @@ def in_docker(image: str, *settings: tuple[str, Any]) -> EnvironmentConfig:
     return fix_repo("docker", (IMAGE_OF, image), (NETWORK, "none"), *settings)
 
 
+@pytest.fixture(scope="module")
+def shared(docker: str) -> Iterator[StackConfig]:
+    """Of a stack that is up: each test has a lease of its own on it."""
+    config = stack_config(in_docker(docker))
+    with acquire_sync(config):
+        yield config
+
+
 @pytest_asyncio.fixture
-async def stack(docker: str) -> AsyncIterator[Stack]:
-    async with acquire(stack_config(in_docker(docker))) as stack:
+async def stack(shared: StackConfig) -> AsyncIterator[Stack]:
+    async with acquire(shared) as stack:
         yield stack
     assert await no_containers() is not None
 
@@ -55,7 +63,7 @@ async def test_a_repository_is_repaired_in_a_container_of_its_own(stack: Stack) 
     assert containers() == []
 
 
-@pytest.mark.heavy  # twenty at once, with one cancelled, are in the test lane below
+@pytest.mark.heavy  # eight at once, with one cancelled, are in the test lane below
 async def test_twenty_rollouts_each_have_a_container(stack: Stack) -> None:
     """Half of them repair the repository; each sees its own files only."""
     outputs: list[list[str]] = [[] for _ in range(20)]
@@ -111,16 +119,17 @@ async def held(stack: Stack, count: int, goes_on: asyncio.Event) -> tuple[list[a
     return tasks, [next(name for name in found if name in seen[0]) for seen in outputs]
 
 
-async def test_a_cancelled_rollouts_container_goes_and_nineteen_others_stay(stack: Stack) -> None:
+@pytest.mark.parametrize("count", [8, pytest.param(20, marks=pytest.mark.heavy)])
+async def test_a_cancelled_rollouts_container_goes_and_the_others_stay(stack: Stack, count: int) -> None:
     goes_on = asyncio.Event()
-    (cancelled, *tasks), (_, *others) = await held(stack, 20, goes_on)
+    (cancelled, *tasks), (_, *others) = await held(stack, count, goes_on)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     assert await no_containers(but=others) is not None
     assert sorted(await asyncio.to_thread(containers)) == sorted(others)
     goes_on.set()
-    assert [rollout.reward for rollout in await asyncio.gather(*tasks)] == [1.0] * 19
+    assert [rollout.reward for rollout in await asyncio.gather(*tasks)] == [1.0] * (count - 1)
 
 
 async def test_containers_are_gone_after_a_deadline_while_another_stays(stack: Stack) -> None:
@@ -202,7 +211,8 @@ async def test_containers_are_gone_after_a_server_was_killed(stack: Stack, serve
 
 
 async def test_containers_are_gone_after_the_daemon_was_killed(docker: str) -> None:
-    async with acquire(stack_config(in_docker(docker))) as stack:
+    own = stack_config(in_docker(docker), max_restarts=1)  # not the shared one
+    async with acquire(own) as stack:
         task = await begun(stack)
         os.kill((await stack.status())["pid"], signal.SIGKILL)
         await asyncio.wait([task])
