@@ -29,7 +29,7 @@ ROOMS = {
     "gateway": 5,
     "stack": 6,
     "api": 7,
-    "check": 7,
+    "check": 8,
     "preparation": 7,
     "serving": 7,
     "collection": 8,

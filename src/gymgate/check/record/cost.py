@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import statistics
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 from gymgate.check.processes import proportional_bytes
 from gymgate.check.record.bench import Bench, Subject
@@ -19,6 +17,7 @@ from gymgate.check.record.sections import Cost
 from gymgate.gateway.replay.conversation import Item
 from gymgate.rollout import ModelCall, Rollout
 from gymgate.stack.forkserver import descendants
+from gymgate.stack.hangs import ticks_of
 
 ALONE = 30
 """Rollouts one at a time, for the times."""
@@ -110,19 +109,11 @@ def _ended(call: ModelCall) -> float:
     return call.started_s + call.duration_s
 
 
-def _family(pids: Sequence[int]) -> list[int]:
-    return [each for pid in pids for each in (pid, *descendants(pid))]
-
-
 def _megabytes(pids: Sequence[int]) -> float:
-    return round(proportional_bytes(_family(pids)) / 1e6, 1)
+    family = [each for pid in pids for each in (pid, *descendants(pid))]
+    return round(proportional_bytes(family) / 1e6, 1)
 
 
 def _processor_s(pids: Sequence[int]) -> float:
-    """Seconds of processor time of the processes and of their children that ended."""
-    ticks = 0
-    for pid in _family(pids):
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """Seconds of processor time of the processes and of what they started."""
+    return sum(map(ticks_of, pids)) / os.sysconf("SC_CLK_TCK")

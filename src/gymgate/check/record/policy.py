@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import statistics
 
 from gymgate.check.record.bench import Bench, Unmeasured, reward_of
 from gymgate.check.record.sections import PolicyRewards
+from gymgate.collection.statistics import mean, standard_error
 from gymgate.rollout import Rollout
 
 AT_ONCE = 8
@@ -38,10 +37,10 @@ async def measure(bench: Bench) -> PolicyRewards:
         model=endpoint.model or endpoint.base_url,
         rows=len(rows),
         scored=len(rewards),
-        pass_at_1=statistics.fmean(rewards) if rewards else None,
-        standard_error=statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else None,
-        seconds=statistics.fmean(each.timing.total_s for each in done) if done else None,
-        turns=statistics.fmean(len(each.policy_calls) for each in done) if done else None,
-        output_tokens=statistics.fmean(counted) if counted else None,
+        pass_at_1=mean(rewards),
+        standard_error=standard_error(rewards),
+        seconds=mean([each.timing.total_s for each in done]),
+        turns=mean([len(each.policy_calls) for each in done]),
+        output_tokens=mean(counted),
         missing={"pass_at_1": errors[0][:300] if errors else "no reward"} if not rewards else {},
     )
