@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from agents_support import (
 )
 from stack_support import stack_config
 
-from gymgate.config import RolloutLimits, RuntimeConfig
+from gymgate.config import RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.runtime import ensure_runtime
-from gymgate.stack import acquire
+from gymgate.stack import acquire, acquire_sync
 
 ROLLOUTS = 8
 Json = dict[str, Any]
@@ -122,7 +122,6 @@ CLAUDE = {"model": "claude-sonnet-4", "anthropic_api_key": "none", "max_turns": 
 COMMON = {"concurrency": ROLLOUTS, "timeout": 400}
 LIGHT = {
     "simple": Case("simple_agent", row=with_a_tool, calls=2, tool="echo"),
-    "simple 0.4.0": Case("simple_agent", row=with_a_tool, calls=2, tool="echo", version="0.4.0"),
     "non_executing": Case("non_executing_simple_agent", row=with_a_tool, tool="echo"),
     "tool_simulation": Case("tool_simulation_agent"),
     "speed_bench": Case("speed_bench_agent", row=with_two_questions, calls=2),
@@ -131,6 +130,7 @@ LIGHT = {
     "own": Case("forgetful", calls=2, dialect="chat", make=environment_with_forgetful_agent),
 }
 HEAVY = {
+    "simple 0.4.0": Case("simple_agent", row=with_a_tool, calls=2, tool="echo", version="0.4.0"),
     **LANGGRAPH,
     "langchain_deepagents": Case(
         "langchain_deepagents_agent",
@@ -207,14 +207,32 @@ HEAVY = {
 }
 
 
-def cases() -> list[Any]:
-    light = [pytest.param(case, id=name, marks=pytest.mark.timeout(300)) for name, case in LIGHT.items()]
-    marks = [pytest.mark.heavy, pytest.mark.timeout(1200)]
-    return light + [pytest.param(case, id=name, marks=marks) for name, case in HEAVY.items()]
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackConfig]:
+    """Of a stack that is up, with an environment for each of `LIGHT`."""
+    directories = [tmp_path_factory.mktemp(case.agent) for case in LIGHT.values()]
+    made = zip(LIGHT.values(), directories, strict=True)
+    paths = [case.make(directory, case.agent, **case.settings) for case, directory in made]
+    roots = tuple(map(str, directories))
+    config = stack_config(*paths, component_roots=roots, agent_processes=ROLLOUTS)
+    with acquire_sync(config):
+        yield config
 
 
 @pytest.mark.gym
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", LIGHT)
+async def test_no_call_of_a_light_agent_reaches_another_rollouts_policy(
+    shared: StackConfig, name: str
+) -> None:
+    path = shared.environments[[*LIGHT].index(name)].name
+    await check_eight_rollouts(LIGHT[name], shared, path)
+
+
+@pytest.mark.gym
+@pytest.mark.heavy
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("case", HEAVY.values(), ids=HEAVY)
 async def test_no_call_reaches_another_rollouts_policy(case: Case, tmp_path: Path) -> None:
     path = case.make(tmp_path, case.agent, **case.settings)
     config = stack_config(
@@ -223,13 +241,17 @@ async def test_no_call_reaches_another_rollouts_policy(case: Case, tmp_path: Pat
     if case.beside:
         runtime = await asyncio.to_thread(ensure_runtime, RuntimeConfig(version=case.version), case.beside)
         config = config.model_copy(update={"runtime": RuntimeConfig(interpreter=str(runtime.python))})
+    await check_eight_rollouts(case, config, path)
+
+
+async def check_eight_rollouts(case: Case, config: StackConfig, path: str) -> None:
     policies = [StampingPolicy(number, TOOLS, case.says) for number in range(1, ROLLOUTS + 1)]
     meeting = Meeting(ROLLOUTS if case.meets else 1)
     async with acquire(config) as stack:
         limits = RolloutLimits(timeout_s=500)
         rollouts = await asyncio.gather(
             *(
-                stack.run(case.row(each.number), policy=meeting.policy(each), limits=limits)
+                stack.run(case.row(each.number), policy=meeting.policy(each), limits=limits, environment=path)
                 for each in policies
             )
         )

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from gymgate.catalog import Catalog, Environment
 from gymgate.catalog.parse import ConfigProblem, ConfigReader
 from gymgate.cli import cli
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, RuntimeConfig
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError
 from gymgate.runtime import Runtime, clean_env, ensure_runtime
@@ -138,6 +138,15 @@ def test_nearly_every_resources_server_has_example_rows(environments: list[Envir
     assert set(without) <= {"nemo_user_sim"}
 
 
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        pytest.param(each, marks=() if each == DEFAULT_NEMO_GYM else pytest.mark.heavy)
+        for each in SUPPORTED_NEMO_GYM
+    ],
+    indirect=True,
+    scope="module",
+)
 def test_configs_read_as_gyms_own_parser_reads_them(
     environments: list[Environment], runtime: Runtime, tmp_path: Path
 ) -> None:

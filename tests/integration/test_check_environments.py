@@ -41,12 +41,6 @@ def nothing_is_left() -> Iterator[None]:
     assert not left
 
 
-async def test_every_recorded_reward_comes_out(tmp_path: Path) -> None:
-    check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Milan", 0.0)))
-    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("match", 2, 2, True)
-    assert all(row.packaged for row in check.rows)
-
-
 @pytest.mark.heavy
 async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
     check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Rome", 0.0)), version="0.4.0")
@@ -55,7 +49,8 @@ async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
 
 async def test_a_differing_reward_and_a_broken_line(tmp_path: Path) -> None:
     check = await checked(home_with(tmp_path, PARIS, "<PLACEHOLDER>", recorded("of Italy?", "Rome", 0.0)))
-    assert (check.verdict, check.matched, check.compared) == ("differs", 1, 2)
+    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 1, 2, True)
+    assert all(row.packaged for row in check.rows)
     assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
     assert check.detail == "cause not known"
     assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
@@ -67,9 +62,17 @@ async def test_a_differing_reward_and_a_broken_line(tmp_path: Path) -> None:
         ("hang", "blocked", "start: not up within 6 s", ""),
         ("memory", "blocked", "memory: more than 2 GB", "GB of memory; the limit is 2 GB"),
         ("host", "blocked", "download: ", "<urlopen error [Errno"),
-        ("binary", "blocked", "binary: lean4-that-is-not-here", "No such file or directory: 'lean4-that"),
         ("bug", "failed", "StackStartError: server 'own'", ""),
         ("judge", "blocked", "judge: the record does not hold its answers", ""),
+        pytest.param(
+            *(
+                "binary",
+                "blocked",
+                "binary: lean4-that-is-not-here",
+                "No such file or directory: 'lean4-that",
+            ),
+            marks=pytest.mark.heavy,
+        ),
         pytest.param(
             "gpu", "blocked", "gpu: Found no NVIDIA driver", "RuntimeError", marks=pytest.mark.heavy
         ),
@@ -186,18 +189,17 @@ def runs(pid: int) -> bool:
 
 def test_the_command_resumes(tmp_path: Path) -> None:
     results, page = tmp_path / "results.json", tmp_path / "page.md"
-    names = ("example_single_tool_call", "calendar", "gymnasium")
+    names = ("calendar", "gymnasium")
 
     def check(*options: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "gymgate", "check", *names, "-o", str(results), *options]
         return subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
 
     first = check("--jobs", "2", "--page", str(page))
-    assert "example_single_tool_call: match" in first.stdout
     assert "calendar: match 5/5" in first.stdout
     assert "gymnasium: incomplete (the entrypoint of server 'gymnasium' starts no server" in first.stdout
-    assert len([line for line in page.read_text().splitlines() if "| simple_agent |" in line]) == 2
+    assert len([line for line in page.read_text().splitlines() if "| simple_agent |" in line]) == 1
     kept = load_report(results)
     again = check()
-    assert "not checked again: 3 of 3" in again.stderr
+    assert "not checked again: 2 of 2" in again.stderr
     assert load_report(results) == kept

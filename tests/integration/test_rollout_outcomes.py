@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,12 @@ import yaml
 from stack_support import answer, runtime, stack_config
 
 from gymgate.catalog import ServerInstance
-from gymgate.config import EnvironmentConfig
+from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.rollout.breakdowns import AGENTS, breakdown
 from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY
 from gymgate.runtime import ensure_runtime
-from gymgate.stack import acquire
+from gymgate.stack import acquire, acquire_sync
 from gymgate.stack.gym_config import policy_servers
 
 pytestmark = pytest.mark.gym
@@ -95,16 +96,40 @@ def row(*asks: str, **says: Any) -> dict[str, Any]:
     return {"responses_create_params": {"input": "hi"}, "asks": asks, "says": {"reward": 0.0, **says}}
 
 
-async def run(config: EnvironmentConfig, *rows: dict[str, Any]) -> list[Rollout]:
-    models = {"judge_model": "policy", "other_model": "policy"}
-    async with acquire(stack_config(config, models=models)) as stack:
+AGENTS_HERE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "unasked": {"scores_without_policy": True},
+    "elsewhere": {"model": "other_model"},
+    "mini_swe": {"agent_type": "mini_swe_agent_2"},
+}
+Run = Callable[..., Coroutine[Any, Any, list[Rollout]]]
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackConfig]:
+    """Of a stack that is up, with an environment for each of `AGENTS_HERE`."""
+    environments = [own(tmp_path_factory.mktemp(name), **fields) for name, fields in AGENTS_HERE.items()]
+    config = stack_config(*environments, models={"judge_model": "policy", "other_model": "policy"})
+    with acquire_sync(config):
+        yield config
+
+
+@pytest.fixture
+async def run(config: StackConfig) -> AsyncIterator[Run]:
+    """Runs rows in the environment of that name."""
+    names = dict(zip(AGENTS_HERE, (each.name for each in config.environments), strict=True))
+    async with acquire(config) as stack:
         policy = stack.register("scripted", lambda body: answer(), dialect="responses")
-        return [await stack.run(each, policy=policy) for each in rows]
+
+        async def run_rows(name: str, *rows: dict[str, Any]) -> list[Rollout]:
+            return [await stack.run(each, policy=policy, environment=names[name]) for each in rows]
+
+        yield run_rows
 
 
-async def test_no_policy_call_no_reward(tmp_path: Path) -> None:
+async def test_no_policy_call_no_reward(run: Run) -> None:
     rows = row(), row("judge_model"), row("judge_model", "policy_model", reward=0.5), row(reward=1.0)
-    unasked, judged, asked, praised = await run(own(tmp_path), *rows)
+    unasked, judged, asked, praised = await run("plain", *rows)
     for rollout in (unasked, judged, praised):
         assert rollout.error is not None
         assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
@@ -115,22 +140,22 @@ async def test_no_policy_call_no_reward(tmp_path: Path) -> None:
     assert (asked.status, asked.reward, asked.error) == ("completed", 0.5, None)
 
 
-async def test_an_environment_may_be_named_as_one_that_scores_without_the_policy(tmp_path: Path) -> None:
-    (rollout,) = await run(own(tmp_path, scores_without_policy=True), row(reward=1.0))
+async def test_an_environment_may_be_named_as_one_that_scores_without_the_policy(run: Run) -> None:
+    (rollout,) = await run("unasked", row(reward=1.0))
     assert (rollout.status, rollout.reward, rollout.error) == ("completed", 1.0, None)
 
 
-async def test_an_agent_that_is_pointed_at_another_model_asks_that(tmp_path: Path) -> None:
-    config = own(tmp_path, model="other_model")
-    silent, judged, asked = await run(config, row(), row("judge_model"), row("other_model", reward=0.5))
+async def test_an_agent_that_is_pointed_at_another_model_asks_that(run: Run) -> None:
+    rows = row(), row("judge_model"), row("other_model", reward=0.5)
+    silent, judged, asked = await run("elsewhere", *rows)
     assert (silent.status, judged.status) == ("failed", "failed")
     assert (asked.status, asked.reward) == ("completed", 0.5)
 
 
-async def test_a_result_that_reports_its_agents_breakdown_is_no_reward(tmp_path: Path) -> None:
+async def test_a_result_that_reports_its_agents_breakdown_is_no_reward(run: Run) -> None:
     """An agent of the name of a packaged one, which says in the same way that it could not work."""
     broken, sound, of_gym, masked = await run(
-        own(tmp_path, "mini_swe_agent_2"),
+        "mini_swe",
         row("policy_model", metadata={"error": "no such image: swe/x"}),
         row("policy_model", metadata={"eval_report": {}}),
         row("policy_model", _ng_failure_class="transient", error="sandbox is gone"),

@@ -207,6 +207,7 @@ async def test_a_killed_sdk_process_leaves_nothing() -> None:
     assert await all_gone(pids)
 
 
+@pytest.mark.heavy  # of a command, in test_run_cli.py; at some instants, in test_faults_signals.py
 @pytest.mark.parametrize("signals", [1, 2])
 async def test_ctrl_c_leaves_nothing(signals: int) -> None:
     """Once, or once more while everything stops."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,9 @@ import pytest
 from stack_support import ROW, SIMPLE, call_then_answer, faulty, runtime, stack_config
 
 import gymgate
-from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits
+from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.stack import acquire
+from gymgate.stack import acquire, acquire_sync
 
 pytestmark = pytest.mark.gym
 
@@ -26,7 +26,15 @@ JUDGEMENT = {
 }
 
 
-async def test_the_older_release_routes_by_metadata() -> None:
+@pytest.fixture(scope="module")
+def older() -> Iterator[StackConfig]:
+    """Of a stack of 0.4.0 that is up."""
+    config = stack_config(SIMPLE, version="0.4.0")
+    with acquire_sync(config):
+        yield config
+
+
+async def test_the_older_release_routes_by_metadata(older: StackConfig) -> None:
     """Its agents know no URL prefix; ours is taken out of what the policy, the record and the result show."""
     row = {"responses_create_params": {**ROW["responses_create_params"], "metadata": {"mine": "kept"}}}
     seen: list[Any] = []
@@ -35,7 +43,7 @@ async def test_the_older_release_routes_by_metadata() -> None:
         seen.append(body.get("metadata"))
         return call_then_answer(body)
 
-    async with acquire(stack_config(SIMPLE, version="0.4.0")) as stack:
+    async with acquire(older) as stack:
         endpoint = stack.register("spy", policy, dialect="responses")
         rollouts = await asyncio.gather(*(stack.run(row, policy=endpoint) for _ in range(8)))
     assert [rollout.reward for rollout in rollouts] == [1.0] * 8
@@ -45,7 +53,7 @@ async def test_the_older_release_routes_by_metadata() -> None:
     assert rollouts[0].result["responses_create_params"]["metadata"] == {"mine": "kept"}
 
 
-async def test_the_older_release_never_calls_after_the_end() -> None:
+async def test_the_older_release_never_calls_after_the_end(older: StackConfig) -> None:
     """Its agent goes on after a rollout is over; the key is gone by then."""
     calls = 0
 
@@ -55,7 +63,7 @@ async def test_the_older_release_never_calls_after_the_end() -> None:
         await asyncio.sleep(0.4)
         return call_then_answer({**body, "input": []})
 
-    async with acquire(stack_config(SIMPLE, version="0.4.0")) as stack:
+    async with acquire(older) as stack:
         endpoint = stack.register("endless", policy, dialect="responses")
         rollout = await stack.run(ROW, policy=endpoint, limits=RolloutLimits(timeout_s=1.0))
         assert rollout.error is not None
