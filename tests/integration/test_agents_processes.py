@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from agents_support import (
 )
 from stack_support import all_gone, pids_of, stack_config
 
-from gymgate.config import RolloutLimits
+from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.rollout import Rollout
-from gymgate.stack import Stack, acquire
+from gymgate.stack import Stack, acquire, acquire_sync
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 
@@ -51,6 +51,15 @@ def silent_policy() -> tuple[asyncio.Event, Policy]:
     return asked, silent
 
 
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackConfig]:
+    """Of a stack that is up, whose agent has one process."""
+    path = environment_with_forgetful_agent(tmp_path_factory.mktemp("forgetful"))
+    config = stack_config(path, agent_processes=1)
+    with acquire_sync(config):
+        yield config
+
+
 @pytest.mark.parametrize("version", ["0.7.0", pytest.param("0.4.0", marks=pytest.mark.heavy)])
 async def test_more_rollouts_than_processes(tmp_path: Path, version: str) -> None:
     config = stack_config(environment_with_forgetful_agent(tmp_path), version=version, agent_processes=3)
@@ -64,10 +73,9 @@ async def test_more_rollouts_than_processes(tmp_path: Path, version: str) -> Non
     assert await all_gone(pids_of(status))
 
 
-async def test_a_late_call_reaches_nobody(tmp_path: Path) -> None:
+async def test_a_late_call_reaches_nobody(one_process: StackConfig) -> None:
     """The first rollout's agent answers and goes on calling; the place is the second one's then."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
-    async with acquire(config) as stack:
+    async with acquire(one_process) as stack:
         asked = policies(4)
         for rollout, policy in zip(await run(stack, asked, fault="late"), asked, strict=True):
             assert (rollout.error, rollout.reward, policy.seen) == (None, 1.0, {policy.number})
@@ -86,11 +94,10 @@ async def test_a_dead_agent_is_one_rollouts_failure(tmp_path: Path) -> None:
         assert again.reward == 1.0
 
 
-async def test_a_process_is_free_again_after_a_timeout_and_a_cancellation(tmp_path: Path) -> None:
+async def test_a_process_is_free_again_after_a_timeout_and_a_cancellation(one_process: StackConfig) -> None:
     """Rollouts whose policy never answers: the third one gets the process that both have given back."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     asked, silent = silent_policy()
-    async with acquire(config) as stack:
+    async with acquire(one_process) as stack:
         late = await stack.run(stamped_row(1), policy=silent, limits=RolloutLimits(timeout_s=1))
         assert late.error is not None
         assert late.error.kind == "timeout"
@@ -103,11 +110,10 @@ async def test_a_process_is_free_again_after_a_timeout_and_a_cancellation(tmp_pa
         assert rollout.reward == 1.0
 
 
-async def test_a_rollouts_deadline_covers_its_wait_for_a_process(tmp_path: Path) -> None:
+async def test_a_rollouts_deadline_covers_its_wait_for_a_process(one_process: StackConfig) -> None:
     """Behind one that holds the only process for longer."""
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
     asked, silent = silent_policy()
-    async with acquire(config) as stack:
+    async with acquire(one_process) as stack:
         holds = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
         await asked.wait()
         async with asyncio.timeout(1 + 2):
@@ -120,10 +126,11 @@ async def test_a_rollouts_deadline_covers_its_wait_for_a_process(tmp_path: Path)
         await asyncio.wait([holds])
 
 
-async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(tmp_path: Path) -> None:
-    config = stack_config(environment_with_forgetful_agent(tmp_path), agent_processes=1)
+async def test_the_resources_servers_death_fails_the_rollout_and_all_come_back(
+    one_process: StackConfig,
+) -> None:
     asked, silent = silent_policy()
-    async with acquire(config) as stack:
+    async with acquire(one_process) as stack:
         running = asyncio.create_task(stack.run(stamped_row(1), policy=silent))
         await asked.wait()
         (place,) = (await stack.status())["environments"].values()

@@ -33,6 +33,7 @@ def test_an_example_runs(program: str, expected: str, tmp_path: Path) -> None:
     assert expected in done.stdout
 
 
+@pytest.mark.heavy  # `gymgate check` scores its recordings, in test_own_environment.py
 async def test_an_environment_of_ones_own_runs_by_path() -> None:
     async def policy(request: dict[str, object]) -> dict[str, object]:
         message = {"role": "assistant", "content": "aaab"}

@@ -257,6 +257,7 @@ def out(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
     return process.stdout
 
 
+@pytest.mark.heavy  # with loops beside them, in test_faults_cancel.py
 def test_plain_threads_share_one_loop() -> None:
     """A private one, which ends with its last user."""
     results: list[float | None] = []
