@@ -130,7 +130,7 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         ("bad.toml", "= 3", "bad.toml"),
         ("bad.json", "{", "bad.json"),
         ("list.yaml", "- 1", "has no settings"),
-        ("run.ini", "x", "neither TOML"),
+        ("run.ini", "x", "its name must end in .toml"),
     ],
 )
 def test_a_config_file_that_cannot_be_read_is_one_line(
