@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gymgate.check import CheckRequest
-from gymgate.check.record import files
-from gymgate.check.record.bench import Bench
+from gymgate.check.record import files, policy
+from gymgate.check.record.bench import Bench, Unmeasured
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.record import QualityRecord, record_of
 from gymgate.check.record.shape import distribution
@@ -185,3 +185,11 @@ async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None
         ),
     )
     assert await Bench.server_pids(bench, "resources_servers") == [1, 2]
+
+
+async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_by_one(tmp_path: Path) -> None:
+    (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
+    request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
+    bench: Any = SimpleNamespace(config=SimpleNamespace(path=path), request=request, rows=[{}])
+    with pytest.raises(Unmeasured, match="scored against each other"):
+        await policy.measure(bench)

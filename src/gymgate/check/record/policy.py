@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from gymgate.check.record.bench import Bench, Unmeasured, reward_of
+from gymgate.check.probe import cohort_size
+from gymgate.check.record.bench import TOGETHER, Bench, Unmeasured, reward_of
 from gymgate.check.record.sections import PolicyRewards
 from gymgate.collection.statistics import mean, standard_error
 from gymgate.rollout import Rollout
@@ -16,6 +17,8 @@ async def measure(bench: Bench) -> PolicyRewards:
     endpoint, rows = bench.request.policy, bench.rows[: bench.request.policy_rows]
     if endpoint is None:
         raise Unmeasured("no endpoint was named (-b)")
+    if cohort_size(bench.config) > 1:
+        raise Unmeasured(TOGETHER)
     if not rows:
         raise Unmeasured("it has no packaged rows")
     bench.judge.begin(None)
