@@ -92,7 +92,7 @@ def line(record: QualityRecord) -> list[str]:
         again.verdict,
         f"{again.matched}/{again.compared}" if again.compared else "-",
         f"{len(record.deterministic.changed)} of {record.deterministic.rollouts}"
-        if record.deterministic
+        if record.deterministic and record.deterministic.scored
         else "-",
         shown(max(constant, default=None)),
         shown(trivial.recorded_mean if trivial else None),

@@ -13,14 +13,16 @@ import pytest
 import yaml
 
 from gymgate.check import CheckRequest
-from gymgate.check.record import files, policy
-from gymgate.check.record.bench import Bench, Unmeasured
+from gymgate.check.record import deterministic, failures, files, policy, trivial
+from gymgate.check.record.bench import Bench, Unmeasured, saying
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.record import QualityRecord, record_of
+from gymgate.check.record.sections import NO_REWARD
 from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import DataError
+from gymgate.rollout import Rollout
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)
@@ -193,3 +195,54 @@ async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_b
     bench: Any = SimpleNamespace(config=SimpleNamespace(path=path), request=request, rows=[{}])
     with pytest.raises(Unmeasured, match="scored against each other"):
         await policy.measure(bench)
+
+
+def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed() -> None:
+    trivial = {"missing": {"empty": NO_REWARD, "fixed sentence": NO_REWARD}}
+    wrong = record(trivial=trivial, failures=cases(long_answer="error"))
+    assert [*findings(wrong)] == [
+        "no reward, not even 0, for an empty answer and the answer 'I do not know.'"
+    ]
+    assert [*missed(wrong, Thresholds(honest=True))] == []
+    (line,) = missed(wrong, Thresholds(max_constant_reward=0.0))
+    assert line == f"--max-constant-reward: not measured: empty, fixed sentence ({NO_REWARD})"
+
+
+def test_scorings_that_never_give_a_reward_say_nothing_about_noise() -> None:
+    masked = record(deterministic={"rollouts": 4, "scored": 0, "failed": 8})
+    assert [*findings(masked)] == []
+    assert [*missed(masked, Thresholds(deterministic=True))] == [
+        "--deterministic: not measured: no scoring gives a reward"
+    ]
+
+
+class Answered:
+    """A bench whose rollouts all end as one."""
+
+    def __init__(self, rollout: Rollout) -> None:
+        self.judge = SimpleNamespace(refused=0)
+        self.subjects = [SimpleNamespace(name="a")]
+        self.asked_judge = False
+        self._rollout = rollout
+
+    async def run_without_judge(self, *given: Any, **limits: Any) -> Rollout:
+        return self._rollout
+
+    run = run_without_judge
+
+    async def run_all(self, subjects: list[Any], at_once: int) -> list[Rollout]:
+        return [self._rollout for _ in subjects]
+
+
+LIMITED = Rollout(id="r", environment="e", agent="a", status="truncated", limit="max_calls")
+
+
+async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answer() -> None:
+    bench: Any = Answered(LIMITED)
+    with pytest.raises(Unmeasured, match="go on after 3 such answers"):
+        await failures._long_answer(bench)
+    assert await trivial._rewards(bench, [(bench.subjects[0], saying(""))]) == (
+        "its rollouts go on after 20 such answers"
+    )
+    with pytest.raises(Unmeasured, match="no rollout of it gets a reward that counts"):
+        await deterministic.measure(bench)

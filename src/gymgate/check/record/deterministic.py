@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gymgate.check.model import same_reward
-from gymgate.check.record.bench import Bench, Subject, reward_of
+from gymgate.check.record.bench import Bench, Subject, Unmeasured, reward_of
 from gymgate.check.record.sections import Changed, Deterministic
 
 AT_ONCE = 8
@@ -29,6 +29,8 @@ async def measure(bench: Bench) -> Deterministic:
         several = subjects * -(-AT_ONCE // len(subjects))  # at least eight
         for subject, rollout in zip(several, await bench.run_all(several, AT_ONCE), strict=True):
             rewards[subject.name].append(reward_of(rollout))
+    if not any(reward is not None for found in rewards.values() for reward in found):
+        raise Unmeasured("scored again, no rollout of it gets a reward that counts")
     given = {name: tuple(r for r in found if r is not None) for name, found in rewards.items()}
     return Deterministic(
         rollouts=len(subjects),

@@ -133,7 +133,10 @@ async def _long_answer(bench: Bench) -> list[Rollout]:
         rollout = await bench.run_without_judge(subject, saying(LONG), max_calls=ROLLOUTS)
         if bench.judge.refused:
             raise Unmeasured("the answer goes to a judge that has no recorded answer for it")
-        found.append(rollout)
+        if rollout.limit is None or _reward(rollout) is not None:
+            found.append(rollout)
+    if not found:
+        raise Unmeasured(f"its rollouts go on after {ROLLOUTS} such answers")
     return found
 
 

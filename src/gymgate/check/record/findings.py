@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from gymgate.check.probe import IGNORANT
 from gymgate.check.record.record import QualityRecord
-from gymgate.check.record.sections import ANSWERS, CASES, Case
+from gymgate.check.record.sections import ANSWERS, CASES, NO_REWARD, Case
 
 CASE_TEXTS: dict[Case, str] = {
     "judge_down": "its judge does not answer",
@@ -42,6 +42,7 @@ def findings(record: QualityRecord) -> Iterator[str]:
         yield f"{again} recorded rewards come out again: {record.reproducible.detail}"
     yield from changing(record)
     yield from constant(record)
+    yield from unrewarded(record)
     yield from dishonest(record)
 
 
@@ -53,7 +54,7 @@ def changing(record: QualityRecord) -> Iterator[str]:
         rewards = ", ".join(f"{reward:g}" for reward in changed[0].rewards)
         count = f"{len(changed)} of {again.rollouts} rollouts"
         yield f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
-    if again.failed:
+    if again.failed and again.scored:
         yield f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
 
 
@@ -79,6 +80,16 @@ def constant(record: QualityRecord, limit: float | None = None) -> Iterator[str]
             )
 
 
+def unrewarded(record: QualityRecord) -> Iterator[str]:
+    """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
+    if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
+        yield f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
+
+
+def _is_unrewarded(record: QualityRecord, answer: str) -> bool:
+    return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
+
+
 def dishonest(record: QualityRecord) -> Iterator[str]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
@@ -87,7 +98,11 @@ def dishonest(record: QualityRecord) -> Iterator[str]:
             continue
         bad = "error" if name == "long_answer" else "number"
         if bad == "error" and (count := case.outcomes.get("error")):
-            yield f"no reward if {CASE_TEXTS[name]}, in {count} of {sum(case.outcomes.values())} rollouts: {case.said}"
+            if not _is_unrewarded(
+                record, "fixed sentence"
+            ):  # which it begins with, so its length is not the cause
+                total = sum(case.outcomes.values())
+                yield f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
         elif bad == "number" and (count := case.outcomes.get("number")):
             rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
             total = sum(case.outcomes.values())
@@ -103,6 +118,8 @@ def missed(record: QualityRecord, wanted: Thresholds) -> Iterator[str]:
     if wanted.deterministic:
         if record.deterministic is None:
             yield f"--deterministic: not measured: {why('deterministic', everything)}"
+        elif not record.deterministic.scored:
+            yield "--deterministic: not measured: no scoring gives a reward"
         yield from (f"--deterministic: {each}" for each in changing(record))
     if (limit := wanted.max_constant_reward) is not None:
         if record.trivial is None:

@@ -18,6 +18,8 @@ characters."""
 CASES: tuple[Case, ...] = ("judge_down", "tool_timeout", "cut_off", "long_answer")
 ANSWERS = ("empty", "fixed sentence", "the prompt", "another row's best")
 """The answers that no row should reward."""
+NO_REWARD = "no rollout gave a reward"
+"""Why an answer has no figures although every rollout ended by itself."""
 
 
 class Section(Config):

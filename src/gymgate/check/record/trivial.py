@@ -18,7 +18,7 @@ from gymgate.check.record.bench import (
     reward_of,
     saying,
 )
-from gymgate.check.record.sections import ANSWERS, AnswerRewards, Trivial
+from gymgate.check.record.sections import ANSWERS, NO_REWARD, AnswerRewards, Trivial
 from gymgate.check.recordings import RecordedRow
 from gymgate.gateway.backends.callable import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
@@ -38,10 +38,10 @@ async def measure(bench: Bench) -> Trivial:
         given = [(each, policy) for each in subjects if (policy := _policy(name, each, bench.recorded))]
         if not given:
             missing[name] = "no other row has a recorded answer with a reward above 0"
-        elif found := await _rewards(bench, given):
+        elif isinstance(found := await _rewards(bench, given), AnswerRewards):
             answers[name] = found
         else:
-            missing[name] = NO_JUDGE_ANSWERS if bench.judge.refused else "no rollout gave a reward"
+            missing[name] = found
     recorded = [each.recording.reward for each in bench.recorded if each.recording.reward is not None]
     return Trivial(
         recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
@@ -61,17 +61,19 @@ def _rows(bench: Bench) -> Iterator[Subject]:
             yield Subject("row", row, lambda: saying(""))
 
 
-async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | None:
-    """The rewards; `None` if there is none, or a judge was asked that has no answer."""
+async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | str:
+    """The rewards; why there are none, such as a judge that has no answer."""
     rewards: list[float] = []
+    limited = False
     for subject, policy in given:
         rollout = await bench.run_without_judge(subject, policy, max_calls=MAX_CALLS)
         if bench.judge.refused:
-            return None
+            return NO_JUDGE_ANSWERS
+        limited = limited or rollout.limit is not None
         if (reward := reward_of(rollout)) is not None:
             rewards.append(reward)
     if not rewards:
-        return None
+        return f"its rollouts go on after {MAX_CALLS} such answers" if limited else NO_REWARD
     return AnswerRewards(
         rows=len(rewards),
         failed=len(given) - len(rewards),
