@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import click
 import pytest
@@ -14,7 +14,7 @@ import yaml
 
 from gymgate.check import CheckRequest
 from gymgate.check.record import deterministic, failures, files, policy, trivial
-from gymgate.check.record.bench import Bench, Unmeasured, saying
+from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, saying
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.record import QualityRecord, record_of
 from gymgate.check.record.sections import NO_REWARD
@@ -22,7 +22,8 @@ from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import DataError
-from gymgate.rollout import Rollout
+from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.rollout import ModelCall, Rollout
 
 ROOT = Path(__file__).parents[2]
 EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)
@@ -220,7 +221,7 @@ class Answered:
     """A bench whose rollouts all end as one."""
 
     def __init__(self, rollout: Rollout) -> None:
-        self.judge = SimpleNamespace(refused=0)
+        self.unjudged = None
         self.subjects = [SimpleNamespace(name="a")]
         self.asked_judge = False
         self._rollout = rollout
@@ -246,3 +247,29 @@ async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answ
     )
     with pytest.raises(Unmeasured, match="no rollout of it gets a reward that counts"):
         await deterministic.measure(bench)
+
+
+@pytest.mark.parametrize(("recorded", "reason"), [(None, OWN_JUDGE), (SimpleNamespace(agent="a"), None)])
+async def test_a_made_up_answer_is_no_judge_of_itself(recorded: Any, reason: str | None) -> None:
+    """proof_judge asks the policy's own model whether the policy is right."""
+    call = ModelCall(index=0, model_server=POLICY_AS_JUDGE, dialect="chat")
+
+    async def run(*given: Any, **limits: Any) -> Rollout:
+        return Rollout(id="r", environment="e", agent="a", status="completed", reward=1.0, calls=[call])
+
+    stack = SimpleNamespace(register=lambda *given, **named: None, unregister=lambda name: None)
+    judge: Any = SimpleNamespace(judged_by=None, refused=0, begin=lambda record: None)
+    nothing: Any = None
+    bench = Bench(
+        cast("Any", stack),
+        nothing,
+        nothing,
+        nothing,
+        cast("Any", SimpleNamespace(run=run)),
+        judge,
+        (),
+        (),
+        0.0,
+    )
+    await bench.run_without_judge(Subject("s", {}, lambda: saying(""), recorded))
+    assert bench.unjudged == reason

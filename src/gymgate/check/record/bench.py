@@ -21,6 +21,7 @@ from gymgate.config import CallableEndpoint
 from gymgate.gateway.backends.callable import PolicyCallable
 from gymgate.gateway.replay.backend import response_object
 from gymgate.gateway.replay.conversation import Item
+from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.rollout import Rollout, outcome_of
 from gymgate.stack import Stack
 from gymgate.stack.workers import workers_of
@@ -30,6 +31,7 @@ SUBJECTS = 20
 MAX_CALLS = 20
 """Policy calls of a rollout whose answers are not recorded."""
 TOGETHER = "its rollouts are scored against each other"
+OWN_JUDGE = "its judge is the policy's own model"
 NO_JUDGE_ANSWERS = "its judge has no recorded answers for this; name an endpoint with --judge"
 
 
@@ -65,6 +67,10 @@ class Bench:
     ready_s: float
     asked_judge: bool = False
     """Whether a recorded judge was asked since the bench was made."""
+    asked_own_judge: bool = False
+    """Whether the policy's own model was asked as the judge of the last rollout."""
+    judged_itself: bool = False
+    """Whether that was a made-up policy."""
     _names: Any = field(default_factory=itertools.count)
 
     @cached_property
@@ -122,7 +128,17 @@ class Bench:
         with self._serving(policy or subject.policy()) as endpoint:
             rollout = await self.replayer.run(subject.row, endpoint, agent, **limits)
         self.asked_judge = self.asked_judge or self.judge.judged_by == "recorded"
+        is_made_up = policy is not None or subject.recorded is None
+        self.asked_own_judge = any(call.model_server == POLICY_AS_JUDGE for call in rollout.calls)
+        self.judged_itself = self.asked_own_judge and is_made_up
         return rollout
+
+    @property
+    def unjudged(self) -> str | None:
+        """Why the last rollout has no judgement that means anything; `None` if it has one, or needs none."""
+        if self.judged_itself:
+            return OWN_JUDGE
+        return NO_JUDGE_ANSWERS if self.judge.refused else None
 
     @contextmanager
     def _serving(self, policy: PolicyCallable) -> Iterator[CallableEndpoint]:

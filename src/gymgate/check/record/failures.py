@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gymgate.check.probe import IGNORANT, cohort_size
-from gymgate.check.record.bench import TOGETHER, Bench, Subject, Unmeasured, message, said, saying
+from gymgate.check.record.bench import OWN_JUDGE, TOGETHER, Bench, Subject, Unmeasured, message, said, saying
 from gymgate.check.record.sections import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.gateway.backends.callable import PolicyCallable
 from gymgate.rollout import Rollout, outcome_of
@@ -48,7 +48,7 @@ async def _judge_down(bench: Bench) -> list[Rollout]:
                 found.append(rollout)
     if not found:
         served = bench.request.models and "the calls go to the endpoint of --judge"
-        raise Unmeasured(served or "no judge is asked")
+        raise Unmeasured(served or (OWN_JUDGE if bench.asked_own_judge else "no judge is asked"))
     return found
 
 
@@ -100,7 +100,12 @@ class _Stopping:
 
 
 async def _cut_off(bench: Bench) -> list[Rollout]:
-    return [await bench.run(each, _Cut(each)) for each in bench.subjects[:ROLLOUTS]]
+    found = []
+    for subject in bench.subjects[:ROLLOUTS]:
+        found.append(await bench.run(subject, _Cut(subject)))
+        if bench.judged_itself:
+            raise Unmeasured(OWN_JUDGE)
+    return found
 
 
 class _Cut:
@@ -131,8 +136,8 @@ async def _long_answer(bench: Bench) -> list[Rollout]:
     found = []
     for subject in bench.subjects[:ROLLOUTS]:
         rollout = await bench.run_without_judge(subject, saying(LONG), max_calls=ROLLOUTS)
-        if bench.judge.refused:
-            raise Unmeasured("the answer goes to a judge that has no recorded answer for it")
+        if (reason := bench.unjudged) is not None:
+            raise Unmeasured(reason)
         if rollout.limit is None or _reward(rollout) is not None:
             found.append(rollout)
     if not found:

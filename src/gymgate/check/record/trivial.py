@@ -9,7 +9,6 @@ from typing import Any
 from gymgate.check.probe import IGNORANT, cohort_size
 from gymgate.check.record.bench import (
     MAX_CALLS,
-    NO_JUDGE_ANSWERS,
     TOGETHER,
     Bench,
     Subject,
@@ -67,8 +66,8 @@ async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) ->
     limited = False
     for subject, policy in given:
         rollout = await bench.run_without_judge(subject, policy, max_calls=MAX_CALLS)
-        if bench.judge.refused:
-            return NO_JUDGE_ANSWERS
+        if (reason := bench.unjudged) is not None:
+            return reason
         limited = limited or rollout.limit is not None
         if (reward := reward_of(rollout)) is not None:
             rewards.append(reward)
