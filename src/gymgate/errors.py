@@ -24,7 +24,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 ErrorKind = Literal["infrastructure", "environment", "policy", "data", "timeout"]
-"""What caused a failed rollout; decides about retries and is counted in metrics."""
+"""The cause of a failed rollout; decides about retries and is counted in metrics."""
 
 
 class GymgateError(Exception):

@@ -44,7 +44,7 @@ class RecordedJudge:
         self.calls = 0
         """Calls since `begin`."""
         self.refused = 0
-        """Those of them that the record has no answer to."""
+        """Calls among them that the record has no answer to."""
 
     def begin(self, record: dict[str, Any] | None, *, stand_in: bool = False) -> None:
         """Answer from this record from now on, or with `STAND_IN`."""

@@ -80,7 +80,7 @@ def _with_own_data(environment: Environment) -> Environment:
 
 
 def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: Sequence[str]) -> str:
-    """What the release does not ship, without which nothing can be run; empty if everything is there."""
+    """Return what the release lacks for anything to run; empty if everything is there."""
     if not environment.configs:
         return "no config"
     if not any(config.agents for config in environment.configs):

@@ -1,4 +1,4 @@
-"""What a check is asked for, and its results. Plain values that travel and are kept as JSON."""
+"""The request and the results of a check. Plain values that travel and are kept as JSON."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class CheckRequest(Config):
 
 
 class Diagnosis(NamedTuple):
-    """What was found out about an environment or one of its recordings."""
+    """A verdict on an environment or on one of its recordings."""
 
     verdict: Verdict
     detail: str = ""

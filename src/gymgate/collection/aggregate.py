@@ -132,7 +132,7 @@ def _read_policy(
 def _missing(
     runs: Sequence[Path], described: Sequence[Mapping[str, Any] | None], counts: Counter[int]
 ) -> list[str]:
-    """What the runs set out to do and have not done."""
+    """Name the shards and rollouts that the runs planned and have not finished."""
     found: list[str] = []
     shards: dict[tuple[Path, int], set[int]] = {}
     for index, (run, value) in enumerate(zip(runs, described, strict=True)):

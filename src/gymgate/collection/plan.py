@@ -205,7 +205,7 @@ class RolloutPlan:
         return (identity for _, _, identity in self._positions())
 
     def rollouts(self, done: Container[Identity] = ()) -> Iterator[PlannedRollout]:
-        """Those that are not done; a row is read when it is reached. Raises `DataError` if its file has changed."""
+        """Yield the rollouts that are not done; a row is read when it is reached. Raises `DataError` if its file has changed."""
         last: tuple[int, int] | None = None
         row: Row | None = None
         starts = [0]

@@ -1,4 +1,4 @@
-"""What a run keeps of each rollout, and the line of JSON that holds it."""
+"""The record that a run keeps of each rollout, and the line of JSON that holds it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 
 @dataclass
 class ReportData:
-    """What the charts, the table of failures and the conversations show."""
+    """The data of the charts, the table of failures and the conversations."""
 
     rewards: array[float] = field(default_factory=lambda: array("d"))
     calls: array[float] = field(default_factory=lambda: array("d"))

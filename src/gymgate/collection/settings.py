@@ -1,4 +1,4 @@
-"""What two runs must share to be one run: everything that can change a reward. Addresses of endpoints cannot."""
+"""The settings that make two runs one: everything that can change a reward, so not the addresses of endpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def settings_of(
 
 
 def extent_of(plan: RolloutPlan) -> dict[str, Any]:
-    """What may grow from one run to the next, as JSON values."""
+    """Return the settings that may grow from one run to the next, as JSON values."""
     return {
         "rollouts": plan.total(),
         "rows": plan.rows,
@@ -52,7 +52,7 @@ def extent_of(plan: RolloutPlan) -> dict[str, Any]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two runs' settings, as `name: OLD there, NEW here`."""
+    """Return the differences between two runs' settings, as `name: OLD there, NEW here`."""
     old, new = dict(_flat(before)), dict(_flat(now))
     return [
         f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"

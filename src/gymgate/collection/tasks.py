@@ -30,7 +30,7 @@ _LONGEST_ANSWER = 64
 
 
 class Score(NamedTuple):
-    """What is kept of one rollout."""
+    """The figures that are kept of one rollout."""
 
     order: tuple[int, int]
     """Seed and repeat."""
@@ -56,7 +56,7 @@ class Task:
     seconds: float = 0.0
 
     def measured(self) -> list[Score]:
-        """Those whose reward counts, in order."""
+        """Return the rollouts whose reward counts, in order."""
         return sorted(
             (score for score in self.scores if score.outcome.counted), key=lambda score: score.order
         )
@@ -73,9 +73,9 @@ class CollectedTasks:
     answer_keys: dict[str, str] = field(default_factory=dict)
     """Environment -> field of its results that holds the answer, where there is one."""
     notes: list[str] = field(default_factory=list)
-    """What a reader of the metrics should know: missing rollouts, rewards that are not numbers."""
+    """Notes for a reader of the metrics: missing rollouts, rewards that are not numbers."""
     missing: list[str] = field(default_factory=list)
-    """Those of the notes that name missing rollouts or shards."""
+    """The notes that name missing rollouts or shards."""
     not_numbers: int = 0
     policy: Mapping[str, Any] | None = None
     """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""

@@ -17,7 +17,7 @@ DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 
 
 class ServedModel(NamedTuple):
-    """What a server says of its model."""
+    """A server's description of its model."""
 
     model: str | None = None
     max_model_len: int | None = None

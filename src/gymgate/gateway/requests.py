@@ -1,4 +1,4 @@
-"""What a request to the gateway asks for, and which rollout it belongs to.
+"""A request to the gateway: its question, and the rollout that it belongs to.
 
     /ng-rollout/<key>[/training-token-capture]/v1/<operation>     key in the URL, where NeMo Gym puts it
     /v1/<operation>, /<operation>                                  key as bearer token, as x-api-key, or in metadata

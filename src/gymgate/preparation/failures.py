@@ -1,4 +1,4 @@
-"""What went wrong in NeMo Gym's interpreter, as an error of one line that says what to do."""
+"""Turn a failure in NeMo Gym's interpreter into an error of one line that says what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rollout counts for: one truth table for every SDK, table, log and export. Pure functions.
+"""The outcome of a rollout: one truth table for every SDK, table, log and export. Pure functions.
 
 The table is in docs/outcomes.md, where a test reads it.
 """

@@ -60,7 +60,7 @@ class ModelCall(Record):
     model_server: str = POLICY
     """Gym instance the call was made to; any other than the policy's is a judge or a simulator."""
     dialect: Dialect
-    """What the agent spoke."""
+    """API that the agent spoke."""
     request: dict[str, Any] | None = None
     """Body as the agent sent it, gymgate's routing entries removed; `None` if bodies are not kept."""
     response: dict[str, Any] | None = None
@@ -131,7 +131,7 @@ class Segment(Record):
     mask: list[int]
     """1 where the policy sampled the id, else 0."""
     logprobs: list[float | None] | None = None
-    """Of each sampled id; `None` where the id was not sampled, and altogether where the engine gave none."""
+    """One for each id, `None` where it was not sampled; the field is `None` if the engine gave no logprobs."""
     policy_version: tuple[int, int] | None = None
     """Lowest and highest policy version that sampled it."""
 

@@ -1,4 +1,4 @@
-"""What a row must contain to be run, and the agent that it names."""
+"""The fields that a row must have to be run, and the agent that it names."""
 
 from __future__ import annotations
 

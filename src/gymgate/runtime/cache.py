@@ -24,7 +24,7 @@ _LOCK = ".lock"
 _WITH_ENTRIES = ("runtimes", "npm", "data", "catalog", "rows")
 """Directories of the cache of which each child is an entry."""
 _LOCKED = ("runtimes", "npm")
-"""Those in which entries are made under a lock."""
+"""Directories whose entries are made under a lock."""
 
 
 @dataclass(frozen=True)

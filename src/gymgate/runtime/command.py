@@ -22,7 +22,7 @@ class CommandError(Exception):
     def __init__(self, reason: str, errors: str = "") -> None:
         super().__init__(reason)
         self.errors = errors
-        """What it wrote to stderr."""
+        """Its stderr."""
 
     @property
     def last_line(self) -> str:

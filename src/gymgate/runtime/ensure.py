@@ -111,7 +111,7 @@ def _runtime(path: Path, installed: MadeEnvironment, recipe: Recipe) -> Runtime:
 def _interpreters(
     config: RuntimeConfig, recipe: Recipe, base: Runtime | None, report: Progress
 ) -> Iterator[Interpreter]:
-    """Those to try: first the one of `base`, then all by preference; warns when one is older than the release declares."""
+    """Yield the interpreters to try: that of `base`, then all by preference. Warns of one older than the release declares."""
     known = _interpreter_of(base) if base is not None else None
     if known is not None:
         yield known

@@ -32,7 +32,7 @@ _BUILDING = frozenset(_BUILD_NAMES.split())
 _BUILDING_PREFIXES = ("CMAKE_", "CARGO_", "RUST", "NODE_", "NPM_CONFIG_", "npm_config_", "GIT_CONFIG_")
 _OWN_NAMES = "GYMGATE_ UV_ PIP_ PYTHON VIRTUAL_ENV __PYVENV PYENV_ CONDA_ XDG_ MALLOC_"
 _OWN_PREFIXES = tuple(_OWN_NAMES.split())
-"""What gymgate's own processes read, too."""
+"""Variables that gymgate's own processes read, too."""
 
 _UV_NAMES = """
     UV_INDEX UV_DEFAULT_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INDEX_STRATEGY UV_KEYRING_PROVIDER

@@ -29,7 +29,7 @@ _REMIND_S = 10.0
 _NO_BUILD = re.compile(
     r"no wheels|no usable wheels|matching Python|Failed to build|depends on Python|satisfy Python"
 )
-"""What uv writes when a package does not fit this interpreter; the index and the network are fine."""
+"""uv's messages when a package does not fit this interpreter; the index and the network are fine."""
 _CHECK = (
     "import importlib, pkgutil, nemo_gym\n"
     "names = sorted(m.name for m in pkgutil.iter_modules(nemo_gym.__path__) if m.name.startswith('base_'))\n"

@@ -26,11 +26,11 @@ _PHRASES: dict[FailureKind, tuple[str, ...]] = {
     ),
     "conflict": ("no solution found", "unsatisfiable"),
 }
-"""What uv and git write, in lower case, for each kind of failure."""
+"""Messages of uv and git, in lower case, for each kind of failure."""
 _STATEMENT = re.compile(r"\s*(error:|cause:|Caused by:|×|[├╰]─▶)\s")
 _ASIDE = re.compile(r"(warning|hint): ")
 _GIT = re.compile(r"process didn't exit successfully: `[^`]*` \(exit status: \d+\) --- stderr ")
-"""What uv writes before the message of a git command that failed."""
+"""uv's words before the message of a git command that failed."""
 _PROGRESS = re.compile(r"^\s*(Downloading|Building|Updating) (.+)")
 _LONGEST_MESSAGE = 500
 

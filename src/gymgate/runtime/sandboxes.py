@@ -1,4 +1,4 @@
-"""What each of NeMo Gym's sandbox providers needs of this machine, and which of them can be used here."""
+"""The needs of each of NeMo Gym's sandbox providers, and the providers that can be used on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class ProviderNeeds:
-    """What a provider needs beside NeMo Gym."""
+    """The needs of a provider beside NeMo Gym."""
 
     program: str | None = None
     """On `PATH`."""

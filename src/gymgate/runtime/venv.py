@@ -30,7 +30,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True)
 class MadeEnvironment:
-    """What an environment's marker says of it."""
+    """The content of a virtual environment's marker."""
 
     site: Path
     """Directory of its packages."""
@@ -103,7 +103,7 @@ def build_once(
 
 
 def noted_interpreter(interpreter: Interpreter, python: Path) -> dict[str, Any]:
-    """What the marker keeps of the interpreter behind `python`, so that `read_installed` sees when another replaces it."""
+    """Return the identity of the interpreter behind `python`, so that `read_installed` sees when another replaces it."""
     return {"path": str(interpreter.path), "stamp": _stamp(python)}
 
 

@@ -85,7 +85,7 @@ class AgentProcessPool:
         self._start = start
         self._free = asyncio.Semaphore(size)  # which wakes in the order of asking
         self._idle = list(reversed(self.all))
-        """Those with a live server come last."""
+        """Free processes; those with a live server come last."""
         self._waiting = 0
         self._settling: set[asyncio.Task[None]] = set()
         self._stopped = False

@@ -59,7 +59,7 @@ class Generation:
 
     number: int
     labels: dict[str, str] = field(default_factory=dict)
-    """Of the Docker containers that these servers start."""
+    """Labels of the Docker containers that these servers start."""
     servers: dict[Child, int] = field(default_factory=dict)
     """Each with its port."""
     users: dict[asyncio.Task[Any], float] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class RunningEnvironment:
         self.state: State = "starting"
         self.restarts = Restarts(context.config.max_restarts, context.config.restart_window_s)
         self.agent_processes: dict[str, AgentProcessPool] = {}
-        """Of the agents whose strategy is `process`."""
+        """Agents whose strategy is `process`, by instance name."""
         self.judges: frozenset[str] = frozenset()
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         self._config_files = config_files
         self._context = context
         self._plan: EnvironmentPlan | None = None
         self._ports: dict[str, list[HeldPort]] = {}
-        """Of each server's workers."""
+        """Ports of each server's workers."""
         self._rollouts: Counter[int] = Counter()
         """In flight at each port of an agent."""
         self._generation = Generation(0)

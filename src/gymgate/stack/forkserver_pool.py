@@ -23,7 +23,7 @@ _RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }
-"""Whoever reaches a Ray can run code in it, so it listens on loopback only and asks for a token."""
+"""A process that reaches Ray can run code in it, so Ray listens on loopback only and asks for a token."""
 
 
 class ForkServerPool:

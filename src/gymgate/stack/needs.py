@@ -1,4 +1,4 @@
-"""What environments need and a stack's config leaves out, as far as files show it."""
+"""Needs of environments that a stack's config leaves open, as far as files show them."""
 
 from __future__ import annotations
 

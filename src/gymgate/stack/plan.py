@@ -1,4 +1,4 @@
-"""What an environment consists of, according to its resolved config, and how its servers are started."""
+"""The parts of an environment, according to its resolved config, and how its servers are started."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from gymgate.stack.workers import Workers, count_workers
 
 @dataclass(frozen=True)
 class EnvironmentPlan:
-    """What an environment consists of."""
+    """The parts of an environment."""
 
     config: dict[str, Any]
     servers: list[ServerInstance]

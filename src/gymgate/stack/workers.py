@@ -24,7 +24,7 @@ _LIMITS_WORKERS = re.compile(r"\bself\.(?:config\.)?num_workers\b|\bnum_workers\
 
 @dataclass(frozen=True)
 class Workers:
-    """What `num_workers` of an environment's servers comes to."""
+    """The number of processes of each of an environment's servers, from its `num_workers`."""
 
     counts: dict[str, int]
     """Processes of each server that is started."""

@@ -25,7 +25,7 @@ from gymgate.errors import TokenDataError
 from gymgate.rollout.record import Rollout, Segment
 
 NO_EVIDENCE = -9999.0
-"""What vLLM puts where it has no logprob for an id."""
+"""vLLM's value where it has no logprob for an id."""
 
 
 class TokenTurn(NamedTuple):

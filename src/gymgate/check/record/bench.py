@@ -1,4 +1,4 @@
-"""What the measurements work with: a running environment, rollouts that can be run again, and its processes."""
+"""The bench of the measurements: a running environment, rollouts that can be run again, and its processes."""
 
 from __future__ import annotations
 

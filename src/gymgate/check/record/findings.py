@@ -1,4 +1,4 @@
-"""What a reader of a record should notice, and the thresholds that a user can set."""
+"""Findings that a reader of a record should notice, and the thresholds that a user can set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ANSWER_TEXTS = {
 
 
 class Thresholds(NamedTuple):
-    """What a record must meet."""
+    """Thresholds that a record must meet."""
 
     max_constant_reward: float | None = None
     """Highest mean reward of an answer that solves nothing."""

@@ -75,7 +75,7 @@ class Trivial(Section):
 
 
 class FailureCase(Config):
-    """What came back in one case of failure."""
+    """Outcomes in one case of failure."""
 
     outcomes: dict[Outcome, int]
     """Rollouts by what they gave."""
@@ -86,13 +86,13 @@ class FailureCase(Config):
 
 
 class Failures(Section):
-    """What the environment gives when its judge, its tool or its policy fails."""
+    """Outcomes of rollouts whose judge, tool or policy fails."""
 
     cases: dict[Case, FailureCase] = Field(default_factory=dict)
 
 
 class Cost(Section):
-    """What a rollout costs beside the policy's own answers."""
+    """The cost of a rollout beside the policy's own answers."""
 
     ready_s: float | None = None
     """Seconds from the first process until every server listens, without installing."""
@@ -136,7 +136,7 @@ class Shape(Section):
 
 
 class PolicyRewards(Section):
-    """What a real model got (`-b`)."""
+    """The rewards of a real model (`-b`)."""
 
     model: str
     rows: int

@@ -101,7 +101,7 @@ def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> P
 
 
 def _prompt(request: dict[str, Any]) -> str:
-    """What the user said."""
+    """The text of the user."""
     return "\n".join(block.text for block in blocks_of(items_of(request)) if block.role == "user")
 
 

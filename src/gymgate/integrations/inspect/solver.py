@@ -23,7 +23,7 @@ from gymgate.rollout import Rollout
 from gymgate.stack import Stack
 
 ROLLOUT_KEY = "nemo_gym"
-"""Of the rollout's record in the sample's store, and of what the sample's metadata says about its row."""
+"""Key of the rollout's record in the sample's store, and of the row's place in the sample's metadata."""
 
 logger = logging.getLogger("gymgate.inspect")
 

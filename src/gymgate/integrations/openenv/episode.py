@@ -24,7 +24,7 @@ from gymgate.rollout import RolloutError, outcome_of
 from gymgate.rollout.result import condensed, number, settled
 
 MAX_STEPS = 10
-"""Of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""
+"""Limit of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""
 NOT_TOOLS = frozenset({"verify", "seed_session", "close_session", "aggregate_metrics", "mcp"})
 """Routes of a resources server that are no tools."""
 NOT_FOUND = '{"detail":"Not Found"}'
@@ -33,7 +33,7 @@ NOT_FOUND = '{"detail":"Not Found"}'
 
 @dataclass(frozen=True)
 class Step:
-    """What a step comes to."""
+    """The result of a step."""
 
     result: str | None = None
     """The tool's answer, as a model is shown it."""

@@ -38,15 +38,15 @@ GRACE_S = 2
 
 
 class NeMoGymAction(Action):  # type: ignore[misc]
-    """What the model does in one step; the first two types are OpenEnv's own `CallToolAction` and `ListToolsAction`."""
+    """The model's action in one step; the first two types are OpenEnv's own `CallToolAction` and `ListToolsAction`."""
 
     type: Literal["call_tool", "list_tools", "message"]
     tool_name: str = ""
-    """Of `call_tool`."""
+    """For `call_tool`."""
     arguments: dict[str, Any] = Field(default_factory=dict)
-    """Of `call_tool`."""
+    """For `call_tool`."""
     content: str = ""
-    """Of `message`: what the model says. In an environment with tools it is the final answer, which is scored."""
+    """For `message`: the text of the model. In an environment with tools it is the final answer, which is scored."""
 
 
 class NeMoGymObservation(Observation):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class NeMoGymObservation(Observation):  # type: ignore[misc]
 
 
 class NeMoGymState(State):  # type: ignore[misc]
-    """Where a session is."""
+    """The state of a session: its episode, row and step."""
 
     environment: str
     index: int | None = None
@@ -66,7 +66,7 @@ class NeMoGymState(State):  # type: ignore[misc]
 
 @dataclass
 class Game:
-    """What all sessions of a server share."""
+    """State that all sessions of a server share."""
 
     stack: Stack
     played: Playable
@@ -182,7 +182,7 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
 
     @property
     def state(self) -> NeMoGymState:
-        """Where the session is."""
+        """The state of the session."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:

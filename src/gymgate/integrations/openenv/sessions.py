@@ -79,7 +79,7 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
             max_completion_len=max_completion_length,
         )
         self.failure: GymgateError | None = None
-        """What `FailureGuard` raised: rollouts have failed for so long that the training is to end."""
+        """The error of `FailureGuard`: rollouts have failed for so long that the training is to end."""
         self._runner = RolloutRunner(spec.config, spec.limits)
         self._guard = FailureGuard(batch_size=GUARDED_ROLLOUTS)
         self._loop = LoopThread()

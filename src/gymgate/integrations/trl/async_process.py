@@ -46,7 +46,7 @@ _RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
 
 @dataclass(frozen=True)
 class ProcessSettings:
-    """What the process runs, and how it samples. Sent to it as a pickle."""
+    """The work of the process, and how it samples. Sent to it as a pickle."""
 
     spec: NeMoGymSpec
     tokenizer: Any

@@ -21,7 +21,7 @@ from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGy
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):
-    """Nothing to set: the knobs are the taskset's (`--env.taskset.*`)."""
+    """Has no settings: the knobs are the taskset's (`--env.taskset.*`)."""
 
     id: str = PLUGIN_ID
 

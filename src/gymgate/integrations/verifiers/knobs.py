@@ -13,9 +13,9 @@ from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.integrations.knobs import Knobs, literal, one_line
 
 PLUGIN_ID = "nemo-gym-env"
-"""What verifiers calls this plugin: the name of the module `nemo_gym_env`."""
+"""verifiers' name of this plugin: the name of the module `nemo_gym_env`."""
 PREFIX = "env.taskset."
-"""Of the knobs among an eval's settings."""
+"""Prefix of the knobs among an eval's settings."""
 
 
 def require_verifiers() -> None:

@@ -1,4 +1,4 @@
-"""What one of verl's agent-loop workers keeps between rollouts, since verl makes a new agent loop for each."""
+"""The state that one of verl's agent-loop workers keeps between rollouts, since verl makes a new agent loop for each."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _not_of_the_release(directory: str, names: list[str]) -> set[str]:
-    """What servers have made beside their code: virtual environments, clones, dangling links."""
+    """Names of what servers make beside their code: virtual environments, clones, dangling links."""
     hidden = {name for name in names if name.startswith(".") or name == "__pycache__"}
     return hidden | {name for name in names if not (Path(directory) / name).exists()}
 

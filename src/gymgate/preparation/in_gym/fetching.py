@@ -45,7 +45,7 @@ class Fetcher:
         return path, origin | {"changed": changed}
 
     def _recipe(self, source: RawSource) -> dict[str, Any]:
-        """What decides a source's content, except for the state of the hub."""
+        """Return everything that decides a source's content, except the state of the hub."""
         name = source.dataset.get("prepare_script")
         script = self.directories.find(str(name)) if name else None
         return {
@@ -119,7 +119,7 @@ class Fetcher:
 
 
 class FetchNote:
-    """What is kept in the workspace about one fetched file: `path`, `recipe` and `origin`."""
+    """A note in the workspace about one fetched file: `path`, `recipe` and `origin`."""
 
     def __init__(self, workspace: Path, declared: str) -> None:
         self._path = workspace / ".prepared" / f"{hashlib.sha256(declared.encode()).hexdigest()[:16]}.json"

@@ -1,4 +1,4 @@
-"""What a forked child becomes: a NeMo Gym server, or the driver of a local Ray."""
+"""The program of a forked child: a NeMo Gym server, or the driver of a local Ray."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ rollouts of a row would make them all the same."""
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What an engine sampled after a prompt."""
+    """The tokens that an engine sampled after a prompt."""
 
     token_ids: list[int]
     """Sampled ids, the stop token included where the engine returns it."""
