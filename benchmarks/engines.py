@@ -77,6 +77,8 @@ def make_rows() -> list[Json]:
     for row, city in zip(tools, ("Paris", "Berlin"), strict=True):
         asked = {"role": "user", "content": f"What is the weather in {city}?"}
         row["responses_create_params"]["input"] = [*SHOWN, asked]
+        for tool in row["responses_create_params"]["tools"]:
+            tool["strict"] = None  # verifiers' client writes it into the prompt, NeMo Gym's vLLM server and gymgate do not
     agents = {
         "letter_share_simple_agent": [*letters, unscorable],
         f"{TURNS}_agent": turns,
@@ -242,6 +244,7 @@ async def colocated() -> AsyncIterator[ColocatedEngine]:
         model=str(real_model()),
         dtype="float32",
         enforce_eager=True,
+        gpu_memory_utilization=0.2,  # of the machine's memory, which the model in this process shares
         max_model_len=MODEL_LENGTH,
         max_num_seqs=4,
         enable_prefix_caching=False,
