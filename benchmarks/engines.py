@@ -78,7 +78,7 @@ def make_rows() -> list[Json]:
         asked = {"role": "user", "content": f"What is the weather in {city}?"}
         row["responses_create_params"]["input"] = [*SHOWN, asked]
         for tool in row["responses_create_params"]["tools"]:
-            tool["strict"] = None  # verifiers' client writes it into the prompt, NeMo Gym's vLLM server and gymgate do not
+            tool["strict"] = None  # only verifiers' client writes it into the prompt
     agents = {
         "letter_share_simple_agent": [*letters, unscorable],
         f"{TURNS}_agent": turns,
