@@ -266,6 +266,7 @@ def test_packages_that_stay_missing_are_an_error(
         prepared("aime24", tmp_path / "out")
 
 
+@pytest.mark.heavy  # a minute: it installs reasoning_gym
 def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
     generator = ("--task", "chain_sum", "--size", "7", "--seed", "3")
     first = prepared("reasoning_gym", tmp_path / "one", script_arguments=generator)

@@ -121,7 +121,7 @@ async def send_all(requests: list[bytes], *, end: bool = False) -> list[bytes]:
     return answers
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(bodies=st.lists(st.tuples(st.sampled_from(OPERATIONS), BODIES | JSON), min_size=1, max_size=30))
 def test_any_json_gets_an_answer(bodies: list[tuple[str, Any]]) -> None:
     """A policy that answers nothing but one text stands behind it: every fault is the request's."""
@@ -135,7 +135,7 @@ def test_any_json_gets_an_answer(bodies: list[tuple[str, Any]]) -> None:
         assert found < 500, (sent, answer)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(
     chunks=st.lists(
         st.binary(max_size=300) | st.sampled_from([b"\r\n", b"POST / HTTP/1.1\r\n", b"\0" * 50]), max_size=12
