@@ -1,7 +1,8 @@
-"""JSON at the edges of gymgate: every value that `loads` returns can be written again.
+"""JSON at the edges of gymgate: every value that `loads` returns can be written again, and no number changes on the way.
 
 orjson does the work. The standard library takes over for documents that orjson refuses but peers send: lone
-surrogates, which CLI agents make by cutting output inside an emoji, and NaN, which some engines emit.
+surrogates, which CLI agents make by cutting output inside an emoji, and NaN, which some engines emit. It also reads
+integers beyond 64 bits, which orjson would turn into floats.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ MAX_VALUES = 8 << 20
 _SURELY_FEW = 1 << 20
 """Bytes of a body whose values need no counting."""
 
+_DIGITS_TO_ZERO = bytes(
+    0x30 if 0x30 <= byte <= 0x39 else byte if byte == ord(".") else 0x20 for byte in range(256)
+)
+_LONG_INTEGER = b" " + b"0" * 19
+"""Searched for after every digit became a zero and everything else but a point a space, which no fraction matches."""
+
 
 class TooLargeError(ValueError):
     """A body of too many values."""
@@ -31,16 +38,29 @@ class TooLargeError(ValueError):
 def loads(data: bytes) -> Any:
     """Parse a JSON document.
 
-    Lone surrogates become U+FFFD, so that the value can be encoded; NaN and Infinity stay floats; integers beyond 64 bits
-    become floats. Raises `ValueError` for anything that is not JSON and for values nested more than `MAX_DEPTH` levels.
+    Lone surrogates become U+FFFD, so that the value can be encoded; NaN and Infinity stay floats. Raises `ValueError` for
+    anything that is not JSON and for values nested more than `MAX_DEPTH` levels.
     """
     return parse(data)[0]
+
+
+def loads_object(line: bytes) -> dict[str, Any]:
+    """Parse a line that must hold an object. Raises `ValueError` with the reason on one line."""
+    try:
+        value = loads(line)
+    except ValueError as error:
+        raise ValueError(f"not JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"a row must be a JSON object, not {type(value).__name__}")
+    return value
 
 
 def parse(data: bytes) -> tuple[Any, bytes]:
     """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced."""
     try:
         value, lenient = orjson.loads(data), False
+        if isinstance(value, int) or _LONG_INTEGER in data.translate(_DIGITS_TO_ZERO):
+            value = json.loads(data)
     except orjson.JSONDecodeError:
         value, lenient = _loads_leniently(data), True
     if len(data) > 2 * MAX_DEPTH and _is_deep(value):
@@ -86,7 +106,7 @@ def clean_text(text: str) -> str:
 
 def _loads_leniently(data: bytes) -> Any:
     try:
-        return _cleaned(json.loads(data, parse_int=_integer), finite=False)
+        return _cleaned(json.loads(data), finite=False)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
 
@@ -110,16 +130,21 @@ def _key(name: Any) -> Any:
     return clean_text(name) if isinstance(name, str) else name
 
 
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) < 19 else float(digits)
-
-
 def _is_deep(value: Any) -> bool:
     """Whether orjson could not write the value inside a record. Writing it is faster than counting its brackets."""
+    inner = value
     for _ in range(_LEVELS_LEFT):
-        value = (value,)
+        inner = (inner,)
     try:
-        orjson.dumps(value)
-    except TypeError as error:
-        return "ecursion" in str(error)
+        orjson.dumps(inner)
+    except TypeError as error:  # an integer beyond 64 bits ends the writing before the depth is known
+        return "ecursion" in str(error) or _levels(value) > MAX_DEPTH
     return False
+
+
+def _levels(value: Any) -> int:
+    level, count = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
+        count += 1
+    return count

@@ -34,7 +34,7 @@ def nested(levels: int) -> bytes:
 def test_every_value_can_be_written_and_read_back(value: Any) -> None:
     written = codec.dumps(value)
     read, again = codec.parse(written)
-    assert orjson.loads(orjson.dumps(read)) == orjson.loads(again)
+    assert orjson.loads(codec.dumps(read)) == orjson.loads(again)
     written.decode()
 
 
@@ -44,7 +44,7 @@ def test_every_document_of_another_writer_is_read(value: Any) -> None:
     document = json.dumps(value).encode()
     read, passed_on = codec.parse(document)
     orjson.loads(passed_on)
-    orjson.dumps(read).decode()
+    codec.dumps(read).decode()
 
 
 @given(st.binary(max_size=200))
@@ -67,11 +67,27 @@ def test_half_a_character_becomes_the_replacement_character() -> None:
 def test_numbers_that_orjson_refuses() -> None:
     assert codec.loads(b'{"logprob":-Infinity,"n":1180591620717411303424}') == {
         "logprob": -math.inf,
-        "n": 2.0**70,
+        "n": 2**70,
     }
     assert codec.dumps({1: 2**70, "nan": math.nan}) == b'{"1":1180591620717411303424,"nan":NaN}'.replace(
         b"NaN", b"null"
     )
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 + 1, -(2**64) - 1, 10**400])
+def test_an_integer_beyond_64_bits_stays_an_integer(number: int) -> None:
+    document = b'{"id":%d,"logprob":-0.00012345678901234567}' % number
+    assert codec.parse(document) == ({"id": number, "logprob": -0.00012345678901234567}, document)
+    assert codec.loads(codec.dumps({"id": number})) == {"id": number}
+
+
+def test_long_integers_do_not_lift_the_bound_on_nesting() -> None:
+    def around(levels: int) -> bytes:
+        return b"[" * levels + b"%d" % 2**70 + b"]" * levels
+
+    codec.loads(around(codec.MAX_DEPTH))
+    with pytest.raises(ValueError, match="nested"):
+        codec.loads(around(codec.MAX_DEPTH + 1).ljust(1000))
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"[" * 100_000, nested(100_000)])

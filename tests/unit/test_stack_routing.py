@@ -121,3 +121,10 @@ def test_metadata_that_is_no_object_is_the_rows_fault() -> None:
 def test_body_carries_the_policys_address() -> None:
     body = routed_row(ROW, "body", key="k", base_url="http://h/ng-rollout/k/v1", metadata={})
     assert (body["policy_base_url"], body["policy_api_key"]) == ("http://h/ng-rollout/k/v1", "k")
+
+
+def test_no_number_of_a_row_that_is_parsed_for_its_key_changes() -> None:
+    row = {**ROW, "id": 12345678901234567890123}
+    for strategy in ("metadata", "remote", "url"):
+        route = {"key": "k", "base_url": "u", "metadata": {"gymgate_route": "k"}}
+        assert routed_row(row, strategy, **route)["id"] == 12345678901234567890123

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 
+from gymgate import codec
 from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import BESIDE_THE_MEAN, all_causes, print_outcomes
@@ -107,7 +107,7 @@ def _results(path: Path | None) -> Iterator[OnRollout | None]:
         row = {"key": key, "source": rollout.source, "line": rollout.line, "repeat": rollout.repeat}
         value = {"row": row, **rollout.model_dump(mode="json", include=set(Rollout.model_fields))}
         try:
-            file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+            file.write(codec.dumps(value) + b"\n")
             file.flush()
         except OSError as error:
             raise _not_written(path, error) from error

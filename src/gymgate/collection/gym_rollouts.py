@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.collection.record import read_values
 from gymgate.collection.rows import RowReader
 from gymgate.collection.store import ROLLOUTS, run_directories
@@ -32,8 +31,8 @@ def export_rollouts(runs: Iterable[Path], output: Path) -> int:
     count = 0
     with replacing(output) as results, replacing(inputs) as materialized:
         for result, row in _numbered_rollouts(runs):
-            results.write(orjson.dumps(result, option=orjson.OPT_APPEND_NEWLINE))
-            materialized.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE))
+            results.write(codec.dumps(result) + b"\n")
+            materialized.write(codec.dumps(row) + b"\n")
             count += 1
     return count
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import orjson
 from pydantic import ConfigDict
 
+from gymgate import codec
 from gymgate.collection.plan import Identity, PlannedRollout
-from gymgate.dataset.jsonl import parse_line
 from gymgate.errors import DataError
 from gymgate.rollout import Rollout
 
@@ -66,7 +65,7 @@ def to_line(rollout: CollectedRollout) -> bytes:
     body["calls"] = [
         {name: value for name, value in call.items() if value not in (None, {})} for call in body["calls"]
     ]
-    return orjson.dumps({**identity, **body}, option=orjson.OPT_APPEND_NEWLINE)
+    return codec.dumps({**identity, **body}) + b"\n"
 
 
 def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
@@ -85,7 +84,7 @@ def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
         "seconds": round(rollout.timing.total_s, 3),
         "finished": rollout.finished,
     }
-    return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
+    return codec.dumps(value) + b"\n"
 
 
 def line_identity(line: bytes) -> Identity:
@@ -93,7 +92,7 @@ def line_identity(line: bytes) -> Identity:
     if match := _HEAD.match(line):
         seed = None if match[4] == b"null" else int(match[4])
         return Identity(match[1].decode(), int(match[2]), int(match[3]), seed)
-    return identity_of(parse_line(line))
+    return identity_of(codec.loads_object(line))
 
 
 def identity_of(value: Mapping[str, Any]) -> Identity:
@@ -132,7 +131,7 @@ def read_values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Lines as dicts with their numbers. Raises `DataError` with path and line."""
     for number, line in read_lines(path):
         try:
-            yield number, parse_line(line)
+            yield number, codec.loads_object(line)
         except ValueError as error:
             raise line_error(path, number, error) from error
 

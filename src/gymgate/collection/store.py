@@ -20,10 +20,10 @@ from typing import Any
 
 import orjson
 
+from gymgate import codec
 from gymgate.collection.plan import Identity, IdentitySet
 from gymgate.collection.record import line_error, line_identity, read_lines
 from gymgate.collection.settings import differences
-from gymgate.dataset.jsonl import parse_line
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import replacing
 
@@ -126,7 +126,7 @@ class RunDirectory:
             try:
                 identity = line_identity(line)
                 if identity not in self.done:
-                    self._count_failure(identity, parse_line(line))
+                    self._count_failure(identity, codec.loads_object(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise line_error(self.failures.path, number, error) from error
 

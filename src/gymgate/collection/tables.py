@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.files import replacing
 
@@ -41,7 +40,7 @@ def write_table(path: Path, rows: Rows, schema: Schema | None = None) -> int:
             return _write_parquet(file, rows, schema)
         if path.suffix == ".csv":
             return _write_csv(file, list(rows))
-        return sum(file.write(orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE)) > 0 for row in rows)
+        return sum(file.write(codec.dumps(row) + b"\n") > 0 for row in rows)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -64,7 +63,7 @@ def _write_csv(file: IO[bytes], rows: Sequence[Mapping[str, Any]]) -> int:
 def _cell(value: Any) -> Any:
     if value is None:
         return ""
-    return orjson.dumps(value).decode() if isinstance(value, list | dict) else value
+    return codec.dumps(value).decode() if isinstance(value, list | dict) else value
 
 
 def _write_parquet(file: IO[bytes], rows: Rows, schema: Schema | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gymgate.dataset.jsonl import canonical
+from gymgate import codec
 from gymgate.errors import DataError
 from gymgate.rollout.row import agent_of, lacking_params
 
@@ -48,7 +48,7 @@ def input_items(params: Mapping[str, Any]) -> list[Any]:
 def row_key(data: Mapping[str, Any]) -> str:
     """Return 16 hex digits of a row's content, without NeMo Gym's own `_ng_*` entries."""
     own = {key: value for key, value in data.items() if not key.startswith("_ng_")}
-    return hashlib.sha256(canonical(own)).hexdigest()[:16]
+    return hashlib.sha256(codec.dumps(own, sort_keys=True)).hexdigest()[:16]
 
 
 def row_error(reason: str, source: str, line: int) -> DataError:

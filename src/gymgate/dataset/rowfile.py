@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gymgate import codec
 from gymgate.dataset.index import LineIndex, line_index
-from gymgate.dataset.jsonl import parse_line
 from gymgate.dataset.row import row_error
 from gymgate.errors import DataError
 
@@ -63,7 +63,7 @@ class RowFile:
     def parse(self, line: bytes, number: int) -> dict[str, Any]:
         """Return the row that a line holds. Raises `DataError`."""
         try:
-            return parse_line(line)
+            return codec.loads_object(line)
         except ValueError as error:
             raise row_error(str(error), str(self.path), number) from error
 

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog import Environment
 from gymgate.dataset import Row, open_rows
 from gymgate.errors import DataError
@@ -48,8 +47,8 @@ def row_id(environment: str, key: str, occurrence: int) -> str:
 def json_safe(row: Row) -> dict[str, Any]:
     """Return the row as JSON would carry it: it crosses processes and is saved with the run. Raises `DataError`."""
     try:
-        safe: dict[str, Any] = orjson.loads(orjson.dumps(row.data, option=orjson.OPT_SERIALIZE_NUMPY))
-    except orjson.JSONEncodeError as error:
+        safe: dict[str, Any] = codec.loads(codec.dumps(row.data))
+    except ValueError as error:
         raise _error(row, f"cannot be written as JSON: {error}") from None
     return safe
 

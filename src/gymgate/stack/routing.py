@@ -139,7 +139,7 @@ def _parsed(row: bytes) -> dict[str, Any]:
     try:
         value: dict[str, Any] = codec.loads(row)
     except ValueError as error:
-        raise DataError(f"row is {error}") from None
+        raise DataError(f"row cannot be read as JSON: {error}") from None
     value.pop(ATTEMPT_INDEX, None)
     return value
 

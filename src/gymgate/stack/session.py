@@ -177,4 +177,6 @@ class _RemoteBackend:
         try:
             return BackendAnswer(*codec.parse(answer.body))
         except ValueError as error:
-            raise PolicyError(f"callable {self._name!r} returned a dict that is {error}") from error
+            raise PolicyError(
+                f"callable {self._name!r} returned a dict that JSON cannot hold: {error}"
+            ) from error

@@ -14,8 +14,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.api import load_catalog
 from gymgate.catalog import Environment
 from gymgate.config import EnvironmentConfig, StackConfig
@@ -109,7 +108,7 @@ def _records(rows: Iterable[tuple[str, Row]], name: str) -> Iterator[dict[str, A
     for position, (environment, row) in enumerate(rows):
         messages = prompt_messages(row.data)
         messages[0][ROW_KEY] = f"{name}:{position}"
-        yield {"prompt": messages, "row": orjson.dumps(row.data).decode(), "environment": environment}
+        yield {"prompt": messages, "row": codec.dumps(row.data).decode(), "environment": environment}
     if position < 0:
         raise ConfigError(f"the {name} dataset is empty: its sources have no rows")
 

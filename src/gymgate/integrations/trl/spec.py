@@ -9,8 +9,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.config import EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
@@ -181,7 +180,7 @@ class NeMoGymSpec:
         dataset = self.eval_dataset if name == "eval" else self.train_dataset
         assert dataset is not None
         record = dataset[position]
-        return record["environment"], orjson.loads(record["row"])
+        return record["environment"], codec.loads(record["row"].encode())
 
     def close(self) -> None:
         """Release the stack. Idempotent; the next batch starts it again."""

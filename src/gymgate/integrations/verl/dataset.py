@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
-import orjson
 import torch
 from torch.utils.data import Dataset
 
+from gymgate import codec
 from gymgate.api import load_catalog
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
@@ -73,7 +73,7 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
             "index": index,
             "data_source": source.environment or row.agent or "nemo_gym",
             ENVIRONMENT: source.environment,
-            ROW: orjson.dumps(row.data).decode(),
+            ROW: codec.dumps(row.data).decode(),
             "dummy_tensor": torch.tensor([0], dtype=torch.uint8),  # verl's v0 batches must contain a tensor
         }
 

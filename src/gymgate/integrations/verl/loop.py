@@ -7,9 +7,9 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-import orjson
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
+from gymgate import codec
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
@@ -99,7 +99,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 f"the dataset has no column {ROW!r}; set data.custom_cls.path=pkg://gymgate.verl"
                 " data.custom_cls.name=NeMoGymDataset"
             )
-        return str(kwargs.get(ENVIRONMENT, "")), orjson.loads(kwargs[ROW])
+        return str(kwargs.get(ENVIRONMENT, "")), codec.loads(kwargs[ROW].encode())
 
 
 def untrained_error(sampled: SampledRollout) -> GymgateError:
