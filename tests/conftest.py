@@ -5,6 +5,10 @@ from __future__ import annotations
 import signal
 from importlib.util import find_spec
 
+import pytest
+
+from support import accounting, smoke
+
 # A shell that starts the suite in the background ignores SIGINT for it, and what is ignored stays ignored in every program
 # that the tests start; theirs is to be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -14,5 +18,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if find_spec("hypothesis"):  # not in the environments of Inspect and Agent Lightning
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("gymgate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("gymgate")
+    settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("quick", settings.get_profile("ci"), max_examples=20)
+    settings.load_profile("ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    accounting.register(config)
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in smoke.TESTS:
+            item.add_marker(pytest.mark.smoke)

@@ -58,7 +58,6 @@ def write_rows(path: Path, count: int) -> Path:
     return path
 
 
-@pytest.mark.heavy
 def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = (SIMPLE, "-o", tmp_path / "run", "-r", "40", "-c", "16", "--sync-every", "0")
     killed = 0

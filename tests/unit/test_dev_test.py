@@ -1,0 +1,75 @@
+"""What `./dev test` selects, and what its last line says."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support import accounting, smoke, summary
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("name", sorted(smoke.TESTS))
+def test_a_smoke_test_is_there_and_is_not_heavy(name: str) -> None:
+    file, _, test = name.partition("::")
+    found = [
+        node
+        for node in ast.walk(ast.parse((TESTS / file).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.partition("[")[0]
+    ]
+    assert len(found) == 1
+    assert "heavy" not in " ".join(map(ast.unparse, found[0].decorator_list))
+
+
+def test_the_last_line_counts_all_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part that failed without a failed test counts as one."""
+    parts = ["1\t1\t61\tlint", "2\t0\t5\truntime", "3\t0\t9\tfast", "4\t1\t9\tengine", "5\t2\t1\tdied"]
+    (tmp_path / "parts").write_text("\n".join(parts) + "\n")
+    for number, counts in ((3, {"passed": 7, "skipped": 2}), (4, {"passed": 1, "failed": 3})):
+        files = {f"tests/{number}.py": {"cpu": 10.5 * number, "seconds": 1.0}}
+        report = {"counts": counts, "files": files, "deselected": 11}
+        (tmp_path / f"{number}.json").write_text(json.dumps(report))
+    summary.main(tmp_path, "Not run: {}.")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "8 passed, 5 failed, 2 skipped"
+    assert lines[-2] == "Not run: 22."
+    assert lines[-3].endswith(": tests/4.py, tests/3.py")
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+def test_a_session_is_accounted_for(tmp_path: Path, workers: list[str]) -> None:
+    (tmp_path / "conftest.py").write_text("from support.accounting import register as pytest_configure\n")
+    (tmp_path / "test_some.py").write_text(
+        "import pytest, time\n"
+        "def test_computes():\n    end = time.process_time() + 0.2\n    while time.process_time() < end: pass\n"
+        "def test_fails(): assert 0\n"
+        "@pytest.fixture\ndef broken(): raise ValueError\n"
+        "def test_has_no_fixture(broken): pass\n"
+        "def test_is_skipped(): pytest.skip('so')\n"
+        "def test_other(): pass\n"
+    )
+    report = tmp_path / "report.json"
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "not other",
+        *workers,
+        ".",
+    ]
+    variables = {"PYTHONPATH": str(TESTS), accounting.REPORT: str(report)}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, timeout=100, check=False)
+    found = json.loads(report.read_text())
+    assert (done.returncode, found["counts"]) == (1, {"passed": 1, "failed": 2, "skipped": 1})
+    assert found["deselected"] == 1
+    assert 0.2 <= found["files"]["test_some.py"]["cpu"] < 2
