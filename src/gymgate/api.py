@@ -101,7 +101,7 @@ async def run_row(
         **settings,
     )
     async with acquire(environment) as stack:
-        rollout = await stack.run(row, policy=policy, limits=limits)
+        rollout = await stack.run(row, policy=policy, limits=limits, record_bodies=True)
     if outcome_of(rollout).reason == "failed" and rollout.error is not None:
         raise rollout.error.to_exception()
     return rollout

@@ -44,6 +44,11 @@ def loads(data: bytes) -> Any:
     return parse(data)[0]
 
 
+def loads_own(data: bytes) -> Any:
+    """Parse what `dumps` wrote around values that `loads` accepted: their nesting was bounded before."""
+    return _read(data)
+
+
 def loads_object(line: bytes) -> dict[str, Any]:
     """Parse a line that must hold an object. Raises `ValueError` with the reason on one line."""
     try:
@@ -58,9 +63,7 @@ def loads_object(line: bytes) -> dict[str, Any]:
 def parse(data: bytes) -> tuple[Any, bytes]:
     """As `loads`, with the bytes of exactly this value: `data`, or a new document where something was replaced."""
     try:
-        value, lenient = orjson.loads(data), False
-        if isinstance(value, int) or _LONG_INTEGER in data.translate(_DIGITS_TO_ZERO):
-            value = json.loads(data)
+        value, lenient = _read(data), False
     except orjson.JSONDecodeError:
         value, lenient = _loads_leniently(data), True
     if len(data) > 2 * MAX_DEPTH and _is_deep(value):
@@ -104,6 +107,13 @@ def clean_text(text: str) -> str:
     return text
 
 
+def _read(data: bytes) -> Any:
+    value = orjson.loads(data)
+    if isinstance(value, int) or _LONG_INTEGER in data.translate(_DIGITS_TO_ZERO):
+        return json.loads(data)
+    return value
+
+
 def _loads_leniently(data: bytes) -> Any:
     try:
         return _cleaned(json.loads(data), finite=False)
@@ -115,6 +125,8 @@ def _cleaned(value: Any, *, finite: bool = True) -> Any:
     """A copy that JSON can hold, as far as that is possible; `finite`: NaN and infinity become `None`."""
     if isinstance(value, str):
         return clean_text(value)
+    if isinstance(value, orjson.Fragment):
+        return json.loads(value.contents)
     if isinstance(value, dict):
         return {_key(name): _cleaned(item, finite=finite) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -20,6 +20,7 @@ from gymgate.gateway.call import Call
 from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, RequestKey, RetryDeduplicator
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.rollout.record import ModelCall
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 
@@ -381,13 +382,14 @@ def test_what_may_be_asked_for_again_is_bounded(marked: bool, bound: int) -> Non
 
     def answered(number: int, payload: bytes) -> Call:
         key = RequestKey("m", "chat", b"%d" % number, f"k{number}" if marked else None)
-        call = Call(number, "m", "chat", 0.0, status=200, done=True, payload=payload)
+        record = ModelCall(index=number, model_server="m", dialect="chat", status_code=200)
+        call = Call(record, done=True, payload=payload)
         resends.add(key, call)
         resends.written(key, call)
         return call
 
     def held(calls: list[Call]) -> list[int]:
-        return [call.index for call in calls if call.payload]
+        return [call.record.index for call in calls if call.payload]
 
     resends = RetryDeduplicator()
     calls = [answered(number, b"short") for number in range(bound + 5)]

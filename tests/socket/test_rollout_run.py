@@ -219,7 +219,7 @@ async def drop_agent(scene: Scene) -> web.StreamResponse:
 async def test_what_a_rollout_took_is_told_by_whom_it_asked() -> None:
     async with scene(scores("policy_model", "judge", "policy_model")) as played:
         timing = (await played.run())["timing"]
-        calls = played.route.log
+        calls = [call.record for call in played.route.log]
     assert [call.model_server for call in calls] == ["policy_model", "judge", "policy_model"]
     assert timing["model_s"] == pytest.approx(calls[0].duration_s + calls[2].duration_s)
     assert timing["judge_s"] == pytest.approx(calls[1].duration_s)

@@ -61,9 +61,9 @@ class Daemon:
             "status": "completed",
         }
         answered = codec.loads(answer)["choices"][0]["message"]["content"] if answer else None
-        result = codec.dumps({"reward": 1.0, "row": codec.loads(row), "answered": answered})
-        fields |= {"reward": 1.0, "timing": {}, "calls": [], "requests": [], "result": len(result)}
-        return Reply(fields, result)
+        result = {"reward": 1.0, "row": codec.loads(row), "answered": answered}
+        fields |= {"reward": 1.0, "timing": {}, "calls": [], "requests": [], "result": result}
+        return Reply(None, codec.dumps(fields))
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         replica = {"healthy": self.node == "a", "output_tokens": 5}

@@ -17,6 +17,7 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
 from gymgate.json_server import error_text, shortened
+from gymgate.rollout.record import ModelCall
 
 KEY = "0123456789abcdef" * 2
 
@@ -67,7 +68,7 @@ def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> No
         for middle in (b"1", b"2")
     )
     assert hash(sent) == hash(other)
-    resends, call = RetryDeduplicator(), Call(0, "policy_model", "chat", 0.0)
+    resends, call = RetryDeduplicator(), Call(ModelCall(index=0, dialect="chat"))
     resends.add(sent, call)
     assert resends.find(RequestKey(*sent), retry=False) is call
     assert resends.find(other, retry=False) is None

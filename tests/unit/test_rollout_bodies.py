@@ -1,102 +1,87 @@
-"""Bodies of model calls are kept once, and come back as they were."""
+"""Requests of model calls are kept once, and come back as they were."""
 
 from __future__ import annotations
 
-import pickle
-import random
 from typing import Any
 
 import orjson
-import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gymgate.rollout import ModelCall, Rollout
-from gymgate.rollout.bodies import BodyLog, BodyReader, RecordedBodies
+from gymgate import codec
+from gymgate.rollout.bodies import RequestLog, read_requests
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from([0.0, 1.0, "a", "b"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=6,
+)
+BODIES = st.dictionaries(st.sampled_from(["model", "input", "messages", "tools"]), VALUES, max_size=3)
 
 
-def conversation(turns: int, field: str = "input", start: str = "hi") -> list[bytes]:
+def conversation(turns: int, field: str = "input", start: str = "hi") -> list[dict[str, Any]]:
     """Requests of one conversation, each with all items before it and fields after them."""
     items: list[dict[str, Any]] = [{"role": "user", "content": start}]
     bodies = []
     for turn in range(turns):
-        bodies.append(orjson.dumps({"model": "m", field: items, "tools": [{"name": "t" * 500}]}))
+        bodies.append({"model": "m", field: items, "tools": [{"name": "t" * 500}]})
         items = [*items, {"role": "assistant", "content": f"{start} {turn} {'x' * 200}"}]
     return bodies
 
 
-def logged(bodies: list[bytes]) -> BodyLog:
-    log = BodyLog()
+def logged(bodies: list[dict[str, Any]]) -> RequestLog:
+    log = RequestLog()
     assert [log.add(body) for body in bodies] == list(range(len(bodies)))
     return log
 
 
-@given(st.lists(st.binary(max_size=30), max_size=30))
-def test_every_body_comes_back(bodies: list[bytes]) -> None:
-    deltas = logged(bodies).deltas
-    for order in (range(len(bodies)), random.Random(0).sample(range(len(bodies)), len(bodies))):
-        reader = BodyReader(deltas)
-        assert {number: reader.body(number) for number in order} == dict(enumerate(bodies))
+def read_back(log: RequestLog) -> list[dict[str, Any]]:
+    return read_requests([codec.loads(entry) for entry in log.entries])
+
+
+def size(bodies: list[dict[str, Any]]) -> int:
+    return sum(len(codec.dumps(body)) for body in bodies)
+
+
+@example([{"input": [1]}, {"input": [True]}, {"input": [1.0, 2]}, {"input": {"1": 1}}])
+@given(st.lists(BODIES, max_size=12))
+def test_every_request_comes_back_with_its_fields_in_order(bodies: list[dict[str, Any]]) -> None:
+    assert [codec.dumps(body) for body in read_back(logged(bodies))] == [codec.dumps(body) for body in bodies]
 
 
 def test_a_log_grows_with_the_conversation_and_not_with_its_square() -> None:
     bodies = conversation(400)
-    kept = sum(len(delta.middle) for delta in logged(bodies).deltas)
-    assert kept < 1.5 * len(bodies[-1])
-    assert sum(map(len, bodies)) > 100 * kept
+    kept = sum(map(len, logged(bodies).entries))
+    assert kept < 1.5 * size(bodies[-1:])
+    assert size(bodies) > 100 * kept
 
 
 def test_conversations_that_take_turns_find_their_own() -> None:
     one, other = conversation(100), conversation(100, "messages", "somebody else")
     mixed = [body for pair in zip(one, other, strict=True) for body in pair]
     log = logged(mixed)
-    assert sum(len(delta.middle) for delta in log.deltas) < 1.5 * (len(one[-1]) + len(other[-1]))
-    reader = BodyReader(log.deltas)
-    assert [reader.body(number) for number in range(len(mixed))] == mixed
+    assert sum(map(len, log.entries)) < 1.5 * size([one[-1], other[-1]])
+    assert read_back(log) == mixed
 
 
-def test_parsed_conversations_share_their_items() -> None:
-    reader = BodyReader(logged(conversation(3)).deltas)
-    first, last = reader.parsed(1), reader.parsed(2)
+def test_a_conversation_that_was_compacted_starts_anew() -> None:
+    bodies = [*conversation(3), *conversation(2, start="a summary")]
+    assert read_back(logged(bodies)) == bodies
+
+
+def test_requests_of_a_conversation_share_their_items() -> None:
+    first, last = read_back(logged(conversation(3)))[1:]
     assert last["input"][0] is first["input"][0]
     assert len(first["input"]) == 2
-    assert reader.parsed(2) is last
 
 
-class Source:
-    """Counts what is read."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        self.names.append(name)
-        return {"name": name} if name != "upstream_request" else None
-
-
-def test_a_call_reads_a_body_when_it_is_asked_for_and_once() -> None:
-    source = Source()
-    call = ModelCall.reading_from(source, index=0, dialect="chat", status_code=200)
-    assert (call.status_code, source.names) == (200, [])
-    assert call.request is call.request == {"name": "request"}
-    assert source.names == ["request"]
-    dumped = Rollout.model_construct(
-        id="r", environment="e", agent="a", status="completed", calls=[call]
-    ).model_dump()
-    assert dumped["calls"][0]["upstream_response"] == {"name": "upstream_response"}
-    assert dumped["calls"][0]["upstream_request"] is None
-    assert ModelCall.model_validate(dumped["calls"][0]) == call
-    assert len(source.names) == 4
-    with pytest.raises(AttributeError, match="nothing"):
-        _ = call.nothing
-
-
-def test_a_call_that_was_not_read_can_be_pickled() -> None:
-    bodies = RecordedBodies(
-        BodyReader(logged(conversation(2)).deltas),
-        {"request": 1, "upstream_request": None},
-        {"response": b'{"a":1}'},
-    )
-    call = pickle.loads(pickle.dumps(ModelCall.reading_from(bodies, index=0, dialect="responses")))
-    assert len(call.request["input"]) == 2
-    assert (call.response, call.upstream_request, call.upstream_response) == ({"a": 1}, None, None)
+def test_entries_are_plain_json() -> None:
+    entries = [orjson.loads(entry) for entry in logged(conversation(2)).entries]
+    assert entries[1] == {
+        "extends": 0,
+        "fields": {
+            "model": {},
+            "input": {"items": 1, "value": [{"role": "assistant", "content": f"hi 0 {'x' * 200}"}]},
+            "tools": {},
+        },
+    }

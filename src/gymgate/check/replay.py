@@ -201,7 +201,7 @@ class Replayer:
         agent = agent if agent in self._stack.agents else None
         row = {key: value for key, value in row.items() if key != "agent_ref"}
         try:
-            return await self._stack.run(row, policy=policy, agent=agent, limits=limits)
+            return await self._stack.run(row, policy=policy, agent=agent, limits=limits, record_bodies=True)
         except GymgateError as error:
             failure = RolloutError(kind="data", message=str(error), type=type(error).__name__)
             return Rollout(

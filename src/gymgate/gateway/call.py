@@ -1,44 +1,32 @@
-"""One model call while it is under way, and the record made of it when somebody asks."""
+"""One model call while it is under way: its record so far, and what the gateway needs to answer it."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from aiohttp import web
 
-from gymgate.config import Dialect
 from gymgate.errors import PolicyError
-from gymgate.gateway.dialects import TokenData
-from gymgate.rollout.bodies import BodyLog, BodyReader, RecordedBodies
-from gymgate.rollout.record import ModelCall, Usage
+from gymgate.rollout.record import ModelCall
 
 Connection = web.RequestHandler
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One model call. Bodies are kept as bytes, requests in the route's `BodyLog`."""
+    """One model call. `record` has everything but its bodies, which are kept as bytes until the rollout's record is made."""
 
-    index: int
-    model_server: str
-    dialect: Dialect
-    started_s: float
+    record: ModelCall
     request: int | None = None
-    """Position in the log of bodies; `None` if bodies are not kept."""
+    """Position in the route's `RequestLog`; `None` if bodies are not kept."""
     response: bytes | None = None
     upstream_request: int | None = None
     upstream_response: bytes | None = None
-    usage: Usage = field(default_factory=Usage)
-    finish_reason: str | None = None
-    tokens: TokenData = TokenData(None, None, None)  # noqa: RUF009
-    details: dict[str, Any] = field(default_factory=dict)
-    status: int | None = None
-    error: str | None = None
     failure: PolicyError | None = None
     """The endpoint's failure, if it failed."""
-    duration_s: float = 0.0
     payload: bytes = b""
     """The bytes written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for them again."""
     streamed: bool = False
@@ -73,38 +61,24 @@ class Call:
     @property
     def failed(self) -> bool:
         """Whether the call ended without an answer."""
-        return self.done and (self.status is None or self.status >= 400)
+        return self.done and (self.record.status_code is None or self.record.status_code >= 400)
 
     @property
     def connection_lost(self) -> bool:
         transport = self.connection.transport if self.connection is not None else None
         return transport is None or transport.is_closing()
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of a `ModelCall` beside its bodies."""
+    def plain(self) -> dict[str, Any]:
+        """Return the record for `codec.dumps`: requests as their positions in the log, answers as they are."""
         return {
-            "index": self.index,
-            "model_server": self.model_server,
-            "dialect": self.dialect,
-            "status_code": self.status,
-            "error": self.error,
-            "details": self.details,
-            "usage": self.usage,
-            "prompt_token_ids": self.tokens.prompt_ids,
-            "completion_token_ids": self.tokens.completion_ids,
-            "logprobs": self.tokens.logprobs,
-            "started_s": self.started_s,
-            "duration_s": self.duration_s,
-            "finish_reason": self.finish_reason,
+            **self.record.__dict__,
+            "usage": self.record.usage.__dict__,
+            "request": self.request,
+            "upstream_request": self.upstream_request,
+            "response": _verbatim(self.response),
+            "upstream_response": _verbatim(self.upstream_response),
         }
 
-    def record(self, requests: BodyLog) -> ModelCall:
-        """The call as recorded so far, for this process; `requests` is its route's log."""
-        return ModelCall.reading_from(
-            RecordedBodies(
-                BodyReader(requests.deltas),
-                {"request": self.request, "upstream_request": self.upstream_request},
-                {"response": self.response, "upstream_response": self.upstream_response},
-            ),
-            **self.fields(),
-        )
+
+def _verbatim(answer: bytes | None) -> orjson.Fragment | None:
+    return None if answer is None else orjson.Fragment(answer)

@@ -101,7 +101,7 @@ class Handler:
         if call is None:
             call = await route.start(call_key, DIALECTS[path.operation], body, connection)
         else:
-            logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.index)
+            logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.record.index)
             call.connection = connection
         response, written = await _deliver(request, call, self.gateway.stream_times)
         if call.connection is connection or written:
@@ -233,10 +233,10 @@ async def _deliver(
 
 
 def _response(call: Call) -> web.Response:
-    if call.status is None:
-        return _error_response(call.dialect, 404, _RELEASED)
-    if call.status != 200:
-        return web.Response(body=call.payload, status=call.status, headers=ERROR_HEADERS)
+    if call.record.status_code is None:
+        return _error_response(call.record.dialect, 404, _RELEASED)
+    if call.record.status_code != 200:
+        return web.Response(body=call.payload, status=call.record.status_code, headers=ERROR_HEADERS)
     return web.Response(body=call.payload, headers=STREAM_HEADERS if call.streamed else JSON_HEADERS)
 
 
@@ -257,19 +257,21 @@ async def _deliver_late_stream(
     request: web.BaseRequest, call: Call, times: StreamTimes
 ) -> tuple[web.StreamResponse, bool]:
     response = web.StreamResponse(headers=STREAM_HEADERS)
-    ping = b'event: ping\ndata: {"type": "ping"}\n\n' if call.dialect == "messages" else b": waiting\n\n"
+    ping = (
+        b'event: ping\ndata: {"type": "ping"}\n\n' if call.record.dialect == "messages" else b": waiting\n\n"
+    )
     try:
         await response.prepare(request)
         await response.write(ping)
         while not await call.wait(times.ping_s):
             await response.write(ping)
-        await response.write(call.payload if call.status == 200 else _error_event(call))
+        await response.write(call.payload if call.record.status_code == 200 else _error_event(call))
     except ConnectionError:
         return response, False
     return await _write(request, response)
 
 
 def _error_event(call: Call) -> bytes:
-    released = codec.dumps(error_body(call.dialect, 404, _RELEASED))
-    payload = call.payload if call.status is not None else released
+    released = codec.dumps(error_body(call.record.dialect, 404, _RELEASED))
+    payload = call.payload if call.record.status_code is not None else released
     return b"event: error\ndata: " + payload + b"\n\n"

@@ -40,9 +40,9 @@ class JudgeCalls:
         """Note the end of a call; `written`: the server that made it got the answer or the error."""
         self._open.pop(call, None)
         question = _question(key)
-        if written and call.status == 200:
+        if written and call.record.status_code == 200:
             self._answered(question)
-        elif call.status is not None:
+        elif call.record.status_code is not None:
             self._fail(question, call.failure or given_up(call), call)
 
     def refused(self, model_server: str, error: PolicyError) -> None:
@@ -95,7 +95,7 @@ class KeylessJudgeCalls(JudgeCalls):
 
     def _given_up(self, watcher: _Watcher) -> PolicyError | None:
         for call in self._open:
-            if call.connection_lost and watcher.concerns(call.model_server, call):
+            if call.connection_lost and watcher.concerns(call.record.model_server, call):
                 return _unattributed(given_up(call))
         return None
 
@@ -113,7 +113,7 @@ class KeylessJudgeCalls(JudgeCalls):
 def given_up(call: Call) -> PolicyError:
     """The error for a call whose connection was closed before its answer was written."""
     return PolicyError(
-        f"model server {call.model_server!r} had not answered when the server that asked it closed the connection",
+        f"model server {call.record.model_server!r} had not answered when the server that asked it closed the connection",
         retryable=True,
     )
 

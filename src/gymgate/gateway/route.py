@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
 from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
 from gymgate.errors import GymgateError, PolicyError
@@ -33,8 +35,8 @@ from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
 from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
 from gymgate.retrying import BUSY
-from gymgate.rollout.bodies import BodyLog
-from gymgate.rollout.record import Limit, ModelCall
+from gymgate.rollout.bodies import RequestLog
+from gymgate.rollout.record import Limit, ModelCall, Usage, read_calls
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"
 """The name by which resources servers know the policy's model server where a config makes the policy its own judge. Their
@@ -94,7 +96,7 @@ class Route:
         self._opened = clock()
         self.log: list[Call] = []
         """The calls so far, by arrival, judges' included."""
-        self.requests = BodyLog()
+        self.requests = RequestLog()
         """The bodies that `log` refers to."""
         self._policy_calls = 0
         self._running: set[Call] = set()
@@ -107,12 +109,17 @@ class Route:
     @property
     def calls(self) -> list[ModelCall]:
         """The calls so far as records; a call under way has no status."""
-        return [call.record(self.requests) for call in self.log]
+        return read_calls(codec.loads_own(codec.dumps(self.plain_calls())))
+
+    def plain_calls(self) -> dict[str, Any]:
+        """Return the calls so far for `codec.dumps`, and the requests that they refer to; see `record.read_calls`."""
+        requests = [orjson.Fragment(entry) for entry in self.requests.entries]
+        return {"calls": [call.plain() for call in self.log], "requests": requests}
 
     @property
     def in_flight(self) -> Counter[str]:
         """Calls that have no answer yet, by model server."""
-        return Counter(call.model_server for call in self._running)
+        return Counter(call.record.model_server for call in self._running)
 
     async def close(self) -> None:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
@@ -143,10 +150,10 @@ class Route:
         call.connection = connection
         call.streamed = body.get("stream") is True
         if self._record_bodies:
-            call.request = self.requests.add(key.body)
+            call.request = self.requests.add(body)
         self._running.add(call)
         self.repeated.add(key, call)
-        if call.model_server != POLICY:
+        if call.record.model_server != POLICY:
             self.judges.started(key, call)
         performing = self._perform(call, target, body, key.body)
         if call.streamed:
@@ -161,11 +168,11 @@ class Route:
         """Note whether a call's answer was fully written to the connection that asked for it."""
         if written:
             self.repeated.written(key, call)
-        if call.model_server != POLICY:
+        if call.record.model_server != POLICY:
             self.judges.settled(key, call, written=written)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
-        call = Call(len(self.log), model_server, dialect, self._clock() - self._opened)
+        call = Call(_new_record(len(self.log), model_server, dialect, self._clock() - self._opened))
         self.log.append(call)
         return call
 
@@ -199,68 +206,73 @@ class Route:
         try:
             await self._ask(call, target, body, raw)
         except asyncio.CancelledError:
-            call.error = "cancelled: the rollout was released"
+            call.record.error = "cancelled: the rollout was released"
             if not self.closed or call.task is None:
                 raise
             call.task.uncancel()  # the cancellation was meant for the call, not for the agent's request
         except PolicyError as error:
             self._fail(call, error, relayed_status(error))
         except GymgateError as error:
-            failure = PolicyError(f"{call.dialect} call cannot be sent on: {error}", status_code=400)
+            failure = PolicyError(f"{call.record.dialect} call cannot be sent on: {error}", status_code=400)
             self._fail(call, failure, 400)
         except Exception as error:
-            logger.exception("rollout %s: model call %d failed", self.rollout_id, call.index)
+            logger.exception("rollout %s: model call %d failed", self.rollout_id, call.record.index)
             self._fail(call, PolicyError(f"model call failed: {type(error).__name__}: {error}"), 502)
         finally:
-            call.duration_s = self._clock() - started
+            call.record.duration_s = self._clock() - started
             self._running.discard(call)
             call.finish()
 
     async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
         backend = target.backend
-        if backend.dialect == call.dialect:
+        if backend.dialect == call.record.dialect:
             upstream = _without_stream(body)
             answer = await backend.call(upstream, raw=raw if upstream is body else None)
-            result = with_usage_details(answer.body) if call.dialect == "responses" else answer.body
+            result = with_usage_details(answer.body) if call.record.dialect == "responses" else answer.body
             as_it_came = answer.raw if result is answer.body else None
             response = as_it_came if as_it_came is not None else codec.dumps(result)
         else:
-            upstream = _without_stream(translate_request(body, call.dialect, backend.dialect, target.memory))
+            upstream = _without_stream(
+                translate_request(body, call.record.dialect, backend.dialect, target.memory)
+            )
             upstream_raw = codec.dumps(upstream)
             answer = await backend.call(upstream, raw=upstream_raw)
-            result = translate_answer(answer.body, body, backend.dialect, call.dialect, target.memory)
+            result = translate_answer(answer.body, body, backend.dialect, call.record.dialect, target.memory)
             response = codec.dumps(result)
             if self._record_bodies:
-                call.upstream_request = self.requests.add(upstream_raw)
+                call.upstream_request = self.requests.add(upstream)
                 call.upstream_response = answer.raw or codec.dumps(answer.body)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
             return
         if self._record_bodies:
             call.response = response
-        call.usage = usage_of(answer.body, backend.dialect)
-        call.finish_reason = finish_reason_of(answer.body, backend.dialect)
-        call.tokens = token_data_of(answer.body, backend.dialect)
-        call.details = answer.noted()
-        call.payload = b"".join(encode_stream(result, call.dialect, body)) if call.streamed else response
-        call.status = 200
+        call.record.usage = usage_of(answer.body, backend.dialect)
+        call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
+        tokens = token_data_of(answer.body, backend.dialect)
+        call.record.prompt_token_ids, call.record.completion_token_ids, call.record.logprobs = tokens
+        call.record.details = answer.noted()
+        call.payload = (
+            b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response
+        )
+        call.record.status_code = 200
 
     def _fail(self, call: Call, error: PolicyError, status: int) -> None:
         if self.closed:
             return
-        if call.model_server != POLICY:
-            error.message = f"model server {call.model_server!r}: {error.message}"
+        if call.record.model_server != POLICY:
+            error.message = f"model server {call.record.model_server!r}: {error.message}"
             error.args = (error.message,)
         call.streamed = False
-        call.payload = codec.dumps(error_body(call.dialect, status, error.message))
+        call.payload = codec.dumps(error_body(call.record.dialect, status, error.message))
         call.response = call.payload if self._record_bodies else None
-        call.error = error.message
+        call.record.error = error.message
         call.failure = error.with_traceback(None)
-        call.status = status
-        if call.model_server == POLICY:
+        call.record.status_code = status
+        if call.record.model_server == POLICY:
             self.failure = self.failure or error
             if status == 400 and _OVERFLOW.search(error.message):
                 self.truncated = "context_length"
-        logger.info("rollout %s: call %d: %s", self.rollout_id, call.index, error.message)
+        logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
 
 
 class KeylessRoute(Route):
@@ -281,7 +293,17 @@ class KeylessRoute(Route):
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         self.counts[model_server] += 1
-        return Call(self.counts.total(), model_server, dialect, self._clock() - self._opened)
+        return Call(_new_record(self.counts.total(), model_server, dialect, self._clock() - self._opened))
+
+
+def _new_record(index: int, model_server: str, dialect: Dialect, started_s: float) -> ModelCall:
+    return ModelCall.model_construct(
+        index=index,
+        model_server=model_server,
+        dialect=dialect,
+        started_s=started_s,
+        usage=Usage.model_construct(),
+    )
 
 
 def relayed_status(error: PolicyError) -> int:

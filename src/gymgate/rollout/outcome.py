@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gymgate.config import POLICY
-from gymgate.rollout.record import Rollout, RolloutError
+from gymgate.rollout.record import ModelCall, Rollout, RolloutError
 from gymgate.rollout.result import number
 
 Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
@@ -76,13 +76,6 @@ def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
     return described.get("kind") != "policy" or bool(described.get("retryable"))
 
 
-class ToServer(Protocol):
-    """A call to a model server, recorded or under way."""
-
-    @property
-    def model_server(self) -> str: ...
-
-
-def asked_policy(calls: Iterable[ToServer], servers: Collection[str] = (POLICY,)) -> bool:
+def asked_policy(calls: Iterable[ModelCall], servers: Collection[str] = (POLICY,)) -> bool:
     """Whether one of the calls went to the policy, not to a judge; `servers` are the model servers that stand for it."""
     return any(call.model_server in servers for call in calls)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PrivateAttr,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-)
+from pydantic import BaseModel, ConfigDict, Field
 
 from gymgate.config import POLICY, Dialect
 from gymgate.errors import ErrorKind, GymgateError, from_wire
+from gymgate.rollout.bodies import read_requests
 
 RolloutStatus = Literal["completed", "truncated", "masked", "failed"]
 """completed: it came to its end; truncated: a limit ended it; masked: Gym says that its reward measures nothing;
@@ -36,23 +31,13 @@ class Usage(Record):
     reasoning_tokens: int | None = None
 
 
-BODIES = ("request", "response", "upstream_request", "upstream_response")
 Limit = Literal["max_calls", "context_length"]
-
-
-class BodySource(Protocol):
-    """Where a `ModelCall` reads its bodies from, on first access."""
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """The body of that name, one of `BODIES`."""
-        ...
 
 
 class ModelCall(Record):
     """One request to a model, and its answer.
 
-    Bodies of calls that come from a stack are parsed when they are first read. Requests of a rollout share what they have
-    in common: change a copy.
+    Requests of a rollout share what they have in common: change a copy.
     """
 
     index: int
@@ -83,44 +68,20 @@ class ModelCall(Record):
     """Seconds after the rollout's start."""
     duration_s: float = 0.0
     finish_reason: str | None = None
-    _source: BodySource | None = PrivateAttr(default=None)
 
-    @classmethod
-    def reading_from(cls, source: BodySource, **fields: Any) -> ModelCall:
-        """Return a call whose bodies are in `source`. The other fields are not validated."""
-        call = cls.model_construct(**fields)
-        call._source = source
-        for name in BODIES:
-            del call.__dict__[name]
-        return call
 
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Read a body that was not read yet."""
-            if name not in BODIES:
-                return super().__getattr__(name)
-            value = self.__dict__[name] = None if self._source is None else self._source.read(name)
-            return value
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ModelCall):
-            self._read_all()
-            other._read_all()
-            return self.__dict__ == other.__dict__
-        return NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @model_serializer(mode="wrap")
-    def _serialised(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        self._read_all()
-        whole: dict[str, Any] = handler(self)
-        return whole
-
-    def _read_all(self) -> None:
-        for name in BODIES:
-            getattr(self, name)
+def read_calls(value: Mapping[str, Any]) -> list[ModelCall]:
+    """Return the calls of a parsed record, whose requests are entries of a `RequestLog`. They are not validated again."""
+    requests = read_requests(value["requests"])
+    calls = []
+    for fields in value["calls"]:
+        for name in ("request", "upstream_request"):
+            if fields[name] is not None:
+                fields[name] = requests[fields[name]]
+        calls.append(
+            ModelCall.model_construct(**{**fields, "usage": Usage.model_construct(**fields["usage"])})
+        )
+    return calls
 
 
 class Segment(Record):

@@ -18,11 +18,12 @@ from gymgate import codec
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
 from gymgate.rollout import ModelCall, Rollout
+from gymgate.rollout.record import read_calls
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
 from gymgate.runtime.command import Progress
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
-from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_calls, unpack_rollout
+from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
 
 if TYPE_CHECKING:
     from gymgate.gateway.backends.callable import CallableBackend
@@ -178,7 +179,7 @@ class OpenRoute:
     async def calls(self) -> list[ModelCall]:
         """Return the calls so far."""
         found = await self._peer.exchange("route_calls", {"name": self._name})
-        return unpack_calls(found.value, found.body)
+        return read_calls(codec.loads_own(found.body))
 
     async def close(self) -> None:
         """Retire the key. Idempotent."""
@@ -225,7 +226,7 @@ class Stack:
         agent: str | None = None,
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
-        record_bodies: bool = True,
+        record_bodies: bool = False,
         judge_policy: Endpoint | None = None,
     ) -> Rollout:
         """Run one row with its own policy endpoint.
@@ -268,7 +269,7 @@ class Stack:
         *,
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
-        record_bodies: bool = True,
+        record_bodies: bool = False,
     ) -> OpenRoute:
         """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
         message, own = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies)

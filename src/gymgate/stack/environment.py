@@ -24,7 +24,8 @@ from gymgate.errors import (
     StackStartError,
 )
 from gymgate.files import tail
-from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, ToServer, asked_policy
+from gymgate.rollout import ModelCall
+from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, asked_policy
 from gymgate.stack import children, gym_config
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
@@ -190,7 +191,7 @@ class RunningEnvironment:
         return self._generation
 
     def unasked(
-        self, agent: str, result: Mapping[str, Any], calls: Iterable[ToServer]
+        self, agent: str, result: Mapping[str, Any], calls: Iterable[ModelCall]
     ) -> EnvironmentServerError | None:
         """Return the error of a rollout that has a result although its policy was never asked, with the agent's log.
 

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
+from gymgate import codec
 from gymgate.config import StackConfig
 from gymgate.errors import (
     ConfigError,
@@ -331,4 +332,5 @@ def _failed(message: dict[str, Any], error: GymgateError) -> Reply:
         "environment": message["environment"] or "",
         "agent": message["agent"] or "",
     }
-    return Reply({**named, **failed(error), "timing": {}, "calls": [], "requests": []})
+    record = {**named, **failed(error), "timing": {}, "calls": [], "requests": [], "result": None}
+    return Reply(None, codec.dumps(record))

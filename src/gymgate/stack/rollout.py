@@ -104,7 +104,7 @@ class RolloutRun:
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
-        error = self.environment.unasked(self.agent, self.fields, self.route.log)
+        error = self.environment.unasked(self.agent, self.fields, [call.record for call in self.route.log])
         if error is not None:
             self._fail(error)
         return pack_rollout(self.described(), self.route, self.result)
@@ -119,8 +119,12 @@ class RolloutRun:
             **self.fields,
             "timing": {
                 "total_s": time.monotonic() - self.started,
-                "model_s": sum(call.duration_s for call in calls if call.model_server == POLICY),
-                "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
+                "model_s": sum(
+                    call.record.duration_s for call in calls if call.record.model_server == POLICY
+                ),
+                "judge_s": sum(
+                    call.record.duration_s for call in calls if call.record.model_server != POLICY
+                ),
             },
         }
 
@@ -206,5 +210,5 @@ class RolloutRun:
             return PolicyError(f"the environment says that its judge failed: {reason}", retryable=True)
         if self.route.failure is None or self.route.truncated is not None:
             return None
-        last = next((call for call in reversed(self.route.log) if call.model_server == POLICY), None)
-        return self.route.failure if last is not None and last.error is not None else None
+        last = next((call for call in reversed(self.route.log) if call.record.model_server == POLICY), None)
+        return self.route.failure if last is not None and last.record.error is not None else None

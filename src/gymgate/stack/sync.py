@@ -149,7 +149,7 @@ class SyncStack:
         *,
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
-        record_bodies: bool = True,
+        record_bodies: bool = False,
     ) -> SyncOpenRoute:
         """See `Stack.open_route`. Close the route, or use it in a `with` block."""
         opening = self._async.open_route(
