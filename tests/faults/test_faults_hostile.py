@@ -181,7 +181,7 @@ async def test_an_agents_request_with_half_a_character_reaches_its_policy(shared
     body = b'{"model":"m","messages":[{"role":"user","content":"a\\ud83d"}]}'
     async with (
         acquire(shared) as stack,
-        await stack.open_route(policy) as route,
+        await stack.open_route(policy, record_bodies=True) as route,
         aiohttp.ClientSession() as session,
     ):
         async with session.post(f"{route.base_url}/chat/completions", data=body) as answer:
@@ -280,7 +280,9 @@ async def test_a_policy_that_loops_is_bounded_in_calls_memory_and_time(shared: S
 
     async with acquire(shared) as stack:
         policy = stack.register("loops", loops, dialect="responses")
-        rollout = await stack.run(ROW, policy=policy, limits=RolloutLimits(timeout_s=60, max_calls=60))
+        rollout = await stack.run(
+            ROW, policy=policy, limits=RolloutLimits(timeout_s=60, max_calls=60), record_bodies=True
+        )
         assert (rollout.status, rollout.limit, len(rollout.policy_calls)) == ("truncated", "max_calls", 60)
         requests = [call.request for call in rollout.policy_calls]
         assert [len(request["input"]) for request in requests if request] == [1 + 2 * n for n in range(60)]

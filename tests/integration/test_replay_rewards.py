@@ -253,7 +253,10 @@ async def hit_below_17(request: dict[str, Any]) -> dict[str, Any]:
 async def test_blackjack_by_its_rules(lab: Lab) -> None:
     """The cards are not seeded, so no recording can be replayed: a policy plays, and the rules say who won."""
     (row, *_) = open_rows("example", environment=lab.catalog.find("blackjack"))
-    games = (lab.stack.run(row.data, policy=hit_below_17, environment="blackjack") for _ in range(20))
+    games = (
+        lab.stack.run(row.data, policy=hit_below_17, record_bodies=True, environment="blackjack")
+        for _ in range(20)
+    )
     rollouts = await asyncio.gather(*games)
     assert len(set(rewards(rollouts))) > 1
     for rollout in rollouts:
