@@ -30,10 +30,12 @@ class RayError(Exception):
 
 
 class Daemon:
-    """The stack on one node. `run` waits until `go` is set."""
+    """The stack on one node. It starts once `starts` is set, as it is at first; `run` waits until `go` is set."""
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self.starts = asyncio.Event()
+        self.starts.set()
         self.go = asyncio.Event()
         self.runs: list[dict[str, Any]] = []
         self.refuses: dict[str, Any] | None = None
@@ -42,6 +44,7 @@ class Daemon:
     async def hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         assert message["config"]["models"]["judge"]["api_key"] == KEY
         assert "ray" not in message["config"]
+        await self.starts.wait()
         if self.refuses is not None:
             raise StackStartError(**self.refuses)
         agent = {"environment": "mcqa", "instance": "mcqa_agent", "type": "simple_agent"}
@@ -291,6 +294,37 @@ async def test_without_any_node_the_stack_is_lost(cluster: Cluster) -> None:
         await asyncio.wait(tasks)
         with pytest.raises(StackLostError, match="every stack on the Ray cluster is lost"):
             await stack.run(ROW, policy=answer)
+
+
+async def test_the_pool_ends_when_its_last_stack_does_not_start_again(cluster: Cluster) -> None:
+    async with acquire(CONFIG, where=RayCluster("x")) as stack:
+        cluster.prepare = lambda daemon: daemon.starts.clear()
+        cluster.refuses = {"message": "no space left on a", "environment": "mcqa"}
+        cluster.actors["a"].dead.set()
+        await until(lambda: len(cluster.daemons["a"]) == 2)
+        cluster.lose("b")
+        await until(lambda: cluster.actors["b"] in cluster.killed)
+        async with running(stack, 2, limits=RolloutLimits(timeout_s=5)) as tasks:
+            cluster.daemons["a"][1].starts.set()
+            for task in tasks:
+                with pytest.raises(StackLostError, match="no space left on a"):
+                    await task
+
+
+async def test_a_drained_node_finishes_although_no_other_stack_starts(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with acquire(CONFIG, where=RayCluster("x")) as stack, running(stack, 2) as tasks:
+        await until(lambda: counts(cluster) == {"a": 1, "b": 1})
+        cluster.draining.add("a")
+        await until(lambda: "host/a is being drained" in caplog.text)
+        cluster.refuses = {"message": "b is full", "environment": "mcqa"}
+        cluster.actors["b"].dead.set()
+        await until(lambda: len(cluster.daemons["b"]) == 2 and cluster.actors["b"] in cluster.killed)
+        cluster.daemons["a"][0].go.set()
+        assert {(await task).status for task in tasks} == {"completed", "failed"}
+        with pytest.raises(StackLostError, match="every stack on the Ray cluster is lost"):
+            await stack.run(ROW, policy=answer, limits=RolloutLimits(timeout_s=5))
 
 
 async def test_a_drained_node_finishes_its_rollouts_and_gets_no_more(

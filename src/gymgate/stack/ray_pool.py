@@ -64,6 +64,11 @@ class NodeStack:
         """Why it did not start."""
         self.in_flight = 0
 
+    @property
+    def serves(self) -> bool:
+        """Whether rollouts run on it, or can once it is up."""
+        return self.error is None and (not self.leaving or (self.up and self.in_flight > 0))
+
     def describe_loss(self) -> str:
         """Return why it is lost, for an error message."""
         return f"the stack on node {self.name} is lost ({self.tunnel.reason})"
@@ -124,6 +129,8 @@ class RayPool:
             describe_loss=lambda: "the SDK process is gone",
         )
         self._ray: Any = None
+        self._up = False
+        """Whether the start is over. Until then `hello` raises the error of a stack that does not start."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
@@ -148,6 +155,7 @@ class RayPool:
         what = "a stack" if self.where.cpus_per_stack is None else f"stacks ({len(self.stacks)} in all)"
         self._tell(f"Ray: starting {what} on each of {len({node for node, _ in self.stacks})} nodes")
         await self._wait_for_start()
+        self._up = True
         self._in_background(self._keep_looking())
         first = next(stack for stack in self.stacks.values() if stack.up).connection
         agents = {name: dataclasses.asdict(agent) for name, agent in first.agents.items()}
@@ -283,14 +291,16 @@ class RayPool:
         """Say why a stack ended. Without any other, the pool has ended too."""
         if stack.error is None and not stack.leaving:
             del self.stacks[key]
-        left = sum(each.error is None and not each.leaving for each in self.stacks.values())
+        why = stack.describe_loss()
         if stack.error is not None:
-            self._tell(f"warning: the stack on node {stack.name} did not start: {stack.error.message}")
+            why = f"the stack on node {stack.name} did not start: {stack.error.message}"
+            self._tell(f"warning: {why}")
         elif not stack.leaving:
-            self._tell(f"warning: {stack.describe_loss()}; {left} are left and take its rollouts")
+            left = sum(each.serves and not each.leaving for each in self.stacks.values())
+            self._tell(f"warning: {why}; {left} are left and take its rollouts")
         self._in_background(self._notify())
-        if not left and stack.error is None:
-            self.reason += f"; the last one: {stack.describe_loss()}"
+        if (self._up or stack.error is None) and not any(each.serves for each in self.stacks.values()):
+            self.reason += f"; the last one: {why}"
             self.peer.abort()
 
     def _tell(self, line: str) -> None:
