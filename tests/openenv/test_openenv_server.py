@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -100,6 +101,16 @@ def test_concurrent_clients_have_sessions_of_their_own(counter: str) -> None:
         increment(two, 4)
         increment(two, 5)
         assert two.step({"type": "message", "content": "15"}).reward == 1.0
+
+
+def test_a_reset_without_a_session_is_answered_and_holds_up_nobody(counter: str) -> None:
+    """OpenEnv's server makes an environment for such a request and closes it in its event loop."""
+    request = urllib.request.Request(f"{counter}/reset", b"{}", {"Content-Type": "application/json"})
+    with client_of(counter) as client:
+        client.reset(index=0)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            assert json.load(answer)["observation"]["messages"]
+        assert increment(client, 1).observation["result"] == '{"success":true}'
 
 
 def test_what_is_no_tool_is_answered_as_one_that_is_missing(counter: str) -> None:

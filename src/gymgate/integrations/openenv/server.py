@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 import socket
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gymgate.config import StackConfig
 from gymgate.dataset import Row
 from gymgate.dataset.row import input_items
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError, DataError, GymgateError
 from gymgate.integrations.openenv.episode import Episode, GymnasiumEpisode
 from gymgate.integrations.openenv.playable import Playable
 from gymgate.integrations.openenv.tools import tools_of
@@ -33,8 +34,11 @@ from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.workers import workers_of
 
 CLOSE_TIMEOUT_S = 10.0
+"""For a resources server to close an episode's session."""
 GRACE_S = 2
 """For requests under way when the server ends."""
+
+logger = logging.getLogger(__name__)
 
 
 class NeMoGymAction(Action):  # type: ignore[misc]
@@ -74,6 +78,8 @@ class Game:
     timeout_s: float
     loop: asyncio.AbstractEventLoop
     turns: Iterator[int] = field(default_factory=itertools.count)
+    ends: set[asyncio.Task[None]] = field(default_factory=set)
+    """Ends of episodes that are under way."""
 
     def index(self, wanted: int | None, seed: int | None) -> int:
         """Return a row's position: the wanted one, else one by `seed`, else the next. Raises `DataError` if there is none."""
@@ -105,6 +111,28 @@ class Game:
         url = f"http://{LOOPBACK}:{random.choice(workers)['port']}"
         return self.played.kind(url, self.played.server, row.data, self.timeout_s, **more)
 
+    def begin_end(self, episode: Episode) -> None:
+        """End an episode without waiting for it."""
+        task = self.loop.create_task(end(episode))
+        self.ends.add(task)
+        task.add_done_callback(self.ends.discard)
+
+    async def wait_for_ends(self) -> None:
+        """Wait, bounded, for the episodes that `begin_end` was given."""
+        if self.ends:
+            await asyncio.wait(self.ends)
+
+
+async def end(episode: Episode) -> None:
+    """End an episode. A resources server that fails to close it is only logged: no later episode uses its session."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await episode.close()
+    except TimeoutError:
+        logger.warning("server %r did not close a session within %g s", episode.server, CLOSE_TIMEOUT_S)
+    except GymgateError as error:
+        logger.warning("a session was not closed: %s", error)
+
 
 def opening(row: Row) -> list[dict[str, Any]]:
     """Return a row's conversation in the form of the Responses API, its instructions as a system message."""
@@ -133,7 +161,9 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
         Returns the messages that the model begins with. Raises `DataError` for a row that there is not or that names another
         agent, and the errors of `Episode.open`.
         """
-        await self._end()
+        if (episode := self._episode) is not None:
+            self._episode = None
+            await end(episode)
         position = self._game.index(index, seed)
         self._row = self._game.row(position)
         self._state = NeMoGymState(environment=self._game.played.name, episode_id=episode_id, index=position)
@@ -191,14 +221,10 @@ class NeMoGymEnvironment(Environment):  # type: ignore[misc]
         return EnvironmentMetadata(name=name, description=f"NeMo Gym environment {name}")
 
     def close(self) -> None:
-        """End the episode. OpenEnv calls it from a thread."""
-        if self._episode is not None and self._game.loop.is_running():
-            asyncio.run_coroutine_threadsafe(self._end(), self._game.loop).result(CLOSE_TIMEOUT_S)
-
-    async def _end(self) -> None:
+        """End the episode. Does not wait: OpenEnv calls it in threads, and in the event loop for requests without a session."""
         episode, self._episode = self._episode, None
-        if episode is not None:
-            await episode.close()
+        if episode is not None and self._game.loop.is_running():
+            self._game.loop.call_soon_threadsafe(self._game.begin_end, episode)
 
 
 class NoWebPages:
@@ -259,3 +285,4 @@ async def serve(
         finally:
             server.should_exit = True
             await task
+            await game.wait_for_ends()
