@@ -259,13 +259,14 @@ class StackConfig(Config):
     """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never. Raise it
     for servers that wait longer for something without answering anything else."""
     share: Literal["process", "machine"] = "process"
-    """Who may share the stack: this process, or all processes of this user on this machine. They share it if config, gymgate,
-    the values of `env_vars`, judges' keys and the directory that relative paths start from are equal."""
+    """Who may share the stack: this process, or all processes of this user on this machine (a container with its own PID
+    namespace counts as a machine). They share it if config, gymgate, the values of `env_vars`, judges' keys and the directory
+    that relative paths start from are equal."""
     ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
     state_dir: str | None = None
-    """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or cache directory, deleted when the stack
-    stops."""
+    """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or temporary directory, deleted when the
+    stack stops."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:

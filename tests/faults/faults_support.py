@@ -16,6 +16,7 @@ from pathlib import Path
 from stack_support import alive, all_gone
 
 from gymgate.config import StackConfig
+from gymgate.runtime.owners import owner
 from gymgate.runtime.venv import MARKER
 from gymgate.stack import Stack, connect
 from gymgate.stack.forkserver import PR_SET_CHILD_SUBREAPER, descendants, prctl
@@ -47,8 +48,8 @@ def traces(runtime_directory: Path) -> set[str]:
     """Sockets and logs of stacks that are gone. Locks stay, empty, by design; so does, until this process ends, its own
     directory with what a daemon that was killed has left there."""
     base = runtime_directory / "gymgate"
-    found = [*base.glob("p*"), *base.glob("shared/*")]
-    own = f"p{os.getpid()}-"
+    found = [*base.glob("p-*"), *base.glob("shared/*")]
+    own = f"p-{owner()}-"
     return {str(path) for path in found if path.suffix != ".lock" and not path.name.startswith(own)}
 
 

@@ -21,6 +21,7 @@ from gymgate import acquire, acquire_sync
 from gymgate.cli import cli
 from gymgate.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.runtime import containers as found_containers
+from gymgate.runtime.owners import place
 from gymgate.stack.client import Stack
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver import rollout_label
@@ -241,10 +242,10 @@ async def test_containers_are_gone_after_the_sdk_process_was_killed(docker: str)
 def test_leftovers_are_found_and_cleaned(
     docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A machine that crashed leaves containers whose daemon is gone; those of a daemon that runs stay."""
+    """Containers whose daemon is gone; those of a daemon that runs stay."""
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
     names = {}
-    for name, process in (("dead", "0.4194304.1"), ("live", None)):
+    for name, process in (("dead", f"{place()}-4194304"), ("live", None)):
         labels = found_containers.labels_of("s", "s.1") | (
             {found_containers.PROCESS: process} if process else {}
         )

@@ -18,8 +18,10 @@ from aiohttp import web
 from stack_support import ROW, call_then_answer, faulty, pids_of, stack_config
 
 from gymgate.config import HTTPEndpoint, cache_dir
+from gymgate.runtime.owners import owner
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
+from gymgate.stack.paths import base_directory
 
 pytestmark = pytest.mark.gym
 
@@ -77,9 +79,10 @@ async def test_credentials_reach_their_endpoints_and_nothing_else(
             for name in ("environ", "cmdline"):
                 assert_clean(Path(f"/proc/{pid}/{name}"))
             assert core_limit(pid) <= 1, "a core file would hold keys"
-        assert_files_clean(state, cache_dir() / "run", cache_dir() / "gym")
+        (own,) = base_directory().glob(f"p-{owner()}-*")
+        assert_files_clean(state, own, cache_dir() / "gym")
         await crash(stack, status["pid"])
-        assert_files_clean(state, cache_dir() / "run")
+        assert_files_clean(state, own)
 
 
 async def crash(stack: Stack, daemon: int) -> None:

@@ -41,7 +41,7 @@ async def test_a_ray_serves_its_stack_alone() -> None:
         status = await stack.status()
         pids = [status["pid"], *descendants(status["pid"])]
         assert set().union(*(listening(pid) for pid in pids if alive([pid]))) <= LOOPBACK
-        (directory,) = Path("/tmp").glob(f"gymgate-ray-{status['pid']}-*")  # noqa: ASYNC240
+        (directory,) = Path("/tmp").glob(f"gym-ray-*-{status['pid']}-*")  # noqa: ASYNC240
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
         assert list(directory.glob("r/session_*/sockets/raylet"))
         address = next(Path(status["directory"]).glob("ray-*.address")).read_text()  # noqa: ASYNC240

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from gymgate.runtime.owners import place
 from gymgate.stack.paths import make_private, process_directory, remove_traces
 
 
@@ -20,7 +21,7 @@ def base(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def directory_of(pid: int, base: Path) -> Path:
-    path = base / f"p{pid}-0"
+    path = base / f"p-{place()}-{pid}-0"
     path.mkdir(parents=True, mode=0o700)
     return path
 

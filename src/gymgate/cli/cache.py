@@ -76,15 +76,18 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     makes or downloads again what it needs later. uv has its own cache: `uv cache prune`.
     """
     from gymgate.runtime.cache import clean
-    from gymgate.runtime.containers import leftovers, remove
+    from gymgate.runtime.containers import describe_unjudged, leftovers, remove
 
-    containers = leftovers()
+    found = leftovers()
+    containers = [container for container in found if container.is_certain]
     if not dry_run:
         remove(containers)
     for container in () if as_json else containers:
         click.echo(
             f"{'would remove' if dry_run else 'removed'} container {container.id} of a stack that is gone ({container.image})"
         )
+    if (unjudged := describe_unjudged(found)) and not as_json:
+        click.echo(f"kept {unjudged}")
     removals = []
     for removal in clean(None if everything else unused_for, dry_run=dry_run, progress=log):
         removals.append(removal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+import shlex
 import shutil
 import socket
 import tempfile
@@ -14,13 +15,15 @@ from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.doctor import Finding
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
-from gymgate.runtime.containers import leftovers
+from gymgate.runtime.containers import describe_unjudged, leftovers
 from gymgate.runtime.ensure import runtimes_dir
 from gymgate.runtime.environment import installer_env, offline
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
+from gymgate.runtime.owners import ELSEWHERE
 from gymgate.runtime.sandboxes import PROVIDERS, check_provider
 from gymgate.runtime.venv import read_installed
+from gymgate.stack.paths import unjudged_directories
 
 _UV_TIMEOUT_S = 20.0
 FILES_WANTED = 4096
@@ -50,6 +53,7 @@ def check_machine() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             yield Finding(package, None, f"not installed; pip install 'gymgate[{extra}]'")
     yield from _sandbox_providers()
+    yield from _leftovers()
     if offline():
         yield Finding("network", None, "switched off by GYMGATE_OFFLINE or UV_OFFLINE")
 
@@ -118,7 +122,25 @@ def _sandbox_providers() -> Iterator[Finding]:
     for name in PROVIDERS:
         check = check_provider(name)
         yield Finding(f"sandbox {name}", check.usable or None, check.detail)
-    if left := leftovers():
-        names = ", ".join(container.name for container in left)
-        detail = f"{len(left)} of stacks that are gone; `gymgate cache clean` removes them: {names}"
+
+
+def _leftovers() -> Iterator[Finding]:
+    """Yield the containers of stacks that are gone, and what stacks have that cannot be judged from here."""
+    containers = leftovers()
+    if names := [container.name for container in containers if container.is_certain]:
+        detail = (
+            f"{len(names)} of stacks that are gone; `gymgate cache clean` removes them: {', '.join(names)}"
+        )
         yield Finding("containers", None, detail)
+    if unjudged := describe_unjudged(containers):
+        yield Finding("containers", None, unjudged)
+    try:
+        paths = unjudged_directories()
+    except SetupError as error:
+        yield Finding("stack directories", False, str(error))
+        return
+    if paths:
+        listed = shlex.join(map(str, paths))
+        yield Finding(
+            "stack directories", None, f"{len(paths)} {ELSEWHERE}; if those are gone: rm -r {listed}"
+        )

@@ -8,18 +8,18 @@ import os
 import shutil
 from collections.abc import Collection
 from datetime import datetime
-from pathlib import Path
 from typing import NamedTuple
 
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
+from gymgate.runtime.owners import ELSEWHERE, has_ended, owner
 
-STACK, SERVERS, ROLLOUT, MACHINE, PROCESS, USER = (
-    f"gymgate.{name}" for name in ("stack", "servers", "rollout", "machine", "process", "user")
+STACK, SERVERS, ROLLOUT, PROCESS, USER = (
+    f"gymgate.{name}" for name in ("stack", "servers", "rollout", "process", "user")
 )
-"""Labels: the stack; the servers in it that started the container, and for which rollout, where that is known; the machine,
-daemon process and user of the stack."""
+"""Labels: the stack; the servers in it that started the container, and for which rollout, where that is known; the daemon
+process and user of the stack."""
 _TIMEOUT_S = 30.0
 
 
@@ -33,12 +33,13 @@ class Selection(NamedTuple):
 
 
 class Leftover(NamedTuple):
-    """A container whose stack is gone."""
+    """A container whose stack is gone or cannot be seen from here."""
 
     id: str
     name: str
     image: str
-    state: str
+    is_certain: bool
+    """Whether the stack is gone. If not, it may run in another PID namespace or on another machine."""
 
 
 def labels_of(stack: str, servers: str) -> dict[str, str]:
@@ -46,8 +47,7 @@ def labels_of(stack: str, servers: str) -> dict[str, str]:
     return {
         STACK: stack,
         SERVERS: servers,
-        MACHINE: _machine(),
-        PROCESS: _process(os.getpid()) or "",
+        PROCESS: owner(),
         USER: str(os.getuid()),
     }
 
@@ -84,23 +84,35 @@ def _made(container: str) -> float:
 
 
 def leftovers() -> list[Leftover]:
-    """Return the containers of this user's stacks on this machine whose daemon process is gone. Blocks; needs docker.
+    """Return the containers of this user's stacks whose daemon process has ended or cannot be seen. Blocks; needs docker.
 
     Empty where docker is not there or does not answer.
     """
     if shutil.which("docker") is None:
         return []
-    mine = (f"label={USER}={os.getuid()}", f"label={MACHINE}={_machine()}")
-    filters = [word for each in mine for word in ("--filter", each)]
+    mine = f"label={USER}={os.getuid()}"
     try:
-        lines = _docker("ps", "-a", *filters, "--format", "{{json .}}").splitlines()
+        lines = _docker("ps", "-a", "--filter", mine, "--format", "{{json .}}").splitlines()
     except CommandError:
         return []
-    return [
-        Leftover(each["ID"], each["Names"], each["Image"], each["State"])
-        for each in map(json.loads, lines)
-        if not _runs(_labels(each["Labels"]).get(PROCESS, ""))
+    containers = [
+        (each, has_ended(_labels(each["Labels"]).get(PROCESS, ""))) for each in map(json.loads, lines)
     ]
+    return [
+        Leftover(each["ID"], each["Names"], each["Image"], ended is True)
+        for each, ended in containers
+        if ended is not False
+    ]
+
+
+def describe_unjudged(containers: list[Leftover]) -> str:
+    """Return which containers belong to stacks that cannot be seen from here, and what removes them; empty for none."""
+    names = [container.name for container in containers if not container.is_certain]
+    return (
+        f"{len(names)} of stacks {ELSEWHERE}; if those are gone: docker rm -f {' '.join(names)}"
+        if names
+        else ""
+    )
 
 
 def remove(containers: list[Leftover]) -> None:
@@ -118,26 +130,3 @@ def _docker(*words: str) -> str:
 
 def _labels(text: str) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in text.split(","))
-
-
-def _machine() -> str:
-    """Return what tells this machine from others that may use the same docker daemon."""
-    try:
-        return Path("/etc/machine-id").read_text().strip() or os.uname().nodename
-    except OSError:
-        return os.uname().nodename
-
-
-def _process(pid: int) -> str | None:
-    """Return boot, number and start time of a process, which no other has; `None` if it is gone, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else f"{boot}.{pid}.{fields[19]}"
-
-
-def _runs(process: str) -> bool:
-    pid = [*process.split("."), "", ""][1]
-    return pid.isdigit() and _process(int(pid)) == process

@@ -15,6 +15,7 @@ from typing import Any
 import gymgate
 from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.config import StackConfig
+from gymgate.runtime.owners import place
 from gymgate.stack.wire import stack_to_wire
 
 _CODE = (".py", ".yaml", ".yml", ".toml", ".txt", ".j2", ".jinja")
@@ -27,17 +28,18 @@ _MAX_DIRECTORIES = 5000
 def identity_of(config: StackConfig, salt: bytes) -> str:
     """Return 16 hex digits, equal for two processes exactly if one stack can serve both. Blocks for milliseconds.
 
-    Beside the config they depend on gymgate's own code, on where relative paths lead, on the code of the user's own
-    environments, on the values of `env_vars`, and on the endpoints of judges with their keys: calls that carry no
-    rollout key cannot be told apart by lease, so leases with different keys get stacks of their own. `salt` is a
-    secret of this user, so that nothing can be guessed from the digits. Raises `ConfigError` if the variable of a
-    key is not set.
+    Beside the config they depend on machine and PID namespace, on gymgate's own code, on where relative paths lead, on
+    the code of the user's own environments, on the values of `env_vars`, and on the endpoints of judges with their keys:
+    calls that carry no rollout key cannot be told apart by lease, so leases with different keys get stacks of their own.
+    `salt` is a secret of this user, so that nothing can be guessed from the digits. Raises `ConfigError` if the variable
+    of a key is not set.
     """
     parts = {
         "config": stack_to_wire(config),
         "variables": {name: os.environ.get(name) for name in config.env_vars},
         "gymgate": _package(),
         "paths": [*_paths(config)],
+        "place": place(),
         "trees": {str(tree): _stamps(tree) for tree in sorted({*_trees(config)})},
     }
     text = json.dumps(parts, sort_keys=True, default=str)

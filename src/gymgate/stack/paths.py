@@ -12,17 +12,23 @@ from pathlib import Path
 
 from gymgate.config import cache_dir
 from gymgate.errors import SetupError
+from gymgate.runtime.owners import has_ended, owner
 
 MAX_SOCKET_PATH = 107
-_OWN, _SHARED, _RAY = "p", "shared", "gymgate-ray-"
+_OWN, _SHARED, _RAY = "p-", "shared", "gym-ray-"
+"""Beginnings of names. Ray's is short because the sockets in its directory have long names."""
+_RAY_BASE = Path("/tmp")
 
 
 def base_directory() -> Path:
-    """Return a directory of this user alone whose path is short enough for sockets: runtime, cache or temporary directory."""
+    """Return a directory of this user alone whose path is short enough for sockets: runtime, temporary or cache directory.
+
+    The cache comes last, because other machines may share it.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     candidates = [Path(runtime) / "gymgate"] if runtime else []
-    candidates += [cache_dir() / "run", Path(tempfile.gettempdir()) / f"gymgate-{os.getuid()}"]
-    longest = MAX_SOCKET_PATH - len(f"/{_OWN}{2**22}-01234567/0123456789abcdef.sock")
+    candidates += [Path(tempfile.gettempdir()) / f"gymgate-{os.getuid()}", cache_dir() / "run"]
+    longest = MAX_SOCKET_PATH - len(f"/{_OWN}01234567-{2**22}-01234567/0123456789abcdef.sock")
     reasons = []
     for path in candidates:
         if len(os.fsencode(path)) > longest:
@@ -50,7 +56,7 @@ def process_directory() -> Path:
     """Make a new directory for the stacks of this process, and remove those of dead processes."""
     base = base_directory()
     _remove_of_dead(base, _OWN)
-    path = base / f"{_OWN}{os.getpid()}-{os.urandom(4).hex()}"
+    path = base / f"{_OWN}{owner()}-{os.urandom(4).hex()}"
     make_private(path)
     return path
 
@@ -60,15 +66,20 @@ def ray_directory() -> Path:
 
     Give Ray a directory inside it, because Ray makes its own directory readable for everybody.
     """
-    base = Path("/tmp")
-    _remove_of_dead(base, _RAY)
-    return Path(tempfile.mkdtemp(prefix=f"{_RAY}{os.getpid()}-", dir=base))
+    _remove_of_dead(_RAY_BASE, _RAY)
+    return Path(tempfile.mkdtemp(prefix=f"{_RAY}{owner()}-", dir=_RAY_BASE))
 
 
 def remove_ray_directories() -> None:
     """Remove what `ray_directory` made in this process, once no Ray of it runs."""
-    for directory in Path("/tmp").glob(f"{_RAY}{os.getpid()}-*"):
+    for directory in _RAY_BASE.glob(f"{_RAY}{owner()}-*"):
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def unjudged_directories() -> list[Path]:
+    """Return this user's directories whose process cannot be seen from here: it may still run. Blocks."""
+    entries = [*_of_this_user(base_directory(), _OWN), *_of_this_user(_RAY_BASE, _RAY)]
+    return [path for path, process in entries if has_ended(process) is None]
 
 
 def shared_directory() -> Path:
@@ -102,7 +113,7 @@ def remove_traces(socket_path: Path, directory: Path) -> None:
         with contextlib.suppress(FileNotFoundError), locked(socket_path):
             if not socket_path.exists():
                 shutil.rmtree(directory, ignore_errors=True)
-    if _is_of_dead(socket_path.parent, _OWN):
+    if has_ended(_owner_of(socket_path.parent, _OWN)):
         shutil.rmtree(socket_path.parent, ignore_errors=True)
 
 
@@ -119,19 +130,19 @@ def locked(socket_path: Path) -> Iterator[None]:
 
 
 def _remove_of_dead(base: Path, prefix: str) -> None:
-    """Remove this user's directories of dead processes. Other users may have theirs in `base`."""
-    for entry in base.glob(f"{prefix}*-*"):
+    for path, process in _of_this_user(base, prefix):
+        if has_ended(process):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _of_this_user(base: Path, prefix: str) -> Iterator[tuple[Path, str]]:
+    """Yield this user's directories and their owners. Other users may have theirs in `base`."""
+    for path in sorted(base.glob(f"{prefix}*-*")):
         with contextlib.suppress(OSError):
-            if entry.lstat().st_uid == os.getuid() and _is_of_dead(entry, prefix):
-                shutil.rmtree(entry, ignore_errors=True)
+            if path.lstat().st_uid == os.getuid():
+                yield path, _owner_of(path, prefix)
 
 
-def _is_of_dead(directory: Path, prefix: str) -> bool:
-    """Whether a directory is called `<prefix><pid>-...` and that process is gone, or a zombie."""
-    owner = directory.name.removeprefix(prefix).partition("-")[0]
-    if not directory.name.startswith(prefix) or not owner.isdigit():
-        return False
-    try:
-        return Path(f"/proc/{owner}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except OSError:
-        return True
+def _owner_of(path: Path, prefix: str) -> str:
+    """Return the owner in a name `<prefix><owner>-<random>`; another name has none that `has_ended` judges."""
+    return path.name.removeprefix(prefix).rpartition("-")[0]
