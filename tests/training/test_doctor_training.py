@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -9,6 +11,7 @@ pytest.importorskip("torch", reason="training tests need torch: see docs/trainin
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
 from click.testing import CliRunner
+from judged_support import judged
 from trl_support import tiny
 
 from gymgate.cli.doctor import command
@@ -49,3 +52,12 @@ def test_each_missing_thing_is_one_line(folder: str) -> None:
     code, checks = doctor("--model", folder, "--renderer", "qwen3", "no_such_environment")
     assert code == 1
     assert "no_such_environment" in checks["environments"][1]
+
+
+def test_a_judge_that_is_the_policy_is_no_part_of_the_rollout(folder: str, tmp_path: Path) -> None:
+    """Its answers are sampled as it asks, which is no mistake."""
+    environment, rows = judged(tmp_path)
+    _, checks = doctor("--model", folder, "--renderer", "qwen3", "--data", rows, environment)
+    ok, detail = checks["judged_agent"]
+    assert (ok, "1 calls, 1 training row" in detail) == (True, True), checks
+    assert checks["judged_agent sampling"][0] is True

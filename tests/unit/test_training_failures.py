@@ -21,8 +21,13 @@ from gymgate.errors import (
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.rollout import Rollout
 from gymgate.stack import AgentInfo
+from gymgate.tokens import Sample, TokenPolicy
+from gymgate.tokens.engines import CallableEngine
 
-CONVERSATION: Any = SimpleNamespace(segments=[], first_prompt_ids=[], call_count=0, prefix_misses=0)
+CONVERSATION = TokenPolicy(
+    CallableEngine(lambda ids, sampling: Sample([1], None, "stop")),
+    SimpleNamespace(),  # type: ignore[arg-type]
+).conversation()
 ROW = {"responses_create_params": {"input": "hi"}}
 
 

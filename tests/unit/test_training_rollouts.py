@@ -164,3 +164,32 @@ async def test_limits_and_policy_reach_the_stack(scene: Scene) -> None:
     await scene.begin()
     [asked] = scene.stacks[0].asked
     assert (asked["environment"], asked["limits"].timeout_s, asked["record_bodies"]) == ("e", 1000.0, False)
+
+
+async def test_a_judge_that_is_the_policy_is_a_conversation_of_its_own(scene: Scene) -> None:
+    """It is sampled as it asks, and leaves neither segments nor less room for the agent."""
+    seen: list[dict[str, Any]] = []
+
+    def sample(ids: list[int], sampling: dict[str, Any]) -> Sample:
+        seen.append(sampling)
+        return Sample([len(ids)], [-0.5], "stop")
+
+    sampling = {"temperature": 1.0, "max_tokens": 5}
+    policy = TokenPolicy(CallableEngine(sample), CountingRenderer(), sampling=sampling, max_completion_len=50)
+    task = asyncio.create_task(scene.runner.run("e", ROW, policy.conversation()))
+    while not scene.under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    asked = scene.stacks[0].asked[-1]
+    question = {"messages": [{"role": "user", "content": "1"}], "temperature": 0.25, "max_tokens": 90}
+    await asked["judge_policy"](question)
+    await asked["policy"]({"messages": [{"role": "user", "content": str(2)}]})
+    scene.stacks[0].runs[-1].set_result(DONE)
+    found = await task
+    [segment] = found.segments
+    assert (segment.prompt_ids[0], found.turns, found.prefix_misses) == (1200, 1, 0)
+    assert [(each["temperature"], each["max_tokens"]) for each in seen] == [(0.25, 90), (1.0, 5)]
+    policy.pause()
+    held = asyncio.create_task(asked["judge_policy"](question))
+    assert not (await asyncio.wait([held], timeout=0.05))[0]
+    policy.resume()
+    assert (await held)["choices"]

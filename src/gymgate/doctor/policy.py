@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,17 +36,17 @@ _NAME_RENDERER = "name the model's renderer with --renderer"
 
 
 class RecordingEngine:
-    """Keeps the sampling parameters of every call."""
+    """Keeps the sampling parameters of every call, by session."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.sent: list[dict[str, Any]] = []
+        self.sent: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        self.sent.append(dict(sampling))
+        self.sent[session].append(dict(sampling))
         return await self.engine.generate(prompt_ids, sampling, session=session)
 
     async def close(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.doctor import Finding
@@ -43,7 +43,7 @@ def check_rollout(
     yield _retokenised(agent, conversation, tokenizer)
     if len(turns) > 1:
         yield _prefixes(agent, conversation)
-    yield _sampling(agent, policy, engine)
+    yield _sampling(agent, policy, engine.sent[conversation.session])
 
 
 def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, policy: TokenPolicy) -> Finding:
@@ -92,12 +92,12 @@ def _prefixes(agent: str, conversation: TokenConversation) -> Finding:
     )
 
 
-def _sampling(agent: str, policy: TokenPolicy, engine: RecordingEngine) -> Finding:
-    wrong = {name for sent in engine.sent for name, value in SAMPLING.items() if sent.get(name) != value}
+def _sampling(agent: str, policy: TokenPolicy, calls: Sequence[Mapping[str, Any]]) -> Finding:
+    wrong = {name for sent in calls for name, value in SAMPLING.items() if sent.get(name) != value}
     if wrong:
         problem = f"{', '.join(sorted(wrong))} did not go out as set"
         return Finding(f"{agent} sampling", False, f"{problem}; this is a bug in gymgate, please report it")
     parameters = ", ".join(f"{key} {value:g}" for key, value in SAMPLING.items())
     overruled = ", ".join(sorted(policy.guard.overruled))
     note = f"; the row asks for another {overruled}, but the trainer's value is used" if overruled else ""
-    return Finding(f"{agent} sampling", True, f"{parameters} on each of {len(engine.sent)} calls{note}")
+    return Finding(f"{agent} sampling", True, f"{parameters} on each of {len(calls)} calls{note}")

@@ -88,11 +88,11 @@ async def _check_policy(
         async with acquire(config, progress=progress) as stack:
             yield Finding("environments", True, f"up, {len(stack.agents)} agents")
             for agent, about in stack.agents.items():
-                engine.sent.clear()
                 conversation = policy.conversation()
                 rollout = await stack.run(
                     rows[about.environment],
                     policy=conversation,
+                    judge_policy=policy.judge_conversation(),
                     agent=agent,
                     limits=RolloutLimits(timeout_s=setup.timeout_s),
                     record_bodies=False,

@@ -10,7 +10,7 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -227,7 +227,7 @@ class Stack:
         limits: RolloutLimits | None = None,
         rollout_id: str | None = None,
         record_bodies: bool = False,
-        judge_policy: Endpoint | None = None,
+        judge_policy: Policy | None = None,
     ) -> Rollout:
         """Run one row with its own policy endpoint.
 
@@ -244,10 +244,11 @@ class Stack:
         body = row_json(row)
         limits = limits or RolloutLimits()
         agent = agent or agent_of(row)
-        message, own = self._message(policy, limits, rollout_id, record_bodies)
+        own: list[str] = []
+        message = self._message(policy, limits, rollout_id, record_bodies, own)
         message |= {"environment": environment, "agent": agent}
         if judge_policy is not None:
-            message["judge_policy"] = endpoint_to_wire(judge_policy)
+            message["judge_policy"] = self._endpoint(judge_policy, message["rollout_id"], own)
         try:
             async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
                 reply = await self._peer.exchange("run", message, body)
@@ -272,7 +273,8 @@ class Stack:
         record_bodies: bool = False,
     ) -> OpenRoute:
         """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
-        message, own = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies)
+        own: list[str] = []
+        message = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies, own)
         name = secrets.token_hex(8)
         try:
             described = await self._peer.call("open_route", name=name, **message)
@@ -319,25 +321,32 @@ class Stack:
         return self._connection.peer
 
     def _message(
-        self, policy: Policy, limits: RolloutLimits, rollout_id: str | None, record_bodies: bool
-    ) -> tuple[dict[str, Any], str | None]:
-        """Return the message that opens a route, and the name of the callable that was registered for it."""
+        self,
+        policy: Policy,
+        limits: RolloutLimits,
+        rollout_id: str | None,
+        record_bodies: bool,
+        own: list[str],
+    ) -> dict[str, Any]:
+        """Return the message that opens a route; see `_endpoint` for `own`."""
         rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
-        own = None
-        if callable(policy):
-            own = f"{rollout_id}-{secrets.token_hex(4)}"
-            policy = self.register(own, policy)
-        message = {
-            "policy": endpoint_to_wire(policy),
+        return {
+            "policy": self._endpoint(policy, rollout_id, own),
             "limits": limits.model_dump(),
             "rollout_id": rollout_id,
             "record_bodies": record_bodies,
         }
-        return message, own
 
-    def _forget(self, own: str | None) -> None:
-        """Drop the callable that was registered for one rollout or route."""
-        if own is not None:
-            self.unregister(own)
+    def _endpoint(self, policy: Policy, rollout_id: str, own: list[str]) -> dict[str, Any] | str:
+        """Return an endpoint for the wire. A callable is registered under a name that is added to `own`."""
+        if callable(policy):
+            own.append(f"{rollout_id}-{secrets.token_hex(4)}")
+            policy = self.register(own[-1], policy)
+        return endpoint_to_wire(policy)
+
+    def _forget(self, own: Sequence[str]) -> None:
+        """Drop the callables that were registered for one rollout or route."""
+        for name in own:
+            self.unregister(name)

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -117,6 +117,15 @@ class TokenPolicy:
     def conversation(self) -> TokenConversation:
         """A policy for one rollout; pass it to `Stack.run` and read its `segments` afterwards."""
         return TokenConversation(self)
+
+    def judge_conversation(self) -> TokenConversation:
+        """A policy for one rollout's judges that are the same model; pass it to `Stack.run` as `judge_policy`.
+
+        Its calls are sampled as a judge asks, and are no part of the rollout's `segments`. They wait for `resume` too.
+        """
+        judge = replace(self, sampling=None, max_completion_len=None)
+        judge.gate = self.gate
+        return judge.conversation()
 
     def pause(self, wait_s: float = 0.0) -> int:
         """Hold new model calls (a weight update); calls under way go on, or their engine resumes them.

@@ -67,6 +67,8 @@ class RolloutRunner:
     ) -> SampledRollout:
         """Run one rollout. An unusable row, a lost stack and a failed reconnect give a failed rollout, no exception.
 
+        Judges that are the policy get a separate conversation, which is not trained on.
+
         An empty `environment` means that of the agent which the row names. Once the stack is up, this returns within
         about a second of the rollout deadline.
         """
@@ -106,7 +108,12 @@ class RolloutRunner:
     ) -> Rollout:
         try:
             return await stack.run(
-                row, policy=conversation, environment=environment, limits=self.limits, record_bodies=False
+                row,
+                policy=conversation,
+                judge_policy=conversation.policy.judge_conversation(),
+                environment=environment,
+                limits=self.limits,
+                record_bodies=False,
             )
         except ConfigError as error:  # the row names something that this stack does not have
             raise DataError(error.message) from error
