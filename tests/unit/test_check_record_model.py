@@ -249,6 +249,49 @@ async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answ
         await deterministic.measure(bench)
 
 
+class Cut:
+    """A bench whose agents ask for so many answers, one agent for each rollout; a judge may refuse."""
+
+    def __init__(self, *asks: int, refusal: str | None = None, limit: Any = None) -> None:
+        self.unjudged = refusal
+        self._asks = asks
+        self._limit = limit
+        recorded = SimpleNamespace(recording=SimpleNamespace(steps=[None] * 3))
+        self.subjects = [
+            Subject(f"{n}", {}, lambda: saying("half of it"), cast("Any", recorded)) for n in asks
+        ]
+        self.said: list[str] = []
+
+    async def run(self, subject: Subject, policy: Any, **limits: Any) -> Rollout:
+        answers = [await policy({}) for _ in range(int(subject.name))]
+        self.said += [each["output"][0]["content"][0]["text"] for each in answers]
+        is_cut = bool(answers) and answers[-1].get("status") == "incomplete"
+        status: Any = "truncated" if is_cut else "completed"
+        reward = None if self._limit else 1.0
+        return Rollout(id="r", environment="e", agent="a", status=status, reward=reward, limit=self._limit)
+
+
+async def test_a_rollout_that_ends_before_its_answer_is_cut_is_not_measured() -> None:
+    bench: Any = Cut(3, 2, 4)
+    found = await failures._cut_off(bench)
+    assert [rollout.status for rollout in found] == ["truncated", "truncated"]
+    whole, half = "half of it", "half "
+    assert bench.said == [whole, whole, half, whole, whole, whole, whole, half, half]
+
+
+@pytest.mark.parametrize(
+    ("bench", "reason"),
+    [
+        (Cut(1, 2), "end before the answer that would be cut"),
+        (Cut(3, refusal="its judge has no recorded answers"), "its judge has no recorded answers"),
+        (Cut(5, limit="max_calls"), "go on after"),
+    ],
+)
+async def test_what_was_not_cut_or_not_judged_is_not_measured(bench: Any, reason: str) -> None:
+    with pytest.raises(Unmeasured, match=reason):
+        await failures._cut_off(bench)
+
+
 @pytest.mark.parametrize(("recorded", "reason"), [(None, OWN_JUDGE), (SimpleNamespace(agent="a"), None)])
 async def test_a_made_up_answer_is_no_judge_of_itself(recorded: Any, reason: str | None) -> None:
     """proof_judge asks the policy's own model whether the policy is right."""

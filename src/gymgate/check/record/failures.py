@@ -9,7 +9,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gymgate.check.probe import IGNORANT, cohort_size
-from gymgate.check.record.bench import OWN_JUDGE, TOGETHER, Bench, Subject, Unmeasured, message, said, saying
+from gymgate.check.record.bench import (
+    MAX_CALLS,
+    OWN_JUDGE,
+    TOGETHER,
+    Bench,
+    Subject,
+    Unmeasured,
+    message,
+    said,
+    saying,
+)
 from gymgate.check.record.sections import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.gateway.backends.callable import PolicyCallable
 from gymgate.rollout import Rollout, outcome_of
@@ -100,11 +110,22 @@ class _Stopping:
 
 
 async def _cut_off(bench: Bench) -> list[Rollout]:
+    """Rollouts that ended by themselves after their last answer was cut, and whose judge could be asked."""
     found = []
+    reason = "its rollouts end before the answer that would be cut"
     for subject in bench.subjects[:ROLLOUTS]:
-        found.append(await bench.run(subject, _Cut(subject)))
-        if bench.judged_itself:
-            raise Unmeasured(OWN_JUDGE)
+        cut = _Cut(subject)
+        rollout = await bench.run(subject, cut, max_calls=cut.last + MAX_CALLS)
+        if bench.unjudged is not None:
+            reason = bench.unjudged
+        elif cut.half is None:
+            continue
+        elif rollout.limit is not None and _reward(rollout) is None:
+            reason = f"its rollouts go on after {MAX_CALLS} cut answers"
+        else:
+            found.append(rollout)
+    if not found:
+        raise Unmeasured(reason)
     return found
 
 
@@ -113,22 +134,26 @@ class _Cut:
 
     def __init__(self, subject: Subject) -> None:
         self._policy = subject.policy()
-        self._last = len(subject.recorded.recording.steps) if subject.recorded else 1
+        self.last = len(subject.recorded.recording.steps) if subject.recorded else 1
+        self.half: str | None = None
+        """Half of the last answer, once that was given. It is given again to an agent that goes on."""
         self._calls = 0
 
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         self._calls += 1
-        answer = self._policy(request)
-        answer = await answer if isinstance(answer, Awaitable) else answer
-        if self._calls < self._last:
-            return answer
-        text = "".join(
-            part.get("text", "")
-            for item in answer["output"]
-            if item["type"] == "message"
-            for part in item["content"]
-        )
-        cut = said([message(text[: len(text) // 2])], request)
+        if self.half is None:
+            answer = self._policy(request)
+            answer = await answer if isinstance(answer, Awaitable) else answer
+            if self._calls < self.last:
+                return answer
+            text = "".join(
+                part.get("text", "")
+                for item in answer["output"]
+                if item["type"] == "message"
+                for part in item["content"]
+            )
+            self.half = text[: len(text) // 2]
+        cut = said([message(self.half)], request)
         return {**cut, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
 
