@@ -163,6 +163,13 @@ def test_the_shipped_records_hold_nothing_of_the_machine_that_made_them() -> Non
     assert "127.0.0.1:" not in text
 
 
+def test_no_shipped_record_counts_a_judge_without_an_answer_as_a_case() -> None:
+    sections = [each.failures for each in files.shipped_records() if each.failures is not None]
+    said = [case.said for section in sections for case in section.cases.values()]
+    assert said
+    assert not [each for each in said if "the record does not hold" in each]
+
+
 def test_the_example_workflow_is_a_command() -> None:
     path = ROOT / "examples" / "own_environment" / ".github" / "workflows" / "quality.yml"
     steps = yaml.safe_load(path.read_text())["jobs"]["check"]["steps"]
