@@ -39,13 +39,15 @@ class Containers:
     def __init__(self) -> None:
         self._stack = secrets.token_hex(8)
         self._numbers = itertools.count(1)
+        self._lock = threading.Lock()  # environments start in several threads
         self._remover: subprocess.Popen[bytes] | None = None
 
     def new_labels(self) -> dict[str, str]:
         """Return the labels for the containers of servers that are about to start."""
-        if self._remover is None:
-            command = [sys.executable, "-P", "-m", "gymgate.stack.containers", self._stack]
-            self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        with self._lock:
+            if self._remover is None:
+                command = [sys.executable, "-P", "-m", "gymgate.stack.containers", self._stack]
+                self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return labels_of(self._stack, f"{self._stack}.{next(self._numbers)}")
 
     def remove(self, labels: dict[str, str]) -> None:

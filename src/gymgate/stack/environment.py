@@ -114,7 +114,7 @@ class RunningEnvironment:
             self.judges = frozenset(model_servers(self._plan)) - {POLICY}
             for warning in (*judge_warnings(self._plan), *self._plan.workers.warnings):
                 self._context.progress(f"warning: {self.name}: {warning}")
-            await asyncio.to_thread(link_programs, self._plan, self._context)
+            await asyncio.to_thread(link_programs, self._plan, self._context, self._logs)
             async with asyncio.timeout(self._timeout_s):
                 self._hold_ports(self._plan)
                 await self._launch(self._plan)

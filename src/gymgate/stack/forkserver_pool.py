@@ -45,12 +45,6 @@ class ForkServerPool:
             task = self._clients[python] = asyncio.create_task(starting)
         return await asyncio.shield(task)
 
-    def agents_commands(self) -> Path:
-        """Return a directory for the commands that agents run, in the versions of their configs. It precedes PATH."""
-        directory = self._directory / "commands"
-        directory.mkdir(exist_ok=True)
-        return directory
-
     def running(self) -> list[ForkServerClient]:
         """Return those that run."""
         started = [task.result() for task in self._clients.values() if succeeded(task)]
@@ -65,7 +59,7 @@ class ForkServerPool:
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # a cleaner may have removed it
         environment = {**self._ray, **clean_env(self._config.env_vars), "PYTHONUNBUFFERED": "1"}
         path = environment.get("PATH", os.defpath)
-        directories = [str(python.parent), str(self.agents_commands()), path, str(self._own_programs())]
+        directories = [str(python.parent), path, str(self._own_programs())]
         environment["PATH"] = os.pathsep.join(directories)
         environment.setdefault("HF_HOME", str(Path.home() / ".cache" / "huggingface"))
         if roots := self._config.component_roots:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import shutil
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,14 +247,21 @@ def model_servers(plan: EnvironmentPlan) -> list[str]:
     return [*gym_config.model_servers(plan.config), *plan.urls, *own_judge]
 
 
-def link_programs(plan: EnvironmentPlan, context: EnvironmentContext) -> None:
-    """Put the commands that agents run on their PATH. Blocks, for about 15 s where npm installs one."""
+def link_programs(plan: EnvironmentPlan, context: EnvironmentContext, logs: Path) -> None:
+    """Link each agent's command, in the version of its settings. Blocks, for about 15 s where npm installs one."""
     for instance in plan.servers:
         if instance.name in plan.agents:
+            directory = _commands(logs, instance)
+            shutil.rmtree(directory, ignore_errors=True)  # an earlier stack's
             command = npm.ensure_agent_command(instance.type, instance.block, context.progress)
             if command is not None:
-                with contextlib.suppress(FileExistsError):
-                    (context.fork_servers.agents_commands() / command.name).symlink_to(command)
+                directory.mkdir(parents=True)
+                (directory / command.name).symlink_to(command)
+
+
+def _commands(logs: Path, instance: ServerInstance) -> Path:
+    """Return the directory that precedes an agent's PATH: two agents may run one command in different versions."""
+    return logs / "commands" / gym_config.file_name(instance.name)
 
 
 async def server_config(
@@ -323,6 +330,7 @@ async def start_server(
         instance=instance.name,
         config=config,
         ray=instance.name in plan.ray,
+        commands=str(_commands(logs, instance)),
         labels=dict(labels),
         rollout_label=ROLLOUT,
     )

@@ -7,7 +7,8 @@ Orders come in and events go out on the control socket, one JSON object a line:
     {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
      "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path, "forwarding": {...}}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
-     "config": {...}, "ray": false, "labels": {of Docker containers}, "rollout_label": name of one more}
+     "config": {...}, "ray": false, "commands": directory that precedes PATH,
+     "labels": {of Docker containers}, "rollout_label": name of one more}
     {"op": "ray",   "id": 3, "log": path, "out": path, "directory": path}
     {"op": "kill",  "pid": 123, "signal": 2, "group": false}
     {"op": "ping"}

@@ -28,6 +28,8 @@ def serve(order: dict[str, Any]) -> None:
     os.environ["NEMO_GYM_CONFIG_DICT"] = OmegaConf.to_yaml(OmegaConf.create(order["config"]))
     os.environ["NEMO_GYM_CONFIG_PATH"] = order["instance"]
     os.environ["PYTHONPATH"] = directory
+    if commands := order.get("commands"):
+        os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     sys.path.insert(0, directory)
     sys.argv = [order["entrypoint"]]
     if not order["ray"]:
