@@ -29,6 +29,9 @@ from judge_support import judged, row
 
 from gymgate.inspect import nemo_gym
 
+CONTINUED = '[{"role": "user", "content": "hello"}, {"role": "assistant", "content": text}, {"role": "user", "content": text}]'
+"""A judge's question that repeats the agent's conversation: Inspect's bridge takes it for the agent's next turn."""
+
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(180)]
 
 
@@ -84,16 +87,22 @@ def test_a_conversation_that_does_not_fit_the_model_is_no_answer(tmp_path: Path)
     assert score_of(sample).explanation == "unscored (context_length)"
 
 
-def test_a_judge_may_be_inspects_model_and_stays_out_of_the_conversation(tmp_path: Path) -> None:
-    """Both models' calls are events of their samples."""
+@pytest.mark.parametrize("named", ["judge_model", "policy_model"])
+def test_a_judge_may_be_inspects_model_and_stays_out_of_the_conversation(tmp_path: Path, named: str) -> None:
+    """Whether `models` makes the policy a judge or the environment's config does. Both models' calls are events."""
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row(way)) + "\n" for way in ("raising", "call_judge")))
 
     def model(messages: list[ChatMessage], *_: Any) -> ModelOutput:
         return answer("my answer" if messages[-1].text == "hello" else "right")
 
-    models = {"judge_model": "policy", "other_model": "none", "judge_base_url": "none"}
-    task = nemo_gym(env=judged(tmp_path), data=str(data), models=models)
+    config = Path(judged(tmp_path))
+    config.write_text(config.read_text().replace("name: judge_model}", f"name: {named}}}", 1))
+    app = config.parents[1] / "app.py"
+    app.write_text(app.read_text().replace('json={"input": text}', f'json={{"input": {CONTINUED}}}'))
+    judge = "policy" if named == "judge_model" else "none"
+    models = {"judge_model": judge, "other_model": "none", "judge_base_url": "none"}
+    task = nemo_gym(env=str(config), data=str(data), models=models)
     mock = get_model("mockllm/model", custom_outputs=model)
     (log,) = inspect_eval(task, model=mock, display="none", log_dir=str(tmp_path))
     for sample in samples_of(log):

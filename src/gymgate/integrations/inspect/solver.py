@@ -42,14 +42,13 @@ def gym_agent(knobs: dict[str, Any]) -> Solver:
     """
     chosen = Knobs.model_validate(knobs)
     config, limits = chosen.stack_config(), chosen.limits()
-    judged_by_policy = any(endpoint == "policy" for _, endpoint in config.models)
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         gym = state.metadata[ROLLOUT_KEY]
         stack = await stacks.stack_for(config, log)
         conversation = AgentState(messages=state.messages)
         try:
-            async with _policies(stack, conversation, judged_by_policy) as (policy, judge):
+            async with _policies(stack, conversation) as (policy, judge):
                 rollout = await stack.run(
                     state.metadata["row"],
                     policy=policy,
@@ -81,20 +80,18 @@ def record_of(rollout: Rollout) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _policies(
-    stack: Stack, conversation: AgentState, judged: bool
-) -> AsyncIterator[tuple[CallableEndpoint, CallableEndpoint | None]]:
-    """Yield the endpoints of the policy and, if a judge is the policy's model, of that judge.
+    stack: Stack, conversation: AgentState
+) -> AsyncIterator[tuple[CallableEndpoint, CallableEndpoint]]:
+    """Yield the endpoints of the policy and of judges that are the policy's model.
 
-    A judge has a bridge of its own, so that its calls are not taken for the agent's conversation. Raises what Inspect's model
-    raised, not wrapped in a group.
+    Those judges have a separate bridge, so that their calls are not taken for the agent's conversation. Raises what Inspect's
+    model raised, not wrapped in a group.
     """
     try:
         async with contextlib.AsyncExitStack() as exits:
             group = await exits.enter_async_context(asyncio.TaskGroup())
-            judge = None
-            if judged:
-                await exits.enter_async_context(bridged(AgentState(messages=[])))
-                judge = _registered(stack, InspectPolicy(group), exits)
+            await exits.enter_async_context(bridged(AgentState(messages=[])))
+            judge = _registered(stack, InspectPolicy(group), exits)
             await exits.enter_async_context(bridged(conversation))
             yield _registered(stack, InspectPolicy(group), exits), judge
     except BaseExceptionGroup as raised:
