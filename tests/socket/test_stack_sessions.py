@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,13 @@ class Up(Daemon):
         return self.alone
 
 
+def taken(connection: Connection) -> Callable[[], Coroutine[Any, Any, Connection]]:
+    async def take() -> Connection:
+        return connection
+
+    return take
+
+
 @asynccontextmanager
 async def joined(directory: Path) -> AsyncIterator[tuple[Stack, Connection, Session]]:
     """A client's stack, its connection, and the daemon's end of that."""
@@ -53,7 +60,10 @@ async def joined(directory: Path) -> AsyncIterator[tuple[Stack, Connection, Sess
                 end.setblocking(False)
                 await loop.create_unix_connection(lambda peer=peer: peer, sock=end)
             try:
-                yield Stack(CONFIG, connection, release=lambda: asyncio.sleep(0)), connection, session
+                stack = await Stack._open(
+                    CONFIG, taken(connection), lambda _: asyncio.sleep(0), reconnect=False
+                )
+                yield stack, connection, session
             finally:
                 connection.peer.abort()
                 await session.peer.lost.wait()

@@ -18,6 +18,7 @@ ROOMS = {
     "codec": 0,
     "http_client": 0,
     "files": 1,
+    "starting": 0,
     "config": 1,
     "retrying": 1,
     "json_server": 1,

@@ -1,4 +1,4 @@
-"""Who holds a connection of this process: shared by config and loop, replaced once lost, given back by the last user."""
+"""A stack's lease: taken and given back once, tried again when its daemon was about to exit, replaced when it was lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gymgate.config import StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.stack import leases as module
 from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.leases import ATTEMPTS, Lease, Registry, connect
+from gymgate.stack.leases import ATTEMPTS, Registry, connect
 
 CONFIG = StackConfig(environments=("none",))
 
@@ -23,7 +23,9 @@ class FakeConnection:
 
     def __init__(self, registry: FakeRegistry, error: BaseException | None, *, heard: bool) -> None:
         self.peer = SimpleNamespace(lost=asyncio.Event(), heard=heard)
-        self.progress: list[Any] = []
+        self.progress: Any = None
+        self.agents: dict[str, Any] = {}
+        self.loop = asyncio.get_running_loop()
         self._registry, self._error = registry, error
 
     async def hello(self, config: StackConfig) -> None:
@@ -66,64 +68,68 @@ async def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
     return made
 
 
-def held(registry: Registry) -> list[Lease]:
-    return list(registry._leases.get(asyncio.get_running_loop(), {}).values())
-
-
-async def test_a_connection_is_shared_and_the_last_user_gives_it_back(registry: FakeRegistry) -> None:
+async def test_each_stack_has_a_lease_of_its_own(registry: FakeRegistry) -> None:
     first, second = await asyncio.gather(connect(CONFIG), connect(CONFIG))
-    assert len(registry.opened) == 1
-    await first.close()
-    assert (registry.closed, len(held(registry))) == ([], 1)
-    await second.close()
-    assert (registry.closed, held(registry)) == (registry.opened, [])
-
-
-async def test_a_lost_connection_is_replaced_and_giving_it_back_leaves_the_new_one(
-    registry: FakeRegistry,
-) -> None:
-    old = await connect(CONFIG)
-    registry.opened[0].peer.lost.set()
-    new = await connect(CONFIG)
     assert len(registry.opened) == 2
-    await old.close()
-    assert len(held(registry)) == 1
-    third = await connect(CONFIG)
-    assert len(registry.opened) == 2  # the new one is still found
-    await new.close()
+    await first.close()
+    await first.close()
+    assert len(registry.closed) == 1
+    await second.close()
+    assert set(registry.closed) == set(registry.opened)
+
+
+async def test_a_lost_stack_is_connected_again_by_who_asks_next(registry: FakeRegistry) -> None:
+    stack = await connect(CONFIG, reconnect=True)
+    registry.opened[0].peer.lost.set()
+    registry.answering.clear()
+    waiting = [asyncio.create_task(stack._connected()) for _ in range(2)]
+    while len(registry.opened) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    registry.answering.set()
+    assert [await task for task in waiting] == registry.opened[1:] * 2
     assert registry.closed == registry.opened[:1]
-    await third.close()
+    await stack.close()
     assert registry.closed == registry.opened
 
 
-async def test_a_failed_start_is_told_to_all_and_leaves_nothing(registry: FakeRegistry) -> None:
-    registry.errors = [(StackStartError("no"), True)]
-    registry.answering.clear()
-    waiting = [asyncio.create_task(connect(CONFIG)) for _ in range(2)]
-    while not (leases := held(registry)) or leases[0].users < 2:  # noqa: ASYNC110
-        await asyncio.sleep(0)
-    registry.answering.set()
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [str(error) for error in found] == ["no", "no"]
-    assert (len(registry.opened), held(registry)) == (1, [])
-    await (await connect(CONFIG)).close()
-    assert len(registry.opened) == 2
+async def test_a_stack_that_cannot_be_connected_again_is_tried_again(registry: FakeRegistry) -> None:
+    stack = await connect(CONFIG, reconnect=True)
+    registry.opened[0].peer.lost.set()
+    registry.errors = [(StackStartError("no room"), True)]
+    with pytest.raises(StackStartError, match="no room"):
+        await stack._connected()
+    await stack._connected()
+    await stack.close()
+    assert set(registry.closed) == set(registry.opened)
 
 
-async def test_who_asks_before_all_have_heard_of_a_failed_start_starts_anew(registry: FakeRegistry) -> None:
-    registry.errors = [(StackStartError("no"), True)]
+async def test_without_reconnect_a_lost_stack_stays_lost(registry: FakeRegistry) -> None:
+    stack = await connect(CONFIG)
+    registry.opened[0].peer.lost.set()
+    assert await stack._connected() is registry.opened[0]
+    await stack.close()
+    with pytest.raises(StackLostError, match="closed"):
+        await stack._connected()
+
+
+async def test_closing_gives_up_a_connection_under_way(registry: FakeRegistry) -> None:
+    stack = await connect(CONFIG, reconnect=True)
+    registry.opened[0].peer.lost.set()
     registry.answering.clear()
-    waiting = asyncio.create_task(connect(CONFIG))
-    while not registry.opened:  # noqa: ASYNC110
+    waiting = asyncio.create_task(stack._connected())
+    while len(registry.opened) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    [failed] = held(registry)
-    failed.users += 1  # one that has not heard yet
-    registry.answering.set()
-    with pytest.raises(StackStartError):
+    await stack.close()
+    assert set(registry.closed) == set(registry.opened)
+    with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert held(registry) == [failed]
-    await (await connect(CONFIG)).close()
-    assert len(registry.opened) == 2
+
+
+async def test_a_failed_start_leaves_nothing(registry: FakeRegistry) -> None:
+    registry.errors = [(StackStartError("no"), True)]
+    with pytest.raises(StackStartError, match="no"):
+        await connect(CONFIG)
+    assert registry.closed == registry.opened
 
 
 async def test_a_daemon_that_was_about_to_exit_is_tried_again(registry: FakeRegistry) -> None:
@@ -135,7 +141,7 @@ async def test_a_daemon_that_was_about_to_exit_is_tried_again(registry: FakeRegi
     with pytest.raises(StackStartError, match="gone"):
         await connect(CONFIG)
     assert len(registry.opened) == 2 * ATTEMPTS
-    assert (registry.closed, held(registry)) == (registry.opened, [])
+    assert registry.closed == registry.opened
 
 
 async def test_a_daemon_that_answered_before_it_was_lost_is_not_tried_again(registry: FakeRegistry) -> None:
@@ -145,25 +151,24 @@ async def test_a_daemon_that_answered_before_it_was_lost_is_not_tried_again(regi
     assert len(registry.opened) == 1
 
 
-async def test_a_cancelled_waiter_leaves_the_start_to_the_others(registry: FakeRegistry) -> None:
+async def test_a_cancelled_start_leaves_nothing(registry: FakeRegistry) -> None:
     registry.answering.clear()
-    waiting = [asyncio.create_task(connect(CONFIG)) for _ in range(2)]
-    while not (leases := held(registry)) or leases[0].users < 2:  # noqa: ASYNC110
+    waiting = asyncio.create_task(connect(CONFIG))
+    while not registry.opened:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    waiting[0].cancel()
-    await asyncio.wait([waiting[0]])
-    registry.answering.set()
-    stack = await waiting[1]
-    assert (len(registry.opened), registry.closed) == (1, [])
-    await stack.close()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert registry.closed == registry.opened
 
 
-async def test_a_last_user_who_is_cancelled_gives_the_lease_back_all_the_same(registry: FakeRegistry) -> None:
+async def test_who_is_cancelled_while_closing_gives_the_lease_back_all_the_same(
+    registry: FakeRegistry,
+) -> None:
     stack = await connect(CONFIG)
     registry.closing.clear()
     leaving = asyncio.create_task(stack.close())
-    while held(registry):  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
     registry.closing.set()
@@ -172,15 +177,15 @@ async def test_a_last_user_who_is_cancelled_gives_the_lease_back_all_the_same(re
     assert registry.closed == registry.opened
 
 
-async def test_progress_goes_to_those_who_wait(registry: FakeRegistry) -> None:
+async def test_progress_goes_to_who_waits(registry: FakeRegistry) -> None:
     registry.answering.clear()
     told: list[str] = []
     waiting = asyncio.create_task(connect(CONFIG, progress=told.append))
     while not registry.opened:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    [lease] = held(registry)
-    assert lease.progress == [told.append]
+    [connection] = registry.opened
+    assert connection.progress == told.append
     registry.answering.set()
     stack = await waiting
-    assert lease.progress == []
+    assert connection.progress is None
     await stack.close()

@@ -78,8 +78,9 @@ class FakeStacks:
             self.held.remove(config)
             self.given_back.set()
 
-    async def connect(self, config: StackConfig, *, progress: Any) -> None:
-        """The eval's own lease."""
+    async def connect(self, config: StackConfig, *, progress: Any, reconnect: bool) -> None:
+        """The eval's own lease, which outlives the loss of its stack."""
+        assert reconnect
         if config != CONFIG:  # another stack than the early one, which is released first
             assert await asyncio.to_thread(self.given_back.wait, WAIT_S)
         self.held_at_connect = [*self.held]

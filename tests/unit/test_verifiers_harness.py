@@ -10,7 +10,6 @@ import pytest
 import verifiers.v1 as vf
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed
 from gymgate.integrations.verifiers.harness import NeMoGymHarness, NeMoGymHarnessConfig
@@ -27,7 +26,6 @@ class Launch:
     def __init__(self, answer: Rollout | Exception, **limits: Any) -> None:
         self.answer = answer
         self.asked: dict[str, Any] = {}
-        self.forgotten: list[Any] = []
         run = GymRun(environment="mcqa", stack=CONFIG, limits=RolloutLimits(**limits))
         self.data = NeMoGymData(id="mcqa/1", prompt="hi", row=ROW, gym=run)
         agent = vf.AgentInfo(config=vf.AgentConfig(runtime=vf.SubprocessConfig()))
@@ -43,9 +41,6 @@ class Launch:
 
     async def stack_for(self, config: StackConfig, progress: Any) -> Launch:
         return self
-
-    async def forget(self, config: StackConfig, stack: Any) -> None:
-        self.forgotten.append((config, stack))
 
     async def start(self) -> vf.ProgramResult:
         client = SimpleNamespace(
@@ -68,7 +63,6 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Made:
     def made(answer: Rollout | Exception, **limits: Any) -> Launch:
         found = Launch(answer, **limits)
         monkeypatch.setattr(stacks, "stack_for", found.stack_for)
-        monkeypatch.setattr(stacks, "forget", found.forget)
         return found
 
     return made
@@ -119,16 +113,8 @@ async def test_only_a_limit_of_calls_is_max_turns(launch: Made, limit: str | Non
     assert started.trace.stop_condition == stop
 
 
-async def test_a_failure_raises_one_line_and_keeps_the_stack(launch: Made) -> None:
+async def test_a_failure_raises_one_line(launch: Made) -> None:
     error = RolloutError(kind="policy", message="no route", type="PolicyError")
     started = launch(rollout(status="failed", error=error))
     with pytest.raises(RolloutFailed, match=r"^\[mcqa\] policy: no route$"):
         await started.start()
-    assert started.forgotten == []
-
-
-async def test_a_lost_stack_is_forgotten(launch: Made) -> None:
-    started = launch(StackLostError("gone"))
-    with pytest.raises(StackLostError, match="gone"):
-        await started.start()
-    assert started.forgotten == [(CONFIG, started)]

@@ -33,6 +33,7 @@ from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.http_client import HTTPClient
+from gymgate.starting import SharedStart
 
 # NeMo Gym's client sends again for ever when an idle connection is closed under its request.
 KEEPALIVE_S = 3600.0
@@ -89,7 +90,7 @@ class Gateway:
         self._open_to_all = open_to_all
         self._judges = dict(judges or {})
         self._clock = clock
-        self._ports: dict[str, asyncio.Task[int]] = {}
+        self._ports: dict[str, SharedStart[int]] = {}
         self._replays: dict[ReplayEndpoint, Backend] = {}
         """The ones used last, the latest at the end."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
@@ -118,7 +119,7 @@ class Gateway:
 
     async def __aexit__(self, *exc: object) -> None:
         for listening in self._ports.values():
-            listening.cancel()
+            await listening.stop()
         await self._close_routes()
         await self._exits.aclose()
 
@@ -148,12 +149,8 @@ class Gateway:
     async def port_for(self, model_server: str) -> int:
         """Return the port of a model server by its Gym instance name, after listening on it if nobody did yet."""
         if model_server not in self._ports:
-            self._ports[model_server] = asyncio.create_task(self._listen(model_server))
-        try:
-            return await asyncio.shield(self._ports[model_server])
-        except OSError:
-            self._ports.pop(model_server, None)
-            raise
+            self._ports[model_server] = SharedStart(lambda: self._listen(model_server))
+        return await self._ports[model_server].get()
 
     def agent_ports(self) -> AgentPorts:
         """Return ports for one process of an agent that cannot forward the rollout's key."""

@@ -18,22 +18,17 @@ from gymgate.config import StackConfig
 from gymgate.runtime.command import Progress
 from gymgate.stack import Stack, acquire, connect
 from gymgate.stack.sync import LoopThread
+from gymgate.starting import SharedStart
 
 
 @dataclass
 class _SharedStack:
-    """A stack, starting or up."""
+    """A stack, starting or up. It starts again after it was lost."""
 
-    starting: asyncio.Task[Stack]
-    progress: Progress
+    start: SharedStart[Stack]
     users: int = 0
     """Envs that hold it; one that no env holds is kept until its loop ends."""
     until_loop_ends: AsyncGenerator[None, None] | None = None
-
-    async def close(self) -> None:
-        self.starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await (await self.starting).close()
 
 
 _stacks: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[StackConfig, _SharedStack]] = WeakKeyDictionary()
@@ -45,68 +40,47 @@ async def stack_for(config: StackConfig, progress: Progress) -> Stack:
     All who wait for a start that fails get its error; the next call tries again. Cancelling a waiter does not cancel
     the start.
     """
-    entry = _entry(config, progress)
-    stack = await _ready(entry, config)
-    if not entry.users and entry.until_loop_ends is None:
-        entry.until_loop_ends = _close_when_loop_ends(stack)
-        await anext(entry.until_loop_ends)
+    shared = _of_this_loop(config, progress)
+    stack = await shared.start.get()
+    if not shared.users and shared.until_loop_ends is None:
+        shared.until_loop_ends = _close_when_loop_ends(stack)
+        await anext(shared.until_loop_ends)
     return stack
 
 
 async def hold(config: StackConfig, progress: Progress) -> None:
     """Start this loop's stack for `config` and keep it until as many `release` calls."""
-    entry = _entry(config, progress)
-    entry.users += 1
-    await _ready(entry, config)
+    shared = _of_this_loop(config, progress)
+    shared.users += 1
+    await shared.start.get()
 
 
 async def release(config: StackConfig) -> None:
     """Undo one `hold`, whether it succeeded or not; the last one gives the lease back."""
-    stacks = _of_this_loop()
-    if (entry := stacks.get(config)) is None:
+    stacks = _stacks.get(asyncio.get_running_loop(), {})
+    if (shared := stacks.get(config)) is None:
         return
-    entry.users -= 1
-    if entry.users <= 0 and entry.until_loop_ends is None:
+    shared.users -= 1
+    if shared.users <= 0 and shared.until_loop_ends is None:
         del stacks[config]
-        await entry.close()
-
-
-async def forget(config: StackConfig, stack: Stack) -> None:
-    """Replace a stack that was lost, so that the next rollout gets a new one."""
-    entry = _of_this_loop().get(config)
-    if entry is not None and entry.starting.done() and entry.starting.result() is stack:
-        entry.starting = asyncio.ensure_future(_connect(config, entry.progress))
-        with contextlib.suppress(Exception):
+        if (stack := await shared.start.stop()) is not None:
             await stack.close()
 
 
-def _of_this_loop() -> dict[StackConfig, _SharedStack]:
-    return _stacks.setdefault(asyncio.get_running_loop(), {})
-
-
-def _entry(config: StackConfig, progress: Progress) -> _SharedStack:
-    stacks = _of_this_loop()
+def _of_this_loop(config: StackConfig, progress: Progress) -> _SharedStack:
+    stacks = _stacks.setdefault(asyncio.get_running_loop(), {})
     if config not in stacks:
-        stacks[config] = _SharedStack(asyncio.ensure_future(_connect(config, progress)), progress)
+        stacks[config] = _SharedStack(SharedStart(lambda: _connect(config, progress)))
     return stacks[config]
 
 
 async def _connect(config: StackConfig, progress: Progress) -> Stack:
     if _early is not None and _early.config != config:  # two stacks would share the machine
         _early.release()
-    stack = await connect(config, progress=progress)
+    stack = await connect(config, progress=progress, reconnect=True)
     if _early is not None:  # the eval holds a lease of its own now
         _early.release()
     return stack
-
-
-async def _ready(entry: _SharedStack, config: StackConfig) -> Stack:
-    try:
-        return await asyncio.shield(entry.starting)
-    except BaseException:
-        if entry.starting.done() and _of_this_loop().get(config) is entry:
-            del _of_this_loop()[config]
-        raise
 
 
 async def _close_when_loop_ends(stack: Stack) -> AsyncGenerator[None, None]:

@@ -10,9 +10,9 @@ import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
@@ -24,6 +24,7 @@ from gymgate.rollout.row import agent_of, row_json
 from gymgate.runtime.command import Progress
 from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire, unpack_rollout
+from gymgate.starting import SharedStart
 
 if TYPE_CHECKING:
     from gymgate.gateway.backends.callable import CallableBackend
@@ -65,7 +66,8 @@ class Connection:
         self.pid = os.getpid()
         self.agents: dict[str, AgentInfo] = {}
         self.gateway_url = ""
-        self.progress: list[Progress] = []
+        self.progress: Progress | None = None
+        self.loop = asyncio.get_running_loop()
         self.callables: dict[str, CallableBackend] = {}
         self.peer = Peer(
             {"policy": self._answer_policy},
@@ -112,12 +114,6 @@ class Connection:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def serve(self, name: str, policy: PolicyCallable, endpoint: CallableEndpoint) -> None:
-        """Answer the daemon's calls for a callable endpoint."""
-        from gymgate.gateway.backends.callable import CallableBackend
-
-        self.callables[name] = CallableBackend(policy, endpoint.dialect, endpoint.timeout_s)
-
     async def _answer_policy(self, message: dict[str, Any], request: bytes) -> Reply:
         name = message["name"]
         if name not in self.callables:
@@ -157,9 +153,9 @@ class Connection:
 
     def _on_progress(self, message: dict[str, Any]) -> None:
         line = message["message"]
-        for progress in self.progress:
-            progress(line)
-        if not self.progress and line.startswith("warning: "):
+        if self.progress is not None:
+            self.progress(line)
+        elif line.startswith("warning: "):
             logger.warning("%s", line.removeprefix("warning: "))
 
 
@@ -200,22 +196,51 @@ class Stack:
     """A running stack, for the event loop that acquired it. Several objects may stand for the same stack."""
 
     def __init__(
-        self, config: StackConfig, connection: Connection, release: Callable[[], Awaitable[None]]
+        self,
+        config: StackConfig,
+        take: Callable[[], Coroutine[Any, Any, Connection]],
+        release: Callable[[Connection], Awaitable[None]],
+        *,
+        reconnect: bool = False,
     ) -> None:
         self.config = config
-        self._connection = connection
+        self._pid = os.getpid()
+        self._take = take
         self._release = release
+        self._reconnect = reconnect
+        self._lease = SharedStart(self._connect, lambda connection: not connection.peer.lost.is_set())
+        self._connection: Connection | None = None
+        """The latest, perhaps lost."""
+        self._callables: dict[str, CallableBackend] = {}
         self._closed = False
+
+    @classmethod
+    async def _open(
+        cls,
+        config: StackConfig,
+        take: Callable[[], Coroutine[Any, Any, Connection]],
+        release: Callable[[Connection], Awaitable[None]],
+        *,
+        reconnect: bool,
+    ) -> Self:
+        """Return a stack with its lease taken. Raises what keeps the stack from starting."""
+        stack = cls(config, take, release, reconnect=reconnect)
+        try:
+            await stack._lease.get()
+        except BaseException:
+            await stack.close()
+            raise
+        return stack
 
     @property
     def agents(self) -> dict[str, AgentInfo]:
         """Every agent that rows can go to, by instance name."""
-        return self._connection.agents
+        return self._last.agents
 
     @property
     def gateway_url(self) -> str:
         """The URL of the policy model for Gym's servers."""
-        return self._connection.gateway_url
+        return self._last.gateway_url
 
     async def run(
         self,
@@ -242,6 +267,7 @@ class Stack:
         the caller, and `StackLostError` if the stack is gone.
         """
         body = row_json(row)
+        connection = await self._connected()
         limits = limits or RolloutLimits()
         agent = agent or agent_of(row)
         own: list[str] = []
@@ -251,7 +277,7 @@ class Stack:
             message["judge_policy"] = self._endpoint(judge_policy, message["rollout_id"], own)
         try:
             async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
-                reply = await self._peer.exchange("run", message, body)
+                reply = await connection.peer.exchange("run", message, body)
             return unpack_rollout(reply, row)
         except TimeoutError:
             if not deadline.expired():
@@ -273,52 +299,78 @@ class Stack:
         record_bodies: bool = False,
     ) -> OpenRoute:
         """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
+        connection = await self._connected()
         own: list[str] = []
         message = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies, own)
         name = secrets.token_hex(8)
         try:
-            described = await self._peer.call("open_route", name=name, **message)
+            described = await connection.peer.call("open_route", name=name, **message)
         except BaseException:
-            self._connection.peer.tell("forget_route", name=name)
+            connection.peer.tell("forget_route", name=name)
             self._forget(own)
             raise
-        return OpenRoute(self._connection, name, described, functools.partial(self._forget, own))
+        return OpenRoute(connection, name, described, functools.partial(self._forget, own))
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
     ) -> CallableEndpoint:
-        """Serve a callable under a name, as policy or as judge, until `unregister` or the end of this connection."""
+        """Serve a callable under a name, as policy or as judge, until `unregister` or `close`."""
+        from gymgate.gateway.backends.callable import CallableBackend
+
         endpoint = CallableEndpoint(name=name, dialect=dialect)
-        self._connection.serve(name, policy, endpoint)
+        self._callables[name] = CallableBackend(policy, endpoint.dialect, endpoint.timeout_s)
         return endpoint
 
     def unregister(self, name: str) -> None:
         """Stop serving a callable that `register` was given; calls under way go on. Idempotent."""
-        self._connection.callables.pop(name, None)
+        self._callables.pop(name, None)
 
     async def status(self) -> dict[str, Any]:
         """Return the environments with their servers' pids and ports, the rollouts in flight, and the leases."""
-        status: dict[str, Any] = await self._peer.call("status")
+        connection = await self._connected()
+        status: dict[str, Any] = await connection.peer.call("status")
         return status
 
     async def close(self) -> None:
         """Give the lease back. If it is the last one, return when everything has stopped. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            await self._release()
+        if self._closed:
+            return
+        self._closed = True
+        closing = asyncio.ensure_future(self._give_back())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_PICKLED)
 
-    @property
-    def _peer(self) -> Peer:
+    async def _connect(self) -> Connection:
+        if self._connection is not None:
+            await self._release(self._connection)
+        self._connection = await self._take()
+        self._connection.callables = self._callables
+        return self._connection
+
+    async def _give_back(self) -> None:
+        if (connection := await self._lease.stop()) is not None:
+            await self._release(connection)
+
+    async def _connected(self) -> Connection:
+        """Return the connection. A lost one is replaced if this stack reconnects."""
         if self._closed:
             raise StackLostError("the stack was closed; acquire it again")
-        if self._connection.pid != os.getpid():
+        if self._pid != os.getpid():
             raise StackLostError(
-                f"the stack was acquired by process {self._connection.pid}; acquire it again in this one"
+                f"the stack was acquired by process {self._pid}; acquire it again in this one"
             )
-        return self._connection.peer
+        return await self._lease.get() if self._reconnect else self._last
+
+    @property
+    def _last(self) -> Connection:
+        assert self._connection is not None, "_open has returned"
+        return self._connection
 
     def _message(
         self,

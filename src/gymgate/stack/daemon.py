@@ -10,7 +10,6 @@ that process, nor does a daemon whose starter died before anybody connected.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import resource
@@ -32,6 +31,7 @@ from gymgate.stack.paths import locked, remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
 from gymgate.stack.session import Session
+from gymgate.starting import SharedStart
 
 HELLO_TIMEOUT_S = 30.0
 """For the first lease to come, before a daemon that nobody uses exits."""
@@ -58,7 +58,7 @@ class Daemon:
         """Whether to decide once more, since a decision may be about a state that has changed."""
         self._stopping = asyncio.Event()
         self._stack: RunningStack | None = None
-        self._start: asyncio.Task[RunningStack] | None = None
+        self._start: SharedStart[RunningStack] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -84,15 +84,15 @@ class Daemon:
         """Return the stack, started by the first caller. A failed start is raised in everyone who waits."""
         self._disarm()
         if self._start is None:
-            self._start = asyncio.create_task(self._start_stack(config))
-        return await asyncio.shield(self._start)
+            self._start = SharedStart(lambda: self._start_stack(config))
+        return await self._start.get()
 
     @property
     def running(self) -> RunningStack:
         """The stack, once it is up."""
-        if self._stack is None or not self._is_up:
+        if self._start is None or (stack := self._start.value) is None:
             raise StackLostError("the stack is not up")
-        return self._stack
+        return stack
 
     @property
     def leases(self) -> int:
@@ -128,9 +128,9 @@ class Daemon:
     @property
     def _linger_s(self) -> float:
         """Zero for the stack of one process that is gone, since nobody else can come back to it."""
-        if self._stack is None or not self._is_up:
+        if self._start is None or (stack := self._start.value) is None:
             return 0.0
-        config = self._stack.config
+        config = stack.config
         return 0.0 if self._orphaned and config.share == "process" else config.linger_s
 
     def _progress(self, message: str) -> None:
@@ -178,11 +178,6 @@ class Daemon:
             message = f"the stack could not be started: {type(error).__name__}: {error}"
             raise StackStartError(message) from error
         return self._stack
-
-    @property
-    def _is_up(self) -> bool:
-        start = self._start
-        return start is not None and start.done() and not start.cancelled() and start.exception() is None
 
     def _doom(self) -> None:
         self._doomed = True
@@ -235,10 +230,7 @@ class Daemon:
     async def _stop(self) -> None:
         """Stop rollouts first, then servers, then everything that is left. Bounded."""
         if self._start is not None:
-            if not self._start.done():
-                self._start.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._start
+            await self._start.stop()
         await asyncio.sleep(0)  # whoever waited for a failed start is answered
         for session in self.sessions:
             for task in [] if session.left else session.peer.tasks.values():

@@ -21,6 +21,7 @@ from gymgate.runtime.command import Progress
 from gymgate.stack import forkserver
 from gymgate.stack.children import Child, disk_full, reason_in
 from gymgate.stack.paths import ray_directory
+from gymgate.starting import SharedStart
 
 KILL_TIMEOUT_S = 1.5
 RAY_POLL_S = 0.1
@@ -43,7 +44,7 @@ class ForkServerClient:
         self._starting: dict[int, tuple[str, Path, asyncio.Future[Child]]] = {}
         self._children: dict[int, Child] = {}
         self._events: asyncio.Task[None] | None = None
-        self._ray: asyncio.Task[str] | None = None
+        self._ray: SharedStart[str] | None = None
 
     @classmethod
     async def start(cls, python: Path, environment: Mapping[str, str], directory: Path) -> Self:
@@ -98,10 +99,9 @@ class ForkServerClient:
 
     async def ray_address(self, progress: Progress) -> str:
         """Return the address of the Ray that this fork server's children share, started by the first who asks."""
-        if self._ray is None or (self._ray.done() and (self._ray.cancelled() or self._ray.exception())):
-            progress("starting Ray")
-            self._ray = asyncio.create_task(self._start_ray())
-        return await asyncio.shield(self._ray)
+        if self._ray is None:
+            self._ray = SharedStart(lambda: self._start_ray(progress))
+        return await self._ray.get()
 
     def kill(self, child: Child, number: int = signal.SIGKILL) -> None:
         """Send a child a signal. SIGKILL goes to its whole process group."""
@@ -147,7 +147,8 @@ class ForkServerClient:
         if (threads := json.loads(line)["threads"]) != 1:
             logger.warning("fork server runs %d threads; forking it may hang a server", threads)
 
-    async def _start_ray(self) -> str:
+    async def _start_ray(self, progress: Progress) -> str:
+        progress("starting Ray")
         directory = ray_directory()
         log = self.log.with_name(self.log.name.replace("forkserver", "ray"))
         address = log.with_suffix(".address")

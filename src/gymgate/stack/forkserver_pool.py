@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 from gymgate.config import StackConfig
 from gymgate.errors import GymgateError
@@ -16,6 +15,7 @@ from gymgate.runtime.command import Progress
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import numbered_commands
 from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.starting import SharedStart
 
 _RAY = {
     "RAY_AUTH_MODE": "token",
@@ -33,26 +33,31 @@ class ForkServerPool:
         self._config = config
         self._directory = directory
         self._progress = progress
-        self._clients: dict[Path, asyncio.Task[ForkServerClient]] = {}
+        self._clients: dict[Path, SharedStart[ForkServerClient]] = {}
         self._ray = {**_RAY, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
     async def client(self, python: Path) -> ForkServerClient:
         """Return the fork server of an interpreter, shared by all who ask; another one if it died."""
-        task = self._clients.get(python)
-        if task is None or (task.done() and (not succeeded(task) or task.result().dead.is_set())):
-            self._progress("importing NeMo Gym")
-            starting = ForkServerClient.start(python, self._environment(python), self._directory)
-            task = self._clients[python] = asyncio.create_task(starting)
-        return await asyncio.shield(task)
+        if python not in self._clients:
+            self._clients[python] = SharedStart(
+                lambda: self._start(python), usable=lambda client: not client.dead.is_set()
+            )
+        return await self._clients[python].get()
 
     def running(self) -> list[ForkServerClient]:
         """Return those that run."""
-        started = [task.result() for task in self._clients.values() if succeeded(task)]
-        return [client for client in started if not client.dead.is_set()]
+        return [client for start in self._clients.values() if (client := start.value) is not None]
 
     async def close(self) -> None:
         """End all of them."""
-        await asyncio.gather(*(_close(task) for task in self._clients.values()))
+        clients = await asyncio.gather(*(start.stop() for start in self._clients.values()))
+        await asyncio.gather(
+            *(client.close() for client in clients if client is not None), return_exceptions=True
+        )
+
+    async def _start(self, python: Path) -> ForkServerClient:
+        self._progress("importing NeMo Gym")
+        return await ForkServerClient.start(python, self._environment(python), self._directory)
 
     def _environment(self, python: Path) -> dict[str, str]:
         """Return the variables of a fork server: as in an activated environment, for programs that servers call (uv, pytest)."""
@@ -81,14 +86,3 @@ class ForkServerPool:
             with contextlib.suppress(FileExistsError):
                 (directory / name).symlink_to(path)
         return directory
-
-
-async def _close(task: asyncio.Task[ForkServerClient]) -> None:
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError, GymgateError):
-        await (await task).close()
-
-
-def succeeded(task: asyncio.Task[Any]) -> bool:
-    """Whether a task has ended with a result."""
-    return task.done() and not task.cancelled() and task.exception() is None

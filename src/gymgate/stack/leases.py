@@ -1,7 +1,6 @@
-"""The leases of this process: one connection per stack and event loop, shared by everyone on that loop.
+"""The leases of this process: each `acquire` has a connection to its stack's daemon, which counts them.
 
-Event loops share nothing but the list of daemons to wait for, and nothing survives a fork: a child finds an empty
-registry, and `/dev/null` in place of the connections that it inherited.
+Nothing survives a fork: a child finds an empty registry, and `/dev/null` in place of the connections that it inherited.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ async def acquire(
 
     `where` is a Ray cluster to run it on, in place of `config.ray`; the stack is then several, on the cluster's nodes.
 
-    `progress` gets one line per step while the stack starts. Everyone who acquires one config on one event loop
-    shares a connection. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`, with the end
-    of the failing server's log, if the stack cannot be started.
+    `progress` gets one line per step while the stack starts. Processes and event loops that acquire one config share the
+    stack, whose daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
+    with the end of the failing server's log, if the stack cannot be started.
     """
     stack = await connect(config, where=where, progress=progress)
     try:
@@ -57,78 +56,23 @@ async def acquire(
 
 
 async def connect(
-    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
+    config: StackConfig,
+    *,
+    where: RayCluster | None = None,
+    progress: Progress | None = None,
+    reconnect: bool = False,
 ) -> Stack:
-    """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`."""
+    """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`.
+
+    With `reconnect`, `Stack.run` starts a stack that was lost again: the rollouts on it fail with `StackLostError`, later ones
+    run on the new one.
+    """
     if where is not None:
         config = config.model_copy(update={"ray": where})
-    identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
     registry = current_registry()
-    lease = registry.lease(config, identity)
-    lease.users += 1
-    if progress is not None:
-        lease.progress.append(progress)
-    try:
-        connection = await asyncio.shield(lease.ready)
-    except BaseException:
-        await registry.release(lease)
-        raise
-    finally:
-        if progress is not None:
-            lease.progress.remove(progress)
-    return Stack(config, connection, lambda: registry.release(lease))
-
-
-class Lease:
-    """A connection and who uses it. It is connecting, connected or lost."""
-
-    def __init__(self, config: StackConfig, identity: str, registry: Registry) -> None:
-        self.config = config
-        self.identity = identity
-        self.users = 0
-        self.progress: list[Progress] = []
-        self._registry = registry
-        self.ready = asyncio.create_task(self._connect())
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is connecting, or connected to a daemon that is there."""
-        if not self.ready.done():
-            return True
-        if self.ready.cancelled() or self.ready.exception() is not None:
-            return False
-        return not self.ready.result().peer.lost.is_set()
-
-    async def close(self) -> None:
-        """Give it back, whether it is connected yet or not."""
-        self.ready.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await self._registry.close(await self.ready)
-
-    async def _connect(self) -> Connection:
-        if self.config.ray is not None:
-            return await self._welcomed(await RayPool(self.config, self.identity).connect())
-        address = await asyncio.to_thread(self._registry.address, self.config, self.identity)
-        for attempt in range(1, ATTEMPTS + 1):
-            connection = await self._registry.open(address)
-            try:
-                return await self._welcomed(connection)
-            except StackLostError as error:
-                if connection.peer.heard:
-                    raise
-                if attempt == ATTEMPTS:
-                    raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
-        raise AssertionError("unreachable")
-
-    async def _welcomed(self, connection: Connection) -> Connection:
-        """Take the lease on a new connection, which is closed if that fails."""
-        connection.progress = self.progress
-        try:
-            await connection.hello(self.config)
-        except BaseException:
-            await asyncio.shield(self._registry.close(connection))
-            raise
-        return connection
+    return await Stack._open(
+        config, lambda: registry.lease(config, progress), registry.close, reconnect=reconnect
+    )
 
 
 class Registry:
@@ -136,42 +80,48 @@ class Registry:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._leases: dict[asyncio.AbstractEventLoop, dict[str, Lease]] = {}
-        """By the identity of their stacks."""
         self._lock = threading.Lock()
         self._directory: Path | None = None
         self._daemons: dict[Path, subprocess.Popen[bytes]] = {}
         """The daemons that this process started, by socket."""
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._connections: WeakSet[Connection] = WeakSet()
 
-    def lease(self, config: StackConfig, identity: str) -> Lease:
-        """Return this event loop's lease on the config's stack; a new one if there is none or it was lost."""
-        with self._lock:
-            for loop in [loop for loop in self._leases if loop.is_closed()]:
-                for left in self._leases.pop(loop).values():
-                    if left.ready.done() and left.usable:
-                        left.ready.result().drop()
-            leases = self._leases.setdefault(asyncio.get_running_loop(), {})
-        lease = leases.get(identity)
-        if lease is None or not lease.usable:
-            lease = leases[identity] = Lease(config, identity, self)
-        return lease
+    async def lease(self, config: StackConfig, progress: Progress | None) -> Connection:
+        """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
+        identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
+        for connection in [connection for connection in self._connections if connection.loop.is_closed()]:
+            connection.drop()
+            self._connections.discard(connection)
+        if config.ray is not None:
+            return await self._take(await RayPool(config, identity).connect(), config, progress)
+        address = await asyncio.to_thread(self.address, config, identity)
+        for attempt in range(1, ATTEMPTS + 1):
+            connection = await self.open(address)
+            try:
+                return await self._take(connection, config, progress)
+            except StackLostError as error:
+                if connection.peer.heard:
+                    raise
+                if attempt == ATTEMPTS:
+                    raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
+        raise AssertionError("unreachable")
 
-    async def release(self, lease: Lease) -> None:
-        """End one use. The last one gives the lease back, even if it is cancelled while it waits for that."""
-        lease.users -= 1
-        if lease.users > 0:
-            return
-        leases = self._leases.get(asyncio.get_running_loop(), {})
-        if leases.get(lease.identity) is lease:
-            del leases[lease.identity]
-        closing = asyncio.ensure_future(lease.close())
+    async def _take(
+        self, connection: Connection, config: StackConfig, progress: Progress | None
+    ) -> Connection:
+        """Take the lease on a new connection, which is closed if that fails."""
+        self._connections.add(connection)
+        connection.progress = progress
         try:
-            await asyncio.shield(closing)
-        except asyncio.CancelledError:
-            await closing
+            await connection.hello(config)
+        except BaseException:
+            await asyncio.shield(self.close(connection))
             raise
+        finally:
+            connection.progress = None
+        return connection
 
     def address(self, config: StackConfig, identity: str) -> DaemonAddress:
         """Return where a config's daemon is reached. Blocks."""
@@ -197,6 +147,7 @@ class Registry:
 
     async def close(self, connection: Connection) -> None:
         """Give a lease back. Returns when its daemon, if this was the last lease, has exited."""
+        self._connections.discard(connection)
         last = await connection.goodbye()
         if last and connection.daemon is not None:
             await asyncio.to_thread(_reap, connection.daemon)

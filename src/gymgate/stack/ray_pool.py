@@ -265,7 +265,7 @@ class RayPool:
         tunnel = Tunnel(actor, secrets.token_hex(8))
         stack = NodeStack(f"{host}/{node_id[:8]}", node_id, tunnel, shared=shared)
         stack.connection.peer.handlers["policy"] = self._policy
-        stack.connection.progress = [lambda line: self._tell(f"{stack.name}: {line}")]
+        stack.connection.progress = lambda line: self._tell(f"{stack.name}: {line}")
         self._in_background(self._keep(stack, (node_id, number)))
         return stack
 

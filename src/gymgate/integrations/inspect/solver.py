@@ -14,7 +14,6 @@ from inspect_ai.model import ModelOutput
 from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from gymgate.config import CallableEndpoint
-from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.inspect.policy import InspectPolicy, bridged
@@ -56,13 +55,9 @@ def gym_agent(knobs: dict[str, Any]) -> Solver:
                     agent=gym["agent"],
                     limits=limits,
                     rollout_id=state.uuid,
-                    record_bodies=False,
                     judge_policy=judge,
                 )
             state.store.set(ROLLOUT_KEY, record_of(rollout))
-        except StackLostError:
-            await stacks.forget(config, stack)
-            raise
         finally:
             state.output = conversation.output or ModelOutput()
             state.messages = conversation.messages

@@ -12,7 +12,6 @@ from verifiers.v1.runtimes import Runtime
 
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset.row import input_items
-from gymgate.errors import StackLostError
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
@@ -53,20 +52,15 @@ class NeMoGymHarness(vf.Harness[NeMoGymHarnessConfig]):
         run = data.gym
         row = data.row if data.system_prompt is None else with_system_prompt(data.row, data.system_prompt)
         stack = await stacks.stack_for(run.stack, log)
-        try:
-            rollout = await stack.run(
-                row,
-                policy=_policy(run, ctx.model, endpoint, secret),
-                environment=run.environment,
-                agent=run.agent,
-                limits=run.limits,
-                rollout_id=trace.id,
-                record_bodies=False,
-                judge_policy=_judge_policy(run, ctx),
-            )
-        except StackLostError:
-            await stacks.forget(run.stack, stack)
-            raise
+        rollout = await stack.run(
+            row,
+            policy=_policy(run, ctx.model, endpoint, secret),
+            environment=run.environment,
+            agent=run.agent,
+            limits=run.limits,
+            rollout_id=trace.id,
+            judge_policy=_judge_policy(run, ctx),
+        )
         record(trace, rollout)
         if rollout.limit == "max_calls":
             trace.stop("max_turns")  # what verifiers counts as truncated
