@@ -83,6 +83,10 @@ Settings = Annotated[
 """Names with JSON values, which may be given as a mapping; hashable at any depth."""
 
 
+Headers = Annotated[tuple[tuple[str, SecretStr], ...], BeforeValidator(_pairs)]
+"""Names and values of HTTP headers, which may be given as a mapping."""
+
+
 class HTTPEndpoint(Config):
     """An OpenAI-compatible server that answers model calls."""
 
@@ -99,14 +103,18 @@ class HTTPEndpoint(Config):
     """Name of the environment variable with the key; read in the process that calls gymgate."""
     api_key: SecretStr | None = Field(default=None, repr=False)
     """The key itself, for keys that exist only at run time (a rollout's own secret). Prefer `api_key_env`."""
-    headers: tuple[tuple[str, str], ...] = ()
-    """Extra request headers."""
+    headers: Headers = ()
+    """Extra request headers, as a mapping. Their values may be secrets and are shown nowhere."""
     sampling: Settings = ()
     """Body fields set in every call (temperature, top_p, max tokens, ...); they override the caller's."""
     timeout_s: float = Field(default=3600.0, gt=0)
     """Timeout of one call in seconds, for each try. Long generations are normal."""
     max_retries: int = Field(default=2, ge=0)
-    """Retries of a call after a refused connection or status 408, 409, 429 or 5xx."""
+    """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
+    rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
+    strict_tools: bool = False
+    """Whether `strict` of a tool reaches a chat endpoint, which may then force arguments to match the schema. NeMo Gym's model
+    servers leave it out."""
 
     @model_validator(mode="after")
     def _addresses_are_usable(self) -> Self:

@@ -55,6 +55,16 @@ def test_what_the_caller_keeps_does_not_change_the_config() -> None:
     assert dict(endpoint.sampling)["stop"] == ("a",)
 
 
+def test_headers_may_be_a_mapping_and_are_shown_nowhere() -> None:
+    endpoint = HTTPEndpoint(base_url="http://h/v1", headers={"X-Team": "a", "api-key": "secret"})  # type: ignore[arg-type]
+    assert "secret" not in f"{endpoint!r} {endpoint.model_dump_json()}"
+    assert endpoint_from_wire(endpoint_to_wire(endpoint)) == endpoint
+    assert {name: value.get_secret_value() for name, value in endpoint.headers} == {
+        "X-Team": "a",
+        "api-key": "secret",
+    }
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_numbers_that_json_cannot_carry_are_refused(value: float) -> None:
     with pytest.raises(ValidationError, match="timeout_s"):

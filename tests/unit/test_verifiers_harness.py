@@ -99,7 +99,8 @@ async def test_a_judge_that_is_the_policys_model_is_asked_past_the_interception(
     await started.start()
     judge = started.asked["judge_policy"]
     assert (judge.base_url, judge.api_key.get_secret_value()) == ("http://policy/v1", "real")
-    assert dict(judge.headers) == {"x-team": "a", "x-org": "b"}
+    headers = {name: value.get_secret_value() for name, value in judge.headers}
+    assert headers == {"x-team": "a", "x-org": "b"}
     assert judge.max_retries > 0
 
 

@@ -79,6 +79,7 @@ def _endpoint(endpoint: Any) -> Any:
             "model": endpoint.model,
             "dialect": endpoint.dialect,
             "sampling": dict(endpoint.sampling),
+            **({"strict_tools": True} if endpoint.strict_tools else {}),
         }
     if isinstance(endpoint, ReplayEndpoint):
         return {

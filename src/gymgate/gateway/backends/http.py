@@ -105,7 +105,7 @@ def _base_url(text: str) -> URL:
 
 
 def _request(endpoint: HTTPEndpoint, key: str | None) -> Request:
-    headers = CIMultiDict(endpoint.headers)
+    headers = CIMultiDict((name, value.get_secret_value()) for name, value in endpoint.headers)
     if key is not None:
         headers["Authorization"] = f"Bearer {key}"
     try:

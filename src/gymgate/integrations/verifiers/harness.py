@@ -147,6 +147,6 @@ def _judge_policy(run: GymRun, ctx: vf.ModelContext) -> HTTPEndpoint:
         dialect=run.dialect,
         model=ctx.model,
         api_key=SecretStr(resolve_api_key(client)),
-        headers=tuple(resolve_headers(client).items()),
+        headers=tuple((name, SecretStr(value)) for name, value in resolve_headers(client).items()),
         timeout_s=run.limits.timeout_s,
     )
