@@ -145,6 +145,33 @@ async def test_what_comes_unasked_answers_nobody(client: HTTPClient) -> None:
         assert server.connections == 2
 
 
+@pytest.mark.parametrize("interim", [b"", b"HTTP/1.1 103 Early Hints\r\nX: %b\r\n\r\n" % (b"x" * 40_000)])
+async def test_the_bound_on_headers_holds_within_one_packet(client: HTTPClient, interim: bytes) -> None:
+    headers = b"".join(b"X-%d: y\r\n" % number for number in range(4_000 if interim else 8_000))
+    async with serving(None) as server:
+        asking = asyncio.create_task(ask(client, server))
+        async with asyncio.timeout(5):
+            await server.got_request.wait()
+        [connection] = client._open
+        connection.data_received(interim + OK.replace(b"\r\n\r\n", b"\r\n" + headers + b"\r\n"))
+        with pytest.raises(DroppedError, match="bytes of headers"):
+            await asking
+
+
+async def test_trailers_are_no_headers(client: HTTPClient) -> None:
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX: 1\r\n\r\n2\r\nok\r\n0\r\n"
+    async with serving(chunked + b"Content-Encoding: gzip\r\nX: 2\r\n\r\n") as server:
+        response = await ask(client, server)
+        assert response.body == b"ok"
+        assert response.headers == {"transfer-encoding": "chunked", "x": "1"}
+
+
+async def test_an_interim_answer_is_not_the_answer(client: HTTPClient) -> None:
+    async with serving(b"HTTP/1.1 103 Early Hints\r\nConnection: close\r\n\r\n") as server:
+        with pytest.raises(DroppedError):
+            await ask(client, server)
+
+
 BROKEN = {
     "cut": (
         b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\nConnection: close\r\n\r\nok",
