@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
@@ -17,7 +18,14 @@ from gymgate.http_client import (
     UnusableBodyError,
     header_lines,
 )
-from gymgate.retrying import Retryable, is_retried, retry_after_s, with_retries
+from gymgate.retrying import (
+    RATE_LIMITED,
+    Retryable,
+    is_quota_used_up,
+    is_retried,
+    retry_after_s,
+    with_retries,
+)
 
 
 class JSONAnswer(NamedTuple):
@@ -34,8 +42,8 @@ class JSONAnswer(NamedTuple):
 class JSONServer:
     """Sends `request` with a JSON body, again after a failure that another attempt may not have.
 
-    `shown` is the server's name in messages; `key`, if given, is masked in them; `advice` adds to the message about a
-    status that is no success.
+    `shown` is the server's name in messages; `secrets` are masked in them; `advice` adds to the message about a status that
+    is no success. A rate limit (429) is waited out, for at most `rate_limit_s`.
     """
 
     request: Request
@@ -43,8 +51,11 @@ class JSONServer:
     _: KW_ONLY
     timeout_s: float
     max_retries: int
-    key: str | None = None
+    rate_limit_s: float = math.inf
+    secrets: Sequence[str] = ()
     advice: Callable[[Response], str] = lambda response: ""
+    rate_limit: PolicyError | None = None
+    """The last answer of all, if it was a 429."""
 
     async def post(
         self, client: HTTPClient, payload: bytes, headers: Callable[[int], Mapping[str, str]]
@@ -57,7 +68,7 @@ class JSONServer:
         async def attempt(retries: int) -> Response:
             return await self._attempt(client, payload, header_lines(headers(retries)))
 
-        response, retries = await with_retries(attempt, self.max_retries)
+        response, retries = await with_retries(attempt, self.max_retries, rate_limit_s=self.rate_limit_s)
         try:
             body, raw = codec.parse_bounded(response.body)
         except codec.TooLargeError as error:
@@ -68,8 +79,8 @@ class JSONServer:
 
     def error(self, what: str, status: int) -> PolicyError:
         """Make the error for an answer that cannot be used."""
-        if self.key:
-            what = what.replace(self.key, "***")
+        for secret in self.secrets:
+            what = what.replace(secret, "***")
         return PolicyError(f"{self.shown} {what}", endpoint=self.shown, status_code=status, retryable=False)
 
     async def _attempt(self, client: HTTPClient, payload: bytes, headers: bytes) -> Response:
@@ -88,17 +99,23 @@ class JSONServer:
             message = f"{self.shown} dropped the connection: {shortened(str(error))}"
             raise Retryable(PolicyError(message, endpoint=self.shown, retryable=True)) from error
         if 200 <= response.status < 300:
+            self.rate_limit = None
             return response
         raise self._refused(response)
 
     def _refused(self, response: Response) -> Exception:
         status = response.status
+        body = None
         try:
-            reason = error_text(codec.loads(response.body)) if response.body else "nothing"
+            body = codec.loads(response.body) if response.body else "nothing"
+            reason = error_text(body)
         except ValueError as error:
             reason = _described(response, error)
-        failure = self.error(f"answered HTTP {status}{self.advice(response)}: {reason}", status)
-        if is_retried(status):
+        used_up = is_quota_used_up(status, body)
+        advice = " (the quota is used up)" if used_up else self.advice(response)
+        failure = self.error(f"answered HTTP {status}{advice}: {reason}", status)
+        self.rate_limit = failure if status == RATE_LIMITED else None
+        if is_retried(status, response.headers) and not used_up:
             failure.retryable = True
             failure.retry_after_s = retry_after_s(response.headers)
             return Retryable(failure)

@@ -121,6 +121,13 @@ class Route:
         """Calls that have no answer yet, by model server."""
         return Counter(call.record.model_server for call in self._running)
 
+    @property
+    def rate_limit(self) -> PolicyError | None:
+        """The rate limit of an endpoint that a call waits out at this moment, if one does."""
+        backends = (target.backend for call in self._running if (target := self.target(call.model_server)))
+        found = (getattr(backend, "rate_limit", None) for backend in backends)
+        return next((error for error in found if error is not None), None)
+
     async def close(self) -> None:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
         self.closed = True

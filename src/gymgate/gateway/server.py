@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -107,7 +108,9 @@ class Gateway:
             exits.push_async_callback(self._close_pools)
             self._exits = exits
             keyless = {
-                name: None if judge == "none" else Target(self._backend(judge), memory=None)
+                name: None
+                if judge == "none"
+                else Target(self._backend(judge, has_deadline=False), memory=None)
                 for name, judge in self._judges.items()
             }
             if self._open_to_all is not None:
@@ -203,7 +206,8 @@ class Gateway:
             return None
         return Target(policy if judge == "policy" else self._backend(judge))
 
-    def _backend(self, endpoint: JudgeEndpoint | Backend) -> Backend:
+    def _backend(self, endpoint: JudgeEndpoint | Backend, *, has_deadline: bool = True) -> Backend:
+        """`has_deadline`: its calls are a rollout's, whose end cancels them."""
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):
@@ -218,11 +222,12 @@ class Gateway:
             )
         if not isinstance(endpoint, HTTPEndpoint):
             return endpoint
+        rate_limit_s = math.inf if has_deadline else endpoint.timeout_s
         if not endpoint.replicas:
-            return HTTPBackend(endpoint, self._client)
+            return HTTPBackend(endpoint, self._client, rate_limit_s=rate_limit_s)
         if endpoint.base_urls not in self._pools:
             self._pools[endpoint.base_urls] = ReplicaPool(endpoint.base_urls, self._client)
-        return BalancedBackend(endpoint, self._pools[endpoint.base_urls])
+        return BalancedBackend(endpoint, self._pools[endpoint.base_urls], rate_limit_s=rate_limit_s)
 
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()

@@ -69,7 +69,9 @@ class RolloutRun:
             self._fail(error)
         except Exception as error:
             if deadline.expired() and isinstance(error, TimeoutError):
-                waited = f"Timed out after {self.timeout_s:g} s waiting for {self.waits_for}"
+                busy = self.route.rate_limit
+                reason = f"the rate limit of its endpoint: {busy.message}" if busy else self.waits_for
+                waited = f"Timed out after {self.timeout_s:g} s waiting for {reason}"
                 self._fail(RolloutTimeoutError(f"{waited} (environment {self.environment.name!r})"))
             else:
                 logger.exception("rollout %s failed", self.route.rollout_id)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.dialects.usage import usage_of
 from gymgate.http_client import HTTPClient, HTTPFailure, Request
-from gymgate.retrying import BUSY, LONGEST_RETRY_AFTER_S
+from gymgate.retrying import BUSY, LONGEST_RETRY_AFTER_S, Retryable, with_retries
 
 FIRST_ABSENCE_S = 1.0
 LONGEST_ABSENCE_S = 30.0
@@ -32,7 +33,6 @@ PROBE_S = 2.5
 """Timeout of one probe."""
 PROBES = 2
 """Number of unanswered probes after which a replica counts as hanging."""
-LONGEST_BACKOFF_S = 8.0
 _POLL_S = 0.1
 
 logger = logging.getLogger(__name__)
@@ -223,33 +223,42 @@ class BalancedBackend:
     dialect: Dialect
     model: str | None
 
-    def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool) -> None:
+    def __init__(self, endpoint: HTTPEndpoint, pool: ReplicaPool, *, rate_limit_s: float = math.inf) -> None:
         self.dialect = endpoint.dialect
         self.model = endpoint.model
         self._endpoint = endpoint.resolved()
         self._pool = pool
+        self._rate_limit_s = rate_limit_s
         self._backends: dict[Replica, HTTPBackend] = {}
         self._replica: Replica | None = None
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
-        """See `Backend.call`. Tries each replica, then `max_retries` times more, with backoff."""
+        """See `Backend.call`. Tries each replica, then again as `with_retries` does."""
         failed: set[Replica] = set()
-        attempts = len(self._pool.replicas) + self._endpoint.max_retries
-        for attempt in range(attempts):
-            if attempt >= len(self._pool.replicas):
-                beyond = attempt - len(self._pool.replicas)
-                await asyncio.sleep(min(0.5 * 2.0**beyond, LONGEST_BACKOFF_S))
+
+        async def attempt(retries: int) -> BackendAnswer:
             self._replica = replica = await self._pool.pick(self._replica, failed)
             try:
-                answer = await self._pool.call(replica, self._backend(replica), body, raw)
+                return await self._pool.call(replica, self._backend(replica), body, raw)
             except PolicyError as error:
-                if not error.retryable or attempt == attempts - 1:
+                if not error.retryable:
                     raise
                 failed.add(replica)
-                continue
-            answer.retries += attempt
-            return answer
-        raise AssertionError("unreachable")
+                raise Retryable(
+                    error, waits=False
+                ) from error.__cause__  # `pick` waits for a replica that asks for time
+
+        others = len(self._pool.replicas) - 1
+        answer, retries = await with_retries(
+            attempt, self._endpoint.max_retries, rate_limit_s=self._rate_limit_s, at_once=others
+        )
+        answer.retries = retries
+        return answer
+
+    @property
+    def rate_limit(self) -> PolicyError | None:
+        """The failure that it waits out at this moment, if it does."""
+        return next((backend.rate_limit for backend in self._backends.values() if backend.rate_limit), None)
 
     def _backend(self, replica: Replica) -> HTTPBackend:
         if replica not in self._backends:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import secrets
 from typing import Any
 
@@ -12,7 +13,7 @@ from yarl import URL
 
 from gymgate import codec
 from gymgate.config import Dialect, HTTPEndpoint
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.http_client import HTTPClient, Request, Response
@@ -21,18 +22,21 @@ from gymgate.json_server import JSONServer
 _PATHS = {"chat": "chat/completions", "responses": "responses"}
 _SAME_MEANING = ({"max_tokens", "max_completion_tokens"},)
 """Body fields of which servers accept only one."""
+_SECRET = 8
+"""Characters of a header's value that may be a secret."""
 
 
 class HTTPBackend:
     """Sends calls to one base URL, through a client that other backends share.
 
-    Raises `ConfigError` for a key that is not set and a malformed URL.
+    A rate limit (429) is waited out, for at most `rate_limit_s`. Raises `ConfigError` for a key that is not set and a
+    malformed URL.
     """
 
     dialect: Dialect
     model: str | None
 
-    def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient) -> None:
+    def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
         self.dialect = endpoint.dialect
         self.model = endpoint.model
@@ -43,7 +47,8 @@ class HTTPBackend:
             str(_base_url(endpoint.base_url).with_user(None)),  # without credentials
             timeout_s=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
-            key=self._key,
+            rate_limit_s=rate_limit_s,
+            secrets=_secrets(endpoint),
             advice=self._advice,
         )
         self._name = secrets.token_hex(16)
@@ -54,6 +59,11 @@ class HTTPBackend:
 
     def __repr__(self) -> str:
         return f"HTTPBackend({self._server.shown!r}, dialect={self.dialect!r}, model={self.model!r})"
+
+    @property
+    def rate_limit(self) -> PolicyError | None:
+        """The failure that it waits out at this moment, if it does."""
+        return self._server.rate_limit
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
         """See `Backend.call`. Retries as the endpoint's `max_retries` says, with backoff."""
@@ -102,6 +112,13 @@ def _base_url(text: str) -> URL:
         return URL(text.rstrip("/"))
     except ValueError as error:
         raise ConfigError(f"base_url {text!r} is not a URL: {error}") from error
+
+
+def _secrets(endpoint: HTTPEndpoint) -> list[str]:
+    """The values that no message may hold. Short ones are words that messages need."""
+    values = [value.get_secret_value() for _, value in endpoint.headers]
+    key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else ""
+    return [value for value in (key, *(value for value in values if len(value) >= _SECRET)) if value]
 
 
 def _request(endpoint: HTTPEndpoint, key: str | None) -> Request:

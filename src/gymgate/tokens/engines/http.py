@@ -18,7 +18,7 @@ from gymgate.json_server import JSONServer
 from gymgate.tokens.engines.base import FinishReason, Sample
 
 MAX_RETRIES = 2
-"""Retries after a lost connection, 408, 409, 425, 429 or a 5xx."""
+"""Retries after a lost connection, 408, 409, 425 or a 5xx. A 429 is waited out within the timeout."""
 
 
 class HTTPEngine:
@@ -42,7 +42,12 @@ class HTTPEngine:
         except ValueError as error:
             raise PolicyError(f"engine address {base_url!r}: {error}", endpoint=base_url) from error
         self._server = JSONServer(
-            request, self.url, timeout_s=timeout_s, max_retries=MAX_RETRIES, key=api_key
+            request,
+            self.url,
+            timeout_s=timeout_s,
+            max_retries=MAX_RETRIES,
+            rate_limit_s=timeout_s,
+            secrets=[api_key] if api_key else (),
         )
         self._clients: dict[asyncio.AbstractEventLoop, HTTPClient] = {}
 
