@@ -149,8 +149,6 @@ def write_rows(case: Case, path: Path, count: int) -> int:
             case.change(number, row)
             params = row["responses_create_params"]
             params |= {"temperature": 0, "max_output_tokens": TOKENS, **case.fields}
-            for tool in params.get("tools", ()):
-                tool["strict"] = None  # Gym's vLLM server takes it out of chat requests, gymgate passes it on
             if case.call:
                 shown = f"A call looks like this: <tool_call>{case.call}</tool_call>"
                 params["input"] = [{"role": "system", "content": shown}, *params["input"]]

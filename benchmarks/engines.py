@@ -77,8 +77,6 @@ def make_rows() -> list[Json]:
     for row, city in zip(tools, ("Paris", "Berlin"), strict=True):
         asked = {"role": "user", "content": f"What is the weather in {city}?"}
         row["responses_create_params"]["input"] = [*SHOWN, asked]
-        for tool in row["responses_create_params"]["tools"]:
-            tool["strict"] = None  # only verifiers' client writes it into the prompt
     agents = {
         "letter_share_simple_agent": [*letters, unscorable],
         f"{TURNS}_agent": turns,

@@ -113,8 +113,8 @@ class HTTPEndpoint(Config):
     """Retries of a call after a lost connection or status 408, 409, 425 or 5xx. A 429 does not count: it is retried until the
     rollout's deadline, unless the quota is used up. 0: each call is sent once, whatever the answer."""
     strict_tools: bool = False
-    """Whether `strict` of a tool reaches a chat endpoint, which may then force arguments to match the schema. NeMo Gym's model
-    servers leave it out."""
+    """Whether `strict` of a tool reaches a chat endpoint, which may then force arguments to match the schema. NeMo Gym's server
+    for vLLM leaves it out. A Responses endpoint always gets it."""
 
     @model_validator(mode="after")
     def _addresses_are_usable(self) -> Self:

@@ -15,7 +15,7 @@ from gymgate import codec
 from gymgate.config import Dialect, HTTPEndpoint
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.dialects.reading import fault_of
+from gymgate.gateway.dialects.reading import fault_of, part_of, without
 from gymgate.http_client import HTTPClient, Request, Response
 from gymgate.json_server import JSONServer
 
@@ -56,6 +56,7 @@ class HTTPBackend:
         self._client = client
         self._sampling = dict(endpoint.sampling)
         self._dropped = _shadowed(self._sampling)
+        self._drops_strict = self.dialect == "chat" and not endpoint.strict_tools
 
     def __repr__(self) -> str:
         return f"HTTPBackend({self._server.shown!r}, dialect={self.dialect!r}, model={self.model!r})"
@@ -82,9 +83,12 @@ class HTTPBackend:
 
     def _payload(self, body: dict[str, Any], raw: bytes | None) -> bytes:
         model = self.model if self.model is not None else body.get("model")
-        if raw is not None and not self._sampling and model == body.get("model"):
+        tools = _without_strict(body.get("tools")) if self._drops_strict else None
+        if raw is not None and not self._sampling and model == body.get("model") and tools is None:
             return raw
         changed = {name: value for name, value in body.items() if name not in self._dropped}
+        if tools is not None:
+            changed["tools"] = tools
         if model is not None:
             changed["model"] = model
         return codec.dumps({**changed, **self._sampling})
@@ -135,6 +139,16 @@ def _request(endpoint: HTTPEndpoint, key: str | None) -> Request:
 def _prepared(base_url: str, dialect: Dialect, headers: tuple[tuple[str, str], ...]) -> Request:
     """Every rollout has a backend, and most have the same request to send."""
     return Request(_base_url(base_url) / _PATHS[dialect], dict(headers))
+
+
+def _without_strict(tools: Any) -> list[Any] | None:
+    """Chat tools without `strict`; `None` if none has it."""
+    if not isinstance(tools, list) or not any("strict" in part_of(tool, "function") for tool in tools):
+        return None
+    return [
+        {**tool, "function": without(tool["function"], "strict")} if part_of(tool, "function") else tool
+        for tool in tools
+    ]
 
 
 def _shadowed(sampling: dict[str, Any]) -> frozenset[str]:
