@@ -127,3 +127,74 @@ async def test_a_policys_own_pause_lets_running_calls_finish(tiny: Any) -> None:
     assert not held.done()
     policy.resume()
     assert isinstance(await held, Sample)
+
+
+async def test_requests_that_may_be_of_different_lengths_share_a_batch(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After its first turn, each rollout has another room left. A row ends at its own, whatever the others may have."""
+    sizes: list[int] = []
+    generate = tiny.model.generate
+    monkeypatch.setattr(
+        tiny.model, "generate", lambda **given: (sizes.append(len(given["input_ids"])), generate(**given))[1]
+    )
+    engine = HuggingFaceEngine(tiny.model)
+    rooms = [3, 9, 5, 1]
+    calls = [
+        engine.generate(PROMPT[: 4 + n], {"max_tokens": room}, session="s") for n, room in enumerate(rooms)
+    ]
+    samples = await asyncio.gather(*calls)
+    assert sizes == [4]
+    assert [len(sample.token_ids) for sample in samples] == rooms
+    assert [len(sample.logprobs) for sample in samples] == rooms
+    assert {sample.finish_reason for sample in samples} == {"length"}
+    one_by_one = [
+        await engine.generate(PROMPT, {"max_tokens": 6, "temperature": 0}, session="s") for _ in range(2)
+    ]
+    pair = [engine.generate(PROMPT, {"max_tokens": room, "temperature": 0}, session="s") for room in (6, 12)]
+    together = await asyncio.gather(*pair)
+    assert [each.token_ids[:6] for each in together] == [each.token_ids for each in one_by_one]
+
+
+async def test_a_batch_stays_within_the_models_positions(tiny: Any) -> None:
+    """One request with a long prompt, one with a long answer: together they would need 700 of 512 positions."""
+    widths: list[int] = []
+    engine = HuggingFaceEngine(tiny.model)
+    sample = engine._sample
+    engine._sample = lambda batch: (widths.append(len(batch)), sample(batch))[1]  # type: ignore[method-assign]
+    long, short = PROMPT * 44, PROMPT[:4]
+    calls = [(long, 4), (short, 300), (long, 5)]
+    await asyncio.gather(*(engine.generate(ids, {"max_tokens": most}, session="s") for ids, most in calls))
+    assert widths == [2, 1]
+
+
+async def test_sampling_ends_when_nobody_waits_for_it(tiny: Any) -> None:
+    """Modules are in the mode that they had, also one that the trainer keeps in eval mode while the rest trains."""
+    loop, stepped, steps = asyncio.get_running_loop(), asyncio.Event(), []
+
+    def step(*_: Any) -> None:
+        steps.append(1)
+        loop.call_soon_threadsafe(stepped.set)
+
+    hook = tiny.model.model.embed_tokens.register_forward_hook(step)
+    frozen = tiny.model.model.norm
+    tiny.model.train()
+    frozen.eval()
+    try:
+        engine = HuggingFaceEngine(tiny.model)
+        call = asyncio.create_task(engine.generate(PROMPT, {"max_tokens": 10**6}, session="s"))
+        await stepped.wait()
+        call.cancel()
+        await engine.generate(PROMPT, {"max_tokens": 2}, session="s")
+        call = asyncio.create_task(engine.generate(PROMPT, {"max_tokens": 10**6}, session="s"))
+        stepped.clear()
+        await stepped.wait()
+        await engine.stop()
+        with pytest.raises(PolicyError, match="stopped"):
+            await call
+        done = len(steps)
+        assert done < 1000
+        assert [module for module in tiny.model.modules() if not module.training] == [frozen]
+    finally:
+        hook.remove()
+        tiny.model.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,39 @@ def test_a_killed_stack_costs_a_batch_and_is_started_again(spec: NeMoGymSpec, tm
     logged = [entry for entry in trainer.state.log_history if "nemo_gym/failed" in entry]
     assert [entry["nemo_gym/letter_share/failed_infrastructure"] for entry in logged] == [1, 0]
     assert logged[1]["nemo_gym/reward"] == 1
+
+
+def test_a_deadline_ends_sampling_before_the_trainer_goes_on(tmp_path: Path) -> None:
+    """An answer that would take minutes: the loss is computed in training mode, by a model that nobody samples from."""
+    with NeMoGymSpec(ENVIRONMENT, data=ONE_LETTER, limits={"timeout_s": 2}) as spec:
+        trainer = trainer_of(spec, tmp_path, max_steps=2, max_completion_length=400)
+        trainer.train_modes, sampling, sampled_in_loss = [], [], []
+        generate, loss = trainer.model.generate, trainer.compute_loss
+
+        def slowly(*_: Any) -> None:
+            if sampling:
+                time.sleep(0.05)  # as a large model samples
+
+        def generating(**given: Any) -> Any:
+            sampling.append(1)
+            try:
+                return generate(**{**given, "min_new_tokens": given["max_new_tokens"]})
+            finally:
+                sampling.pop()
+
+        def computing(model: Any, *args: Any, **more: Any) -> Any:
+            trainer.train_modes.append(model.training)
+            sampled_in_loss.extend(sampling)
+            return loss(model, *args, **more)
+
+        trainer.model.model.embed_tokens.register_forward_hook(slowly)
+        trainer.model.generate, trainer.compute_loss = generating, computing
+        trainer.train()
+    assert trainer.train_modes == [True, True]
+    assert not sampled_in_loss
+    logged = [entry for entry in trainer.state.log_history if "nemo_gym/failed_timeout" in entry]
+    assert [entry["nemo_gym/failed_timeout"] for entry in logged] == [1, 1]
+    assert all(entry["step_time"] < 10 for entry in logged)
 
 
 class ScriptedVLLM:

@@ -25,7 +25,7 @@ from gymgate.integrations.trl.policy import (
 )
 from gymgate.stack.sync import LoopThread
 from gymgate.tokens import TokenPolicy
-from gymgate.tokens.engines import ColocatedEngine
+from gymgate.tokens.engines import ColocatedEngine, HuggingFaceEngine
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -160,6 +160,9 @@ class NeMoGymSpec:
                 tasks = [group.create_task(self._runner.run(*row, policy.conversation())) for row in rows]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            if isinstance(policy.engine, HuggingFaceEngine):
+                await policy.engine.stop()  # the trainer's model, which it now trains
         return [task.result() for task in tasks]
 
     def rollout_worker(

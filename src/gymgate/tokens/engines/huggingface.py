@@ -26,13 +26,18 @@ class _Request:
     sampling: dict[str, Any]
     done: asyncio.Future[Sample]
 
+    @property
+    def max_tokens(self) -> int:
+        return int(self.sampling.get("max_tokens") or DEFAULT_MAX_TOKENS)
+
 
 class HuggingFaceEngine:
     """Samples with `model.generate`; waiting requests with equal sampling parameters are generated together.
 
     `model` is a causal LM, or a function that returns the current one, since a trainer may swap it. Requests that arrive
-    during a batch form the next one. Generation runs in a worker thread, in eval mode and without gradients; afterwards
-    the model's training mode is restored. Logprobs are of the distribution at the requested temperature, before top-k,
+    during a batch form the next one; each ends at its own `max_tokens`. A batch ends early when nobody waits for its
+    requests any more. Generation runs in a worker thread, in eval mode and without gradients; afterwards each module has
+    the mode that it had. Logprobs are of the distribution at the requested temperature, before top-k,
     top-p and min-p cut it; trainers recompute these. An answer ends at any of `stop_token_ids`. `stop` strings are
     refused, because they would cut text and not ids, and so are parameters that `generate` does not have. A request with a
     seed is generated alone. For one event loop.
@@ -57,6 +62,7 @@ class HuggingFaceEngine:
         self.max_batch = max_batch
         self._version = version
         self._waiting: list[_Request] = []
+        self._batch: list[_Request] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def generate(
@@ -75,10 +81,18 @@ class HuggingFaceEngine:
             self._worker = asyncio.create_task(self._work())
         return await request.done
 
+    async def stop(self) -> None:
+        """Fail the requests that are left with a `PolicyError`, and return when the model is no longer in use."""
+        for request in [*self._waiting, *self._batch]:
+            if not request.done.done():
+                request.done.set_exception(PolicyError("sampling was stopped", retryable=False))
+        if self._worker is not None:
+            await asyncio.wait([self._worker])
+
     async def _work(self) -> None:
         await asyncio.sleep(0)  # let callers that are ready now join the first batch
         while self._waiting:
-            batch = self._next_batch()
+            batch = self._batch = self._next_batch()
             try:
                 samples = await asyncio.to_thread(self._sample, batch)
             except Exception as error:
@@ -91,17 +105,29 @@ class HuggingFaceEngine:
                     request.done.set_result(sample)
 
     def _next_batch(self) -> list[_Request]:
-        """The oldest waiting request and those that can be generated with it."""
+        """The oldest waiting request and those that can be generated with it.
+
+        A row that has ended is padded until the batch ends, so the longest prompt and the longest answer of a batch must
+        fit together: positions beyond the model's last one fail, or change how it sees every row.
+        """
         self._waiting = [request for request in self._waiting if not request.done.done()]
-        if not self._waiting:
-            return []
-        key = _batch_key(self._waiting[0])
-        batch = [request for request in self._waiting if _batch_key(request) == key][: self.max_batch]
+        batch: list[_Request] = []
+        positions, longest, most = _positions(self._model()), 0, 0
+        for request in self._waiting:
+            if batch and _batch_key(request) != _batch_key(batch[0]):
+                continue
+            prompt, answer = max(longest, len(request.prompt_ids)), max(most, request.max_tokens)
+            if not batch or (positions is None or prompt + answer <= positions):
+                batch.append(request)
+                longest, most = prompt, answer
+            if len(batch) == self.max_batch:
+                break
         self._waiting = [request for request in self._waiting if request not in batch]
         return batch
 
     def _sample(self, batch: list[_Request]) -> list[Sample]:
         import torch
+        from transformers import StoppingCriteriaList
 
         if not batch:
             return []
@@ -117,7 +143,8 @@ class HuggingFaceEngine:
             output = model.generate(
                 **inputs,
                 **_generate_arguments(sampling),
-                max_new_tokens=sampling.get("max_tokens") or DEFAULT_MAX_TOKENS,
+                max_new_tokens=max(request.max_tokens for request in batch),
+                stopping_criteria=StoppingCriteriaList([_ended(batch, inputs["input_ids"].shape[1])]),
                 min_new_tokens=sampling.get("min_tokens") or None,
                 eos_token_id=stops or None,
                 pad_token_id=self.pad_token_id,
@@ -131,14 +158,36 @@ class HuggingFaceEngine:
         chosen = torch.stack([step.gather(1, sampled[:, i : i + 1])[:, 0] for i, step in enumerate(steps)], 1)
         rows = zip(sampled.tolist(), chosen.tolist(), strict=True)
         versions = (before, version()) if version else None
-        return [_cut(ids, logprobs, stops, versions) for ids, logprobs in rows]
+        return [
+            _cut(ids[: request.max_tokens], logprobs[: request.max_tokens], stops, versions)
+            for request, (ids, logprobs) in zip(batch, rows, strict=True)
+        ]
 
 
 def _batch_key(request: _Request) -> str:
     """Requests with equal keys may share a call of `generate`; one with a seed is generated alone."""
     if request.sampling.get("seed") is not None:
         return f"alone {id(request)}"
-    return json.dumps(request.sampling, sort_keys=True)
+    shared = {name: value for name, value in request.sampling.items() if name != "max_tokens"}
+    return json.dumps(shared, sort_keys=True)
+
+
+def _positions(model: Any) -> int | None:
+    """Return the number of a model's positions, if its config has it."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
+
+
+def _ended(batch: Sequence[_Request], width: int) -> Callable[..., torch.Tensor]:
+    """A stopping criterion: rows with as many ids after `width` as they may have, and rows that nobody waits for."""
+    import torch
+
+    def ended(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        count = input_ids.shape[1] - width
+        rows = [count >= request.max_tokens or request.done.done() for request in batch]
+        return torch.tensor(rows, device=input_ids.device)
+
+    return ended
 
 
 def _generate_arguments(sampling: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,9 +221,10 @@ def _cut(
 
 @contextlib.contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        for module, training in modes:
+            module.training = training
