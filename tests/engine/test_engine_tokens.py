@@ -56,6 +56,18 @@ async def test_greedy_engines_agree(vllm_url: str, model: Any, renderer: Any) ->
 
 
 @pytest.mark.parametrize("kind", HTTP)
+async def test_an_answer_without_a_bound_may_fill_the_context(
+    kind: Any, vllm_url: str, renderer: Any
+) -> None:
+    """vLLM's default of 16 ids would refuse this request."""
+    engine, prompt = kind(vllm_url), renderer.render_ids(QUESTION, add_generation_prompt=True)
+    stop = renderer.get_stop_token_ids()
+    sample = await engine.generate(prompt, {"min_tokens": 20, "stop_token_ids": stop}, session="s")
+    await engine.close()
+    assert len(sample.token_ids) >= 20
+
+
+@pytest.mark.parametrize("kind", HTTP)
 async def test_a_conversation_with_a_tool_is_one_segment(kind: Any, vllm_url: str, renderer: Any) -> None:
     """Each answer is cut at 24 ids or ends by itself; both times the next prompt extends the sampled ids."""
     engine = kind(vllm_url)

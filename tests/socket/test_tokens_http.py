@@ -107,6 +107,33 @@ async def test_what_sglangs_route_is_asked_and_says(server: Server) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("kind", "path", "default"),
+    [
+        (VLLMGenerateEngine, ("sampling_params", "max_tokens"), 16),
+        (VLLMCompletionsEngine, ("max_tokens",), 16),
+        (SGLangEngine, ("sampling_params", "max_new_tokens"), 128),
+    ],
+)
+async def test_an_answer_without_a_bound_gets_the_room_that_is_left(
+    server: Server, kind: Any, path: tuple[str, ...], default: int
+) -> None:
+    """A server whose context has room for 500 ids more, with the defaults of vLLM and SGLang."""
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        wanted: Any = server.bodies[-1]
+        for name in path:
+            wanted = wanted.get(name, default)
+        ids = [5] * min(500 if wanted is None else wanted, 500)
+        choice = {"token_ids": ids, "finish_reason": "length", "logprobs": None}
+        details = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "length"}}}
+        return web.json_response({"choices": [choice], **details})
+
+    server.handler = handler
+    assert len((await ask(kind(server.url), temperature=1.0)).token_ids) == 500
+    assert len((await ask(kind(server.url), max_tokens=7)).token_ids) == 7
+
+
 async def test_missing_logprobs_stay_none(server: Server) -> None:
     server.give({"choices": [{"token_ids": [5], "finish_reason": "stop", "logprobs": None}]})
     for kind in (VLLMGenerateEngine, VLLMCompletionsEngine):

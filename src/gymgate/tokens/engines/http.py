@@ -54,8 +54,10 @@ class HTTPEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
-        """See `Engine.generate`."""
-        payload = orjson.dumps(self.request(list(prompt_ids), dict(sampling), session))
+        """See `Engine.generate`. Without `max_tokens` the answer may fill the model's context."""
+        # Sent as null: where the field is missing, vLLM samples 16 ids and SGLang 128.
+        body = self.request(list(prompt_ids), {"max_tokens": None, **sampling}, session)
+        payload = orjson.dumps(body)
         headers = {"X-Session-ID": session}
         answer = await self._server.post(self._client(), payload, lambda retries: headers)
         try:
