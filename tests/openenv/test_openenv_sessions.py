@@ -11,6 +11,7 @@ import pytest
 from token_server import CALLS, ENVIRONMENT, TOKENIZER, TokenServer
 
 from gymgate.errors import ConfigError, DataError, PolicyError, RolloutTimeoutError, TokenDataError
+from gymgate.integrations.training.rollouts import MIN_FAILED_GROUPS
 from gymgate.openenv import NeMoGymSessionFactory
 from gymgate.tokens import assemble
 from gymgate.trl import NeMoGymSpec
@@ -94,12 +95,12 @@ def test_a_training_in_which_every_rollout_fails_ends(
 ) -> None:
     monkeypatch.setattr(factory._guard, "batch_size", 1)
     token_server.begin = lambda number: "refuse"
-    for _ in range(2):
+    for _ in range(MIN_FAILED_GROUPS - 1):
         with pytest.raises(PolicyError):
             begin(factory).wait_for_completion()
     last = begin(factory)
     assert last.wait_for_completion() == 1
-    with pytest.raises(TokenDataError, match=r"every rollout of 3 batches failed \(3 rollouts"):
+    with pytest.raises(TokenDataError, match=r"every rollout of 8 batches failed \(8 rollouts"):
         last.fetch_training_trace()
 
 

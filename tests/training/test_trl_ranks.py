@@ -34,13 +34,17 @@ def ranks_of(folder: Path, *arguments: str, timeout_s: float = 600) -> list[dict
 
 
 def test_each_rank_rolls_out_its_part_on_one_stack(tmp_path: Path) -> None:
-    """A group of six lies across both: three prompts each, and one mean over all."""
+    """A group of six lies across both: three prompts each, and one mean over all.
+
+    The second rank's rollouts fail, batch after batch. That ends no training in which the other's do not, and the one
+    that scores counts as one of four, not as half of them.
+    """
     ranks = ranks_of(tmp_path)
-    assert [rank["batches"] for rank in ranks] == [[3, 3], [3, 3]]
+    assert [rank["batches"] for rank in ranks] == [[3] * 4] * 2
     assert [rank["share"] for rank in ranks] == ["machine", "machine"]
     assert ranks[0]["servers"] == ranks[1]["servers"]
     log = ranks[0]["log"]
-    assert len(log) == 2
-    assert {entry["nemo_gym/letter_share/failed"] for entry in log} == {0}
+    assert [entry["nemo_gym/letter_share/failed"] for entry in log] == pytest.approx([1 / 2] * 3 + [1 / 3])
+    assert log[-1]["reward"] > 0
     for entry in log:
         assert entry["nemo_gym/letter_share/reward"] == pytest.approx(entry["reward"], abs=1e-5)

@@ -170,5 +170,5 @@ def test_an_endless_refill_ends_with_the_reason(queue: None) -> None:
     if left := [*known.get("train", {})]:
         tq.kv_clear(keys=left, partition_id="train")
     refill(2)
-    with pytest.raises(PolicyError, match=r"6 of the 6 rollouts .*: policy: no server"):
+    with pytest.raises(PolicyError, match=r"8 of the 8 rollouts .*: policy: no server"):
         buffer.sample(1, "train", 2)

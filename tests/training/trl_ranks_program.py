@@ -1,5 +1,7 @@
 """One rank of a training on two: writes the rewards' log, what it rolled out, and the stack it used to FOLDER/RANK.json.
 
+The second rank's policy fails, but for one rollout of its last batch.
+
 With the address of a vLLM server and the directory of its model it trains that and samples there, and writes too which ranks
 sampled while weights were sent.
 """
@@ -23,9 +25,13 @@ import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
+from gymgate.errors import PolicyError  # noqa: E402
 from gymgate.integrations.trl.policy import TRLServerEngine  # noqa: E402
+from gymgate.tokens import Sample  # noqa: E402
+from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
 
+STEPS = 4
 SAMPLES_BY_S = 5.0
 """A rank that does not wait for the weights samples within this time after the transfer began."""
 
@@ -58,6 +64,19 @@ def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
     patch.setattr(TRLServerEngine, "generate", marked)
 
 
+def failing_engine(tokenizer: Any, batches: list[int]) -> CallableEngine:
+    """A policy that fails, and says letters that score 0 once in the last batch."""
+    said: list[list[int]] = []
+
+    def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        if len(batches) < STEPS or said:
+            raise PolicyError("out of memory", retryable=False)
+        said.append(tokenizer.encode("bbb<|im_end|>", add_special_tokens=False))
+        return Sample(said[0], [-1.0] * len(said[0]), "stop")
+
+    return CallableEngine(sample)
+
+
 def main(folder: Path, url: str | None = None, model_directory: str | None = None) -> None:
     torch.set_num_threads(1)
     model, tokenizer, _ = tiny()
@@ -73,8 +92,10 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
     if url is not None:
         watch_transfers(folder, url, early)
         server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url, "learning_rate": 0.1}
+    engine = failing_engine(tokenizer, batches) if url is None and os.environ["RANK"] == "1" else None
+    renderer = None if url else "qwen3"
     with NeMoGymSpec(
-        ENVIRONMENT, data=ONE_LETTER, renderer=None if url else "qwen3", score_truncated=True
+        ENVIRONMENT, data=ONE_LETTER, engine=engine, renderer=renderer, score_truncated=True
     ) as spec:
 
         def rollout_func(prompts: list[Any], trainer: Any) -> dict[str, Any]:
@@ -95,7 +116,7 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
                     per_device_train_batch_size=3,
                     num_generations=6,
                     max_completion_length=8,
-                    max_steps=2,
+                    max_steps=2 if url else STEPS,
                     optim="sgd",  # AdamW's state would take a gigabyte more on each rank
                     **server,
                 )

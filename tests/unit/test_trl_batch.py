@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from gymgate.errors import DataError, PolicyError
 from gymgate.integrations.training.rollouts import (
     MAX_FAILED_BATCHES,
+    MIN_FAILED_GROUPS,
     PATIENCE_S,
     FailureGuard,
     SampledRollout,
@@ -70,71 +72,91 @@ def test_a_truncated_rollout_teaches_nothing_unless_told_to() -> None:
 
 
 def failed(message: str = "no route", *, retryable: bool = False) -> SampledRollout:
-    error = RolloutError(kind="policy", message=message, type="PolicyError", retryable=retryable)
-    return sampled(status="failed", reward=None, error=error)
+    return sampled(status="failed", reward=None, error=error_of(message, retryable=retryable))
+
+
+def error_of(message: str = "no route", *, retryable: bool = False) -> RolloutError:
+    return RolloutError(kind="policy", message=message, type="PolicyError", retryable=retryable)
 
 
 def test_failures_are_counted() -> None:
-    found = count_errors([failed(), failed(), failed("other"), sampled(TokenTurn([1], [2]))])
+    found = count_errors([error_of(), error_of(), error_of("other"), None])
     assert found == [(("PolicyError", "policy: no route"), 2), (("PolicyError", "policy: other"), 1)]
 
 
 def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
-    guard, good = FailureGuard(), sampled(TokenTurn([1], [2]))
-    for batch in (
-        [[failed()]] * (MAX_FAILED_BATCHES - 1) + [[failed(), good]] + [[failed()]] * (MAX_FAILED_BATCHES - 1)
-    ):
-        guard.check(batch)
+    guard, bad = FailureGuard(), error_of()
+    for batch in [[bad]] * (MAX_FAILED_BATCHES - 1) + [[bad, None]] + [[bad]] * (MAX_FAILED_BATCHES - 1):
+        guard.check(batch, groups=5)
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
-        guard.check([failed()])
-    guard.check([failed()])  # another training counts anew
+        guard.check([bad], groups=5)
+    guard.check([bad], groups=5)  # another training counts anew
+
+
+def test_unusable_rows_do_not_end_a_training_of_small_batches() -> None:
+    """One group a batch, and one row of twenty cannot be used: of 200 trainings none ends."""
+    chance, ended = random.Random(0), 0
+    for _ in range(200):
+        guard = FailureGuard()
+        try:
+            for _ in range(500):
+                guard.check([error_of() if chance.random() < 0.05 else None] * 8)
+        except PolicyError:
+            ended += 1
+    assert ended == 0
+    guard = FailureGuard()
+    for _ in range(MIN_FAILED_GROUPS - 1):
+        guard.check([error_of()] * 8)
+    with pytest.raises(PolicyError, match=r"every rollout of 8 batches failed \(64 rollouts"):
+        guard.check([error_of()] * 8)
 
 
 def test_a_server_that_restarts_does_not_end_the_training() -> None:
     """Its failures come in no time, hundreds of them; only after minutes of nothing else the training ends."""
     now = 1000.0
-    guard = FailureGuard(batch_size=16, clock=lambda: now)
+    guard, bad = FailureGuard(batch_size=16, clock=lambda: now), error_of(retryable=True)
     for _ in range(100):
-        guard.check([failed(retryable=True)] * 8)
+        guard.check([bad] * 8)
     assert 0 < guard.pause_s <= 30
-    guard.check([sampled(TokenTurn([1], [2])), failed(retryable=True)])
+    guard.check([None, bad])
     assert guard.pause_s == 0
-    guard.check([failed(retryable=True)] * 8)
+    guard.check([bad] * 8, groups=2)
     now += PATIENCE_S
     for _ in range(4):
-        guard.check([failed(retryable=True)] * 8)
+        guard.check([bad] * 8, groups=2)
     with pytest.raises(
         PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts, 300 s\).*no route"
     ):
-        guard.check([failed(retryable=True)] * 8)
+        guard.check([bad] * 8, groups=2)
 
 
 def test_small_groups_make_a_batch_together() -> None:
     """Four failed groups of four are one batch of sixteen."""
     guard = FailureGuard(batch_size=16)
     for _ in range(4 * MAX_FAILED_BATCHES - 1):
-        guard.check([failed()] * 4)
+        guard.check([error_of()] * 4)
     assert guard.pause_s == 0
     with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts"):
-        guard.check([failed()] * 4)
+        guard.check([error_of()] * 4)
 
 
-def test_the_reward_function_passes_none_on_and_logs_means() -> None:
-    logged: dict[str, float] = {}
+def test_the_reward_function_passes_none_on_and_logs_each_rollout() -> None:
+    """TRL divides the sum of what all ranks log by its count, so a rank with one rollout weighs as one."""
+    logged: dict[str, list[float]] = {}
     made = to_batch([sampled(TokenTurn([1], [2], [-0.5])), failed(), failed()], filler_id=EOS)
     rewards = nemo_gym_reward(
         completions=[""] * 3,
         env_reward=made["env_reward"],
         rollout_metrics=made["rollout_metrics"],
         environment=["a", "b", "a"],
-        log_metric=logged.__setitem__,
+        log_metric=lambda name, value: logged.setdefault(name, []).append(value),
     )
     assert rewards == [1.0, None, None]
-    assert (logged["nemo_gym/reward"], logged["nemo_gym/a/reward"]) == (1.0, 1.0)
-    assert logged["nemo_gym/a/turns"] == 0.5
-    assert logged["nemo_gym/failed_policy"] == pytest.approx(2 / 3)
-    assert (logged["nemo_gym/a/failed_policy"], logged["nemo_gym/b/failed_policy"]) == (0.5, 1.0)
-    assert logged["nemo_gym/a/failed_timeout"] == 0
+    assert (logged["nemo_gym/reward"], logged["nemo_gym/a/reward"]) == ([1.0], [1.0])
+    assert logged["nemo_gym/a/turns"] == [1.0, 0.0]
+    assert logged["nemo_gym/failed_policy"] == [0, 1, 1]
+    assert (logged["nemo_gym/a/failed_policy"], logged["nemo_gym/b/failed_policy"]) == ([0, 1], [1])
+    assert logged["nemo_gym/a/failed_timeout"] == [0, 0]
 
 
 def test_a_prompt_leads_back_to_its_row() -> None:

@@ -119,7 +119,7 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
         await asyncio.sleep(self._guard.pause_s)
         sampled = await self._runner.run(environment, row, conversation)
         try:
-            self._guard.check([sampled])
+            self._guard.check([sampled.rollout.error])
         except GymgateError as error:
             self.failure = error
         return sampled

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, StackLostError, from_wire
-from gymgate.rollout import Rollout, Segment, outcome_of
+from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
 from gymgate.rollout.result import failed_rollout
 from gymgate.stack import AgentInfo, Stack, connect
 from gymgate.tokens import TokenConversation
@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 
 KINDS: Final[tuple[str, ...]] = get_args(ErrorKind)
 MAX_FAILED_BATCHES = 3
-"""A training ends after this many batches in a row in which every rollout failed."""
+"""A training ends after this many batches in a row in which every rollout failed,"""
+MIN_FAILED_GROUPS = 8
+"""and at least this many groups: where a batch is one group, three unusable rows in a row are no rarity."""
 PATIENCE_S = 300.0
 """Failures that a retry may cure end a training only after this time: a server needs minutes to restart."""
 MAX_PAUSE_S = 30.0
@@ -191,35 +193,39 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]], environments: Sequence[
 
 @dataclass(eq=False)
 class FailureGuard:
-    """Logs failed rollouts, and ends a training in which every rollout fails."""
+    """Logs failed rollouts, and ends a training in which every rollout fails. It must see the rollouts of all ranks."""
 
     batch_size: int | None = None
     """Rollouts in a batch; `None`: each call of `check` gets one batch."""
     clock: Callable[[], float] = time.monotonic
     _failed: int = 0
+    _groups: int = 0
     _batches: float = 0.0
     _since: float | None = None
     _retryable: bool = False
 
-    def check(self, rollouts: Sequence[SampledRollout]) -> None:
+    def check(self, results: Sequence[RolloutError | None], *, groups: int = 1) -> None:
         """Raise the most frequent error once every rollout of the last `MAX_FAILED_BATCHES` batches failed.
 
-        If a retry may succeed (`retryable`), the failures must also have gone on for `PATIENCE_S` seconds.
+        `results` has the error of each rollout, `None` for one that did not fail; they belong to `groups` groups. The
+        failures must be of `MIN_FAILED_GROUPS` groups, and if a retry may succeed (`retryable`), have gone on for
+        `PATIENCE_S` seconds.
         """
-        errors = count_errors(rollouts)
+        errors = count_errors(results)
         for (_, message), count in errors:
             logger.warning("rollouts failed: %d x %s", count, message)
-        if not errors or sum(count for _, count in errors) < len(rollouts):
+        if not errors or None in results:
             self._reset()
             return
-        self._failed += len(rollouts)
-        self._batches += len(rollouts) / (self.batch_size or len(rollouts))
+        self._failed += len(results)
+        self._groups += groups
+        self._batches += len(results) / (self.batch_size or len(results))
         self._since = self.clock() if self._since is None else self._since
-        self._retryable = any(
-            each.rollout.error is not None and each.rollout.error.retryable for each in rollouts
-        )
+        self._retryable = any(error is not None and error.retryable for error in results)
         elapsed_s = self.clock() - self._since
-        if self._batches < MAX_FAILED_BATCHES or (self._retryable and elapsed_s < PATIENCE_S):
+        if self._batches < MAX_FAILED_BATCHES or self._groups < MIN_FAILED_GROUPS:
+            return
+        if self._retryable and elapsed_s < PATIENCE_S:
             return
         (error, message), _ = errors[0]
         summary = (
@@ -236,12 +242,13 @@ class FailureGuard:
 
     def _reset(self) -> None:
         self._failed = 0
+        self._groups = 0
         self._batches = 0.0
         self._since = None
         self._retryable = False
 
 
-def count_errors(rollouts: Sequence[SampledRollout]) -> list[tuple[tuple[str, str], int]]:
+def count_errors(results: Sequence[RolloutError | None]) -> list[tuple[tuple[str, str], int]]:
     """Return each distinct error (class name, message) with its count, the most frequent first."""
-    errors = [sampled.rollout.error for sampled in rollouts if sampled.rollout.error is not None]
+    errors = [error for error in results if error is not None]
     return Counter((error.type, f"{error.kind}: {error.message}") for error in errors).most_common()

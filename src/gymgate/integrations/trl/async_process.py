@@ -192,7 +192,7 @@ class Producer:
         version = self._version()
         pending = (self._rollout(environment, row, policy) for _ in range(self.settings.group_size))
         rollouts = await asyncio.gather(*pending)
-        self.guard.check(rollouts)
+        self.guard.check([sampled.rollout.error for sampled in rollouts])
         samples = to_samples(
             rollouts,
             group_id=group_id,

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from gymgate.errors import TokenDataError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
-    mean_metrics,
     rollout_metrics,
     values_by_metric,
 )
@@ -72,11 +71,14 @@ def nemo_gym_reward(
 ) -> list[float | None]:
     """TRL's reward function: return the rewards that NeMo Gym gave, `None` for rollouts that are left out of training.
 
-    Logs means as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME` in the trainer's own log.
+    Logs each rollout's numbers as `nemo_gym/NAME` and `nemo_gym/ENVIRONMENT/NAME`. The trainer logs their means, over the
+    rollouts of all ranks.
     """
     if log_metric is not None:
-        for name, value in mean_metrics(rollout_metrics, environment or [""] * len(completions)).items():
-            log_metric(f"nemo_gym/{name}", value)
+        gathered = values_by_metric(rollout_metrics, environment or [""] * len(completions))
+        for name, values in gathered.items():
+            for value in values:
+                log_metric(f"nemo_gym/{name}", value)
     return list(env_reward)
 
 

@@ -130,6 +130,8 @@ class NeMoGymSpec:
         start that fails, and the most frequent error when batch after batch fails (see `FailureGuard`). In an
         evaluation, truncated rollouts keep their reward.
         """
+        from accelerate.utils import gather_object
+
         trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
         if id(trainer) not in self._policies:  # a renderer takes a while to make, and warnings are given once
             self._policies[id(trainer)] = make_policy(trainer, self.engine, self.renderer)
@@ -140,7 +142,11 @@ class NeMoGymSpec:
         serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
         with vllm_awake(trainer):
             rollouts = self._loop.call(self._run_all(prompts, policy), meanwhile=serve)
-        self._guard.check(rollouts)
+        results = [
+            (locate(prompt), each.rollout.error) for prompt, each in zip(prompts, rollouts, strict=True)
+        ]
+        results = gather_object(results)  # every rank decides the same, over the rollouts of all
+        self._guard.check([error for _, error in results], groups=len({row for row, _ in results}))
         return to_batch(
             rollouts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,

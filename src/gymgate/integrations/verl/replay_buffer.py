@@ -10,7 +10,7 @@ import transfer_queue as tq
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from gymgate.errors import GymgateError, from_wire
-from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES
+from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES, MIN_FAILED_GROUPS
 from gymgate.integrations.verl.metrics import PARTITION, log_entries, most_frequent
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,8 @@ class _Reporting:
 
         def guarded(count: int) -> Any:
             self._collect()
-            enough = len({_group(key) for key in self._reports}) >= MAX_FAILED_BATCHES * self._batch_size
+            groups = len({_group(key) for key in self._reports})
+            enough = groups >= max(MAX_FAILED_BATCHES * self._batch_size, MIN_FAILED_GROUPS)
             if enough and all(tag["untrained"] is not None for tag in self._reports.values()):
                 explained = self._explained()
                 assert explained is not None
