@@ -148,7 +148,7 @@ def test_samples_keep_to_the_contract_and_the_process_ends(
     groups: list[int] = []
 
     def delivered() -> list[int]:
-        groups.extend(worker.newly_delivered())
+        groups.extend(group for group, _ in worker.newly_delivered())
         return groups
 
     worker.update_model_version(5)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Container, Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,22 +19,41 @@ logger = logging.getLogger(__name__)
 FILE = "gymgate_rollouts.json"
 
 
+class TrainedGroups(set[int]):
+    """Stands for TRL's set of the groups that it trained on, and counts their samples."""
+
+    def __init__(self, groups: Iterable[int] = ()) -> None:
+        super().__init__(groups)
+        self.samples: Counter[int] = Counter()
+
+    def update(self, *samples: Iterable[int]) -> None:
+        """Take the group of each sample of a batch, as TRL's collator gives them."""
+        for groups in map(list, samples):
+            super().update(groups)
+            self.samples.update(groups)
+
+
 class Position:
     """Finds the first group that is not settled. A group settles when it is trained on, dropped as stale, or empty."""
 
     def __init__(self) -> None:
         self.first = 0
-        self._queued: deque[int] = deque()
+        self._queued: deque[tuple[int, int]] = deque()
         self._settled: set[int] = set()
 
-    def update(self, delivered: Iterable[int], trained: Container[int]) -> None:
-        """Take further groups in the order in which the trainer reads them, and all groups that it trained on.
+    def update(self, delivered: Iterable[tuple[int, int]], trained: Mapping[int, int]) -> None:
+        """Take further groups with their samples' number, in the order in which the trainer reads them, and the number of
+        samples of each group that it trained on.
 
-        The trainer reads in order. So every group before one that it trained on is settled.
+        The trainer reads in order. So every group before one that it trained on is settled, and that one itself once it
+        has trained on all of its samples.
         """
         self._queued.extend(delivered)
-        read = max((count for count, group in enumerate(self._queued, 1) if group in trained), default=0)
-        self._settled.update(self._queued.popleft() for _ in range(read))
+        read = 0
+        for count, (group, samples) in enumerate(self._queued, 1):
+            if group in trained:
+                read = count if trained[group] >= samples else count - 1
+        self._settled.update(self._queued.popleft()[0] for _ in range(read))
         while self.first in self._settled:
             self._settled.remove(self.first)
             self.first += 1
@@ -49,6 +68,7 @@ class PositionCallback(TrainerCallback):
     def __init__(self, worker: RolloutWorker, trainer: Any) -> None:
         self.worker = worker
         self.trainer = trainer
+        self._trained = trainer._trained_groups = TrainedGroups(trainer._trained_groups)
         self._position = Position()
         self._saved = self._next = worker.position
 
@@ -73,7 +93,7 @@ class PositionCallback(TrainerCallback):
         is certain only at the end of the next one.
         """
         if state.is_world_process_zero:
-            self._position.update(self.worker.newly_delivered(), self.trainer._trained_groups)
+            self._position.update(self.worker.newly_delivered(), self._trained.samples)
             self._saved, self._next = self._next, self.worker.position + self._position.first
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -80,8 +80,8 @@ class Channels:
     def __init__(self, context: SpawnContext, max_samples: int) -> None:
         self.samples: multiprocessing.Queue[Any] = context.Queue(max(0, max_samples))
         self.metrics: multiprocessing.Queue[dict[str, Any]] = context.Queue(MAX_QUEUED_METRICS)
-        self.delivered: multiprocessing.Queue[int] = context.Queue()
-        """Numbers of groups in the order of their samples in the queue, groups without samples included."""
+        self.delivered: multiprocessing.Queue[tuple[int, int]] = context.Queue()
+        """Groups, each with the number of its samples, in the order of the samples in the queue; some have none."""
         self.failure: multiprocessing.Queue[dict[str, Any]] = context.Queue(1)
         self.stop = context.Event()
         self.failed = context.Event()
@@ -208,7 +208,7 @@ class Producer:
         async with self._delivery:  # samples of a group stay together, groups in the order of `delivered`
             for sample in samples:
                 await self._deliver(sample)
-            self.channels.delivered.put(group_id)
+            self.channels.delivered.put((group_id, len(samples)))
         await asyncio.sleep(self.guard.pause_s)
         self._group_limit.release()
 

@@ -56,8 +56,8 @@ class RolloutWorker:
         callbacks = trainer.callback_handler.callbacks
         callbacks.insert(0, PositionCallback(self, trainer))  # before TRL's own, which starts the worker
 
-    def newly_delivered(self) -> list[int]:
-        """Return the groups whose samples entered the queue since the last call, in the order of the queue."""
+    def newly_delivered(self) -> list[tuple[int, int]]:
+        """Return the groups whose samples entered the queue since the last call, in its order, and how many each has."""
         groups = []
         with contextlib.suppress(queue.Empty):
             while True:
