@@ -185,6 +185,17 @@ async def test_the_bound_on_completions_holds_over_the_turns_of_a_rollout() -> N
     assert len(segment.completion_ids) == 7
 
 
+async def test_the_bound_on_completions_holds_for_a_segment_with_a_shorter_prompt() -> None:
+    """After compaction, or for a sub-agent. The rollout's own bound would leave three ids more in the end."""
+    talk = Talk(max_completion_len=4)
+    await talk.say("10 11 12 13")
+    talk.history = []
+    await talk.say("77", max_tokens=2)
+    await talk.say("78")
+    assert [room for _, room in talk.asked] == [4, 2]
+    assert [len(segment.completion_ids) for segment in talk.conversation.segments] == [3, 2]
+
+
 async def test_the_narrower_bound_holds() -> None:
     talk = Talk(max_model_len=4, max_completion_len=50)
     choice = await talk.say("10 11", max_tokens=40)

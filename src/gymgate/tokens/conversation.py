@@ -93,9 +93,9 @@ class TokenPolicy:
     """One policy for many rollouts: an engine, a renderer, the trainer's sampling parameters.
 
     `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
-    room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the rollout's first prompt, samples
-    nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as truncated. `version` gives the
-    version of the weights in use, for an engine that does not. `answers_with_ids` puts ids and logprobs into the
+    room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the first prompt of the rollout or
+    of its segment, samples nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as
+    truncated. `version` gives the version of the weights in use, for an engine that does not. `answers_with_ids` puts ids and logprobs into the
     agent's answers too, as vLLM's `return_token_ids` does, and so into the rollout's record; they grow with the square of a
     rollout's length there, and `segments` has them without.
     """
@@ -223,7 +223,7 @@ class TokenConversation:
         """Answer a chat-completions request."""
         check_request(request, self.policy.renderer)
         prepared = await self.policy.beside_the_loop(self._prepare, request)
-        sampling = self._sampling(request, len(prepared.prompt_ids))
+        sampling = self._sampling(request, prepared)
         if sampling.get("max_tokens", 1) <= 0:
             sample = Sample([], None, "length")
             return await self.policy.beside_the_loop(self._answer, request, prepared.prompt_ids, sample)
@@ -253,20 +253,23 @@ class TokenConversation:
         self._by_history[history_hash(prepared.history, answer["choices"][0]["message"])] = call
         return answer
 
-    def _sampling(self, request: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+    def _sampling(self, request: Mapping[str, Any], prepared: _Prepared) -> dict[str, Any]:
         sampling = self.policy.guard.apply(requested_sampling(request))
         sampling["stop_token_ids"] = list(self.policy.renderer.get_stop_token_ids())
-        if (room := self._room(prompt_length)) is not None:
+        if (room := self._room(prepared)) is not None:
             sampling["max_tokens"] = min(sampling.get("max_tokens", room), room)
         return sampling
 
-    def _room(self, prompt_length: int) -> int | None:
+    def _room(self, prepared: _Prepared) -> int | None:
         """Return how many ids may still be sampled; `None` without a bound."""
-        bounds = []
+        bounds, prompt_length = [], len(prepared.prompt_ids)
         if (limit := self.policy.max_model_len) is not None:
             bounds.append(limit - prompt_length)
         if (limit := self.policy.max_completion_len) is not None:
-            first = len(self._calls[0].added) if self._calls else prompt_length
+            # After compaction, a segment's first prompt may be shorter than the rollout's.
+            first = prompt_length if prepared.earlier is None else len(prepared.earlier.first().added)
+            if self._calls:
+                first = min(first, len(self._calls[0].added))
             bounds.append(first + limit - prompt_length)
         return max(0, min(bounds)) if bounds else None
 

@@ -137,6 +137,10 @@ class SampledCall:
         """The number of ids in prompt and completion."""
         return sum(len(call.added) + len(call.completion) for call in self._chain())
 
+    def first(self) -> SampledCall:
+        """Return the call that begins what this one extends."""
+        return self._chain()[0]
+
     def _chain(self) -> list[SampledCall]:
         """The calls that this one extends, the first one first, and itself."""
         chain = [self]
