@@ -22,7 +22,7 @@ from gymgate.api import load_catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
 from gymgate.dataset import open_rows
 from gymgate.errors import ConfigError, DataError, NeedMissingError, SetupError
-from gymgate.preparation import Manifest, PrepareConfig, prepare
+from gymgate.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
 from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
@@ -288,6 +288,31 @@ def test_a_scripts_help_is_shown_and_nothing_is_written(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: dataset_preprocess.py")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkout_runs_its_own_scripts(hub: Hub, tmp_path: Path) -> None:
+    """Also after the packaged release, which has the same version, has run its scripts."""
+    base, checkout, edited = ensure_runtime(RuntimeConfig()), tmp_path / "checkout", "workplace_assistant"
+    checkout.mkdir()
+    (checkout / "nemo_gym").symlink_to(base.site / "nemo_gym")
+    for kind in ("benchmarks", "environments", "responses_api_agents", "responses_api_models"):
+        (checkout / kind).symlink_to(base.site / kind)
+    shutil.copytree(base.site / "resources_servers" / edited, checkout / "resources_servers" / edited)
+    subprocess.run([base.python, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, timeout=60)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (packages / "paths.pth").write_text(f"{checkout}\n{base.site}\n")
+    own = RuntimeConfig(interpreter=str(tmp_path / "venv" / "bin" / "python"))
+
+    def usage(runtime: RuntimeConfig) -> str:
+        script = {"script": "dataset_preprocess.py", "script_arguments": ("--help",)}
+        with pytest.raises(ScriptHelp) as told:
+            prepared(edited, tmp_path / "out", runtime=runtime, **script)
+        return str(told.value).split()[1]
+
+    assert usage(RuntimeConfig()) == "dataset_preprocess.py"
+    script = checkout / "resources_servers" / edited / "dataset_preprocess.py"
+    script.write_text("print('usage: mine')")
+    assert usage(own) == "mine"
 
 
 def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:

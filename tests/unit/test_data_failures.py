@@ -87,6 +87,7 @@ def order(workspace: Path) -> dict[str, Any]:
     parse = {"initial": {}, "overrides": [], "config_paths": [], "parser": resolve.__file__}
     return {
         "workspace": str(workspace), "stage": str(stage), "site": str(workspace), "roots": [], "parse": parse,
+        "editable": False,
     }  # fmt: skip
 
 

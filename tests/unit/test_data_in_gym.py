@@ -12,8 +12,9 @@ import pytest
 
 from gymgate.preparation.in_gym.directories import KINDS, LARGE, Directories, sha256_of
 from gymgate.preparation.in_gym.events import EndedError, Events, chain
-from gymgate.preparation.in_gym.fetching import FetchNote
+from gymgate.preparation.in_gym.fetching import Fetcher, FetchNote
 from gymgate.preparation.in_gym.scripts import run_script
+from gymgate.preparation.in_gym.sources import RawSource
 
 WRITES = """
 import argparse
@@ -23,6 +24,14 @@ parser.add_argument("--size", type=int, required=True)
 given = parser.parse_args()
 with open(given.output, "w") as file:
     file.write("{}\\n" * given.size)
+"""
+PREPARES = """
+from pathlib import Path
+def prepare():
+    Path(__file__).parent.joinpath("data/train.jsonl").write_text("{text}")
+    return Path(__file__).parent / "data/train.jsonl"
+if __name__ == "__main__":
+    prepare()
 """
 
 
@@ -46,6 +55,7 @@ def order(tmp_path: Path) -> dict[str, Any]:
     return {
         "workspace": str(workspace), "stage": str(workspace / "stage"), "site": str(site), "roots": [str(mine)],
         "directory": str(server), "script": None, "script_arguments": ["--size", "3"], "type": "train", "prompt": None,
+        "editable": False,
     }  # fmt: skip
 
 
@@ -72,6 +82,50 @@ def test_a_script_gets_its_output_and_leaves_no_trace(order: dict[str, Any]) -> 
     assert Path(source.dataset["jsonl_fpath"]).read_text() == "{}\n" * 3
     assert (source.type, (source.origin or {})["arguments"]) == ("train", ["--size", "3"])
     assert not [*Path(order["site"]).rglob("*.pyc")]
+
+
+def test_an_edited_release_is_copied_again_where_it_changed(order: dict[str, Any]) -> None:
+    """A release of the user's own, such as a checkout. What scripts made beside it stays."""
+    order["editable"] = True
+    server, workspace = Path(order["directory"]), Path(order["workspace"])
+    copy = workspace / server.relative_to(order["site"])
+    (server / "helper.py").write_text("SIZE = 1")
+    (server / "data" / "grows.bin").write_bytes(b"x")
+    (server / "data" / "shrinks.bin").write_bytes(b"x" * LARGE)
+    assert len(list(run_script(order, Directories(order)))) == 1
+    (copy / "data" / "made.jsonl").write_text("{}")
+    (copy / "data" / "example.jsonl").write_text("made over")
+    (server / "prepare.py").write_text(WRITES.replace("{}", "[]"))
+    (server / "helper.py").unlink()
+    (server / "new.py").touch()
+    (server / "data" / "grows.bin").write_bytes(b"y" * LARGE)
+    (server / "data" / "shrinks.bin").write_bytes(b"y")
+    (source,) = run_script(order, Directories(order))
+    assert Path(source.dataset["jsonl_fpath"]).read_text() == "[]\n" * 3
+    assert {path.name for path in copy.glob("*.py")} == {"prepare.py", "new.py"}
+    assert [(copy / "data" / name).read_text() for name in ("made.jsonl", "example.jsonl")] == [
+        "{}",
+        "made over",
+    ]
+    assert (copy / "data" / "grows.bin").samefile(server / "data" / "grows.bin")
+    assert (copy / "data" / "shrinks.bin").read_bytes() == b"y"
+    assert not (copy / "data" / "shrinks.bin").is_symlink()
+
+
+@pytest.mark.parametrize("script", [None, "resources_servers/maths/prepare.py"])
+def test_rows_are_made_again_when_their_script_has_changed(order: dict[str, Any], script: str | None) -> None:
+    """A script that the config names, or the `prepare.py` beside the data."""
+    order |= {"editable": True, "refresh": False, "arguments": {}}
+    server, rows = Path(order["directory"]), "resources_servers/maths/data/train.jsonl"
+    dataset = {"jsonl_fpath": rows, "prepare_script": script}
+    made = []
+    for text in ("one", "one", "two"):
+        (server / "prepare.py").write_text(PREPARES.format(text=text))
+        source = RawSource("maths", "train", dataset)
+        path, _ = Fetcher(order, Directories(order), Events(io.StringIO())).fetch(source)
+        sys.modules.pop("resources_servers.maths.prepare", None)
+        made.append(path.read_text())
+    assert made == ["one", "one", "two"]
 
 
 def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> None:

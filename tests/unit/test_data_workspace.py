@@ -1,7 +1,8 @@
-"""One preparation at a time in a workspace; each user's config has its own."""
+"""One preparation at a time in a workspace; each config and each release of the user's own has a separate one."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,21 @@ def test_a_second_preparation_waits_and_gives_up_at_its_deadline(
 ) -> None:
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
     told: list[str] = []
-    with workspace("0.7.0", None, quiet, 1.0) as place:
+    with workspace("0.7.0", None, None, quiet, 1.0) as place:
         (place / "kept").touch()
         (place / ".stage" / "half.jsonl").touch()
         with pytest.raises(SetupError, match=r"another preparation has held .* for 0\.3 s"):
-            workspace("0.7.0", None, told.append, 0.3).__enter__()
-        with workspace("0.7.0", Path("mine.yaml"), quiet, 1.0) as own:
-            assert own != place
+            workspace("0.7.0", None, None, told.append, 0.3).__enter__()
+        others = [
+            (Path("mine.yaml"), None),
+            (None, Path("/my/checkout")),
+            (Path("mine.yaml"), Path("/my/checkout")),
+        ]
+        with contextlib.ExitStack() as held:
+            own = {held.enter_context(workspace("0.7.0", *other, quiet, 1.0)) for other in others}
+        assert len({place, *own}) == 4
     assert told == [f"waiting for another preparation in {place}"]
-    with workspace("0.7.0", None, told.append, 1.0) as again:
+    with workspace("0.7.0", None, None, told.append, 1.0) as again:
         assert (again == place, (place / "kept").exists(), [*(place / ".stage").iterdir()]) == (
             True,
             True,
@@ -38,4 +45,4 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").touch()
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "file"))
     with pytest.raises(SetupError, match="set GYMGATE_CACHE"):
-        workspace("0.7.0", None, quiet, 1.0).__enter__()
+        workspace("0.7.0", None, None, quiet, 1.0).__enter__()

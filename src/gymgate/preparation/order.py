@@ -31,6 +31,7 @@ def order_for(
         "workspace": str(workspace),
         "stage": str(workspace / STAGE),
         "site": str(runtime.site),
+        "editable": config.runtime.interpreter is not None,
         "roots": [str(root) for root in roots],
         "directory": str(_directory(environment, chosen, roots, runtime)),
         "parse": gym_config.parse_order(

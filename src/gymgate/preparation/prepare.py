@@ -47,7 +47,8 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
     chosen = _config_of(environment, config.environment.config)
     requirements = chosen.requirements
     own = chosen.path if environment.kind == "config" else None
-    with workspace(base.version, own, progress, config.timeout_s) as directory:
+    release = base.site if config.runtime.interpreter is not None else None
+    with workspace(base.version, own, release, progress, config.timeout_s) as directory:
         preparation = _Preparation(config, environment, chosen, directory, progress)
         runtime = _runtime(config, base, requirements, progress)
         try:

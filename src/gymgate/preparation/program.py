@@ -89,16 +89,20 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def workspace(version: str, own: Path | None, progress: Progress, timeout_s: float) -> Iterator[Path]:
-    """The directory in which a release's preparation works, held by this process; each user's config (`own`) has one
-    of its own. What was fetched is kept there, so that the next preparation needs no network.
+def workspace(
+    version: str, own: Path | None, release: Path | None, progress: Progress, timeout_s: float
+) -> Iterator[Path]:
+    """The directory in which a release's preparation works, held by this process.
+
+    Each config of the user's own (`own`) and each release that the user installed (`release`, its packages) has a separate
+    one. What was fetched is kept there, so that the next preparation needs no network.
 
     Waits for another process that holds it. Raises `SetupError` when that takes longer than `timeout_s`, or if the
     file system refuses.
     """
     name = f"nemo-gym-{version}"
-    if own is not None:
-        name += f"-{hashlib.sha256(str(own).encode()).hexdigest()[:12]}"
+    if own is not None or release is not None:
+        name += f"-{hashlib.sha256(repr((own, release)).encode()).hexdigest()[:12]}"
     directory = cache_dir() / "data" / name
     try:
         directory.mkdir(parents=True, exist_ok=True)

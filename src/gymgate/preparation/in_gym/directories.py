@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib
+import json
 import os
 import runpy
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ class Directories:
         self.workspace = Path(order["workspace"])
         self.site = Path(order["site"])
         self.roots = [Path(root) for root in order["roots"]]
+        self.is_editable = bool(order["editable"])
+        """Whether the release is the user's own, such as a checkout."""
 
     def find(self, name: str, *, made: bool = True) -> Path | None:
         """A file that a config names; without `made`, not one that was made in the workspace."""
@@ -45,18 +49,26 @@ class Directories:
         return self.workspace
 
     def _copy_release(self) -> None:
-        """Once for each workspace: 5,000 small files, a second."""
-        marker = self.workspace / ".copied"
-        if marker.exists():
+        """Once for each workspace: 5,000 small files, a second. Later only what the user has changed in the release."""
+        marker = self.workspace / ".copied.json"
+        copied: dict[str, list[int]] = json.loads(marker.read_text()) if marker.exists() else {}
+        if copied and not self.is_editable:
             return
-        for kind in KINDS:
-            copy = self.workspace / kind
-            shutil.copytree(
-                self.site / kind, copy, dirs_exist_ok=True, copy_function=_copy, ignore=_not_of_the_release
-            )
-            for directory in [path for path in copy.rglob("*") if path.is_dir()]:
-                directory.chmod(0o755)  # a release may be read-only
-        marker.touch()
+        stamps = {}
+        walks = (os.walk(self.site / kind, followlinks=True) for kind in KINDS)
+        for parent, directories, names in chain.from_iterable(walks):
+            directories[:] = [name for name in directories if not _is_made(name)]
+            below = Path(parent).relative_to(self.site)
+            (self.workspace / below).mkdir(parents=True, exist_ok=True)
+            for path in (Path(parent, name) for name in names if not _is_made(name)):
+                if path.exists():  # else a dangling link
+                    status, name = path.stat(), str(below / path.name)
+                    stamps[name] = [status.st_size, status.st_mtime_ns]
+                    if copied.get(name) != stamps[name]:
+                        _copy(path, self.workspace / name)
+        for name in copied.keys() - stamps.keys():
+            (self.workspace / name).unlink(missing_ok=True)
+        marker.write_text(json.dumps(stamps))
 
     @contextlib.contextmanager
     def importing_from(self, first: Path, others: Sequence[Path] = ()) -> Iterator[None]:
@@ -98,15 +110,14 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _not_of_the_release(directory: str, names: list[str]) -> set[str]:
-    """Names of what servers make beside their code: virtual environments, clones, dangling links."""
-    hidden = {name for name in names if name.startswith(".") or name == "__pycache__"}
-    return hidden | {name for name in names if not (Path(directory) / name).exists()}
+def _is_made(name: str) -> bool:
+    """Whether servers make such a file or directory beside their code: virtual environments, clones, caches."""
+    return name.startswith(".") or name == "__pycache__"
 
 
-def _copy(source: str, target: str) -> str:
-    if Path(source).stat().st_size < LARGE:
-        return shutil.copyfile(source, target)
-    if not Path(target).exists():
-        Path(target).symlink_to(source)
-    return target
+def _copy(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)  # it may be a link into the release
+    if source.stat().st_size < LARGE:
+        shutil.copyfile(source, target)
+    else:
+        target.symlink_to(source)

@@ -46,22 +46,26 @@ class Fetcher:
 
     def _recipe(self, source: RawSource) -> dict[str, Any]:
         """Return everything that decides a source's content, except the state of the hub."""
-        name = source.dataset.get("prepare_script")
-        script = self.directories.find(str(name)) if name else None
+        name = source.dataset.get("prepare_script") or (None if source.huggingface else self._beside(source))
+        script = self.directories.find(str(name), made=False) if name else None
         return {
             "huggingface": source.huggingface,
             "script": sha256_of(script) if script else None,
             "arguments": self.order["arguments"],
         }
 
+    def _beside(self, source: RawSource) -> str | None:
+        """Return the `prepare.py` of the packaged environment in whose data directory a source's file belongs."""
+        name = Path(source.dataset["jsonl_fpath"]).parent.parent / "prepare.py"
+        return str(name) if (self.directories.site / name).is_file() else None
+
     def _get(self, source: RawSource, target: Path) -> tuple[Path, Origin]:
         if script := source.dataset.get("prepare_script"):
             return self._call(source, str(script))
         if source.huggingface:
             return self._download(source, target)
-        beside = target.parent.parent.relative_to(self.directories.workspace) / "prepare.py"
-        if (self.directories.site / beside).is_file():
-            return self._execute(source, str(beside), target)
+        if beside := self._beside(source):
+            return self._execute(source, beside, target)
         registry = source.dataset.get("gitlab_identifier") or source.dataset.get("source") or {}
         if name := registry.get("dataset_name"):
             raise refused(
