@@ -2,6 +2,7 @@
 
     GymgateError
       ConfigError(ValueError)              a name does not exist, or a value or combination of options is wrong
+        OptionError                        a value on the command line does not have the form that its option takes
       DataError(ValueError)                a row or a file of rows is malformed, or a file cannot be written
       NeedMissingError(RuntimeError)       an environment needs something that this machine does not have
       SetupError(RuntimeError)             the NeMo Gym runtime could not be installed
@@ -52,6 +53,10 @@ class GymgateError(Exception):
 
 class ConfigError(GymgateError, ValueError):
     """A name does not exist, or a value or combination of options is wrong; the message lists the choices."""
+
+
+class OptionError(ConfigError):
+    """A value on the command line does not have the form that its option takes. Commands exit with 2."""
 
 
 class DataError(GymgateError, ValueError):

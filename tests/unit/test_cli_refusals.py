@@ -20,18 +20,9 @@ from gymgate.stack import ray_nodes
         ("check mcqa --page /dev/null/x.md -o {tmp}/x.json", "cannot write /dev/null/x.md"),
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is not a directory"),
-        ("run mcqa -b nourl -m m", "'nourl' is not a URL; write http://host:8000/v1"),
         ("run mcqa -m m", "-m needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
         ("collect mcqa -o {tmp}/x -m m", "-m needs an endpoint"),
-        (
-            "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling temperature=.nan",
-            "nan is not a finite number",
-        ),
-        (
-            "collect mcqa -o {tmp}/x -b http://127.0.0.1:9/v1 --sampling t={{a:[.inf]}}",
-            "inf is not a finite number",
-        ),
         ("check mcqa -m m", "-m needs an endpoint"),
         (
             "check mcqa --record /dev/null/x",
@@ -56,7 +47,6 @@ from gymgate.stack import ray_nodes
             "there is no sandbox provider 'nosuch'; this nemo-gym has apptainer, ",
         ),
         ("check --own {tmp}/no.yaml", "there is no config file '{tmp}/no.yaml' in "),
-        ("setup --gym abc", "nemo-gym release 'abc' is not a version; write one such as 0.7.0"),
     ],
 )
 def test_one_line_and_code_1(
@@ -79,6 +69,29 @@ def test_one_line_and_code_1(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
+        ("run mcqa --set foo", "--set 'foo'"),
+        ("run mcqa --set @", "--set '@'"),
+        ("run mcqa --set a=[", "--set 'a=['"),
+        ("run mcqa --judge j=x", "'x' is not a URL"),
+        ("run mcqa --judge j", "--judge 'j'"),
+        ("run mcqa -b nourl -m m", "'nourl' is not a URL"),
+        ("run mcqa -b http://127.0.0.1:9/v1 -m m --sampling x", "--sampling 'x'"),
+        ("collect mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t=.nan", "nan is not a finite number"),
+        (
+            "collect mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t={a:[.inf]}",
+            "inf is not a finite number",
+        ),
+        ("collect mcqa -o x --shard 5", "--shard '5'"),
+        ("collect mcqa -o x --shard 5/4", "5/4"),
+        ("collect mcqa -o x --seeds a", "--seeds 'a'"),
+        ("aggregate x --keep 1 -o y.csv", "--keep '1'"),
+        ("data prepare mcqa --arg x", "--arg 'x'"),
+        ("setup --gym abc", "'abc' is not a version"),
+        ("serve-policy --command foo_'{port}", '--command "foo_\'{port}"'),
+        ("serve-policy m --run echo_'x", '--run "echo_\'x"'),
+        ("serve-policy --sandbox-command x' --sandbox-url http://h:1 --run y", '--sandbox-command "x\'"'),
+        ("serve-policy m --port 65535 --replicas 3 --dry-run", "65537"),
+        ("slurm -o x --serve m'x -- mcqa", '--serve "m\'x"'),
         ("check mcqa --timeout -1", "-1.0 is not in the range x>0"),
         ("check mcqa --memory 0", "0.0 is not in the range x>0"),
         ("check mcqa --max-constant-reward nan", "nan is not a finite number"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gymgate.errors import GymgateError
+from gymgate.errors import GymgateError, OptionError
 
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
@@ -53,7 +53,8 @@ def cli() -> None:
 
 
 def main(argv: list[str] | None = None) -> Any:
-    """Run a command line; ends with one line on stderr and exit code 1 for a `GymgateError`, 130 for Ctrl-C."""
+    """Run a command line; ends with one line on stderr and exit code 1 for a `GymgateError`, 2 for an option's value of the
+    wrong form, 130 for Ctrl-C."""
     try:
         # With `standalone_mode=False` click returns the code of an `Exit` in place of a result.
         result = cli.main(args=argv, standalone_mode=False)
@@ -67,12 +68,12 @@ def main(argv: list[str] | None = None) -> Any:
         sys.exit(130)
     except GymgateError as error:
         click.echo(f"gymgate: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, OptionError) else 1)
     except ValueError as error:
         if (line := _invalid_config(error)) is None:
             raise
         click.echo(f"gymgate: {line}", err=True)
-        sys.exit(1)
+        sys.exit(2)
     if isinstance(result, int) and result:
         sys.exit(result)
     return result

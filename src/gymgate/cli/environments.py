@@ -17,7 +17,7 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError, DataError, OptionError
 
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
 
@@ -87,13 +87,13 @@ def parse_judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
-            raise ConfigError(f"--judge {text!r}: write {_JUDGE_FORMS}")
+            raise OptionError(f"--judge {text!r}: write {_JUDGE_FORMS}")
         if value in ("policy", "none"):
             found[name] = "policy" if value == "policy" else "none"
             continue
         model, _, url = value.rpartition("@")
         if not url.startswith(("http://", "https://")):
-            raise ConfigError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
+            raise OptionError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
         found[name] = HTTPEndpoint(base_url=url, model=model or None)
     return found
 
@@ -123,7 +123,7 @@ def _target(text: str, names: Sequence[str]) -> tuple[str, str]:
     if (not prefixed and len(names) > 1) or not (is_file or (key and equals and ":" not in key)):
         several = f", ENV one of {', '.join(names)}" if len(names) > 1 else ""
         form = "ENV:KEY=VALUE or ENV:@FILE" if several else "KEY=VALUE or @FILE"
-        raise ConfigError(f"--set {text!r}: write {form}{several}")
+        raise OptionError(f"--set {text!r}: write {form}{several}")
     return (prefixed or list(names))[0], rest
 
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import click
 import yaml
+from packaging.version import InvalidVersion, Version
 
 from gymgate.config import DEFAULT_MAX_CALLS, DEFAULT_NEMO_GYM, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.errors import OptionError
 
 Command = Callable[..., Any]
 
@@ -52,10 +53,13 @@ class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before clic
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> RuntimeConfig:
         if isinstance(value, RuntimeConfig):
             return value
-        if os.sep not in value:
-            return RuntimeConfig(version=value)
-        version, _, path = value.rpartition("@")
-        return RuntimeConfig(version=version or DEFAULT_NEMO_GYM, interpreter=path)
+        version, _, path = value.rpartition("@") if os.sep in value else (value, "", None)
+        version = version or DEFAULT_NEMO_GYM
+        try:
+            Version(version)
+        except InvalidVersion:
+            self.fail(f"{version!r} is not a version; write one such as {DEFAULT_NEMO_GYM}.", param, ctx)
+        return RuntimeConfig(version=version, interpreter=path)
 
 
 gym_option = click.option(
@@ -314,27 +318,27 @@ def environment_options(command: Command) -> Command:
 
 
 def checked_url(text: str) -> str:
-    """Return an endpoint's address; raises `ConfigError` if it is not an http(s) URL."""
+    """Return an endpoint's address; raises `OptionError` if it is not an http(s) URL."""
     if not re.match(r"https?://[^/]", text):
-        raise ConfigError(f"-b {text!r} is not a URL; write http://host:8000/v1")
+        raise OptionError(f"-b {text!r} is not a URL; write http://host:8000/v1")
     return text
 
 
 def yaml_value(option: str, text: str, value: str) -> Any:
-    """Return the value of `OPTION KEY=VALUE`, which is YAML. Raises `ConfigError`."""
+    """Return the value of `OPTION KEY=VALUE`, which is YAML. Raises `OptionError`."""
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(
+        raise OptionError(
             f"{option} {text!r}: the value is not YAML: {' '.join(str(error).split())}"
         ) from None
 
 
 def key_value(option: str, text: str, example: str = "") -> tuple[str, Any]:
-    """Return the key and the value of `OPTION KEY=VALUE`. Raises `ConfigError`; `example` goes to its message."""
+    """Return the key and the value of `OPTION KEY=VALUE`. Raises `OptionError`; `example` goes to its message."""
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise ConfigError(f"{option} {text!r}: write KEY=VALUE{example}")
+        raise OptionError(f"{option} {text!r}: write KEY=VALUE{example}")
     return key, yaml_value(option, text, value)
 
 

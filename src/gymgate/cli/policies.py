@@ -17,7 +17,7 @@ from gymgate.cli.options import EndpointOptions, checked_url, key_value
 from gymgate.cli.output import Log
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError, DataError, OptionError
 from gymgate.serving.slurm_nodes import job_nodes
 
 if TYPE_CHECKING:
@@ -124,16 +124,16 @@ def endpoint_list(text: str) -> list[str]:
     """The URLs in a comma-separated list.
 
     `slurm:PORT` stands for the nodes of this Slurm job, `slurm/GROUP:PORT` for those of one group of a heterogeneous
-    job. Raises `ConfigError` for an entry that is not a URL or is given twice.
+    job. Raises `OptionError` for an entry that is not a URL or is given twice.
     """
     addresses = [address for part in text.split(",") for address in _addresses(part.strip().rstrip("/"))]
     for address in addresses:
         if not address.startswith(("http://", "https://")):
-            raise ConfigError(
+            raise OptionError(
                 f"-b {text!r}: {address!r} is not a URL; write http://host:8000/v1[,http://...]"
             )
         if addresses.count(address) > 1:
-            raise ConfigError(f"-b {text!r}: {address!r} is given twice")
+            raise OptionError(f"-b {text!r}: {address!r} is given twice")
     return addresses
 
 

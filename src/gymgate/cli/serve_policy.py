@@ -19,7 +19,7 @@ from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.options import Seconds
 from gymgate.cli.output import log
 from gymgate.errors import ConfigError
-from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server
+from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
 from gymgate.serving.slurm_nodes import job_nodes
 from gymgate.serving.supervisor import ChildProcess, beside, supervise
 from gymgate.stack.ports import LOOPBACK, HeldPort
@@ -189,7 +189,7 @@ def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Serv
 
 def _child(program: str, urls: str, sandbox_url: str | None) -> ChildProcess:
     """The --run command, with the addresses in its arguments and variables."""
-    argv = [argument.replace("{urls}", urls) for argument in shlex.split(program)]
+    argv = [argument.replace("{urls}", urls) for argument in split_command("--run", program)]
     if not argv:
         raise ConfigError("--run needs a command")
     variables = {"GYMGATE_POLICY_URLS": urls}

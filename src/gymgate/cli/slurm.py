@@ -16,6 +16,7 @@ from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.errors import ConfigError
 from gymgate.files import replacing
+from gymgate.serving.servers import split_command
 
 SUBMIT_TIMEOUT_S = 120.0
 
@@ -96,7 +97,7 @@ def command(
     gymgate collect, without -o and --shard, after a --. Submitting again resumes the run. Example: gymgate slurm -o
     runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
     """
-    words = tuple(shlex.split(serve)) if serve else ()
+    words = tuple(split_command("--serve", serve)) if serve else ()
     job = SlurmJob(
         collect=_checked(collect),
         output=output,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gymgate.collection import statistics as st
 from gymgate.collection.tasks import CollectedTasks, Task
-from gymgate.errors import ConfigError
+from gymgate.errors import OptionError
 
 OVERALL = "all"
 
@@ -61,14 +61,14 @@ def keep(collected: CollectedTasks, low: float, high: float) -> Iterator[Task]:
 
 
 def parse_bounds(text: str) -> tuple[float, float]:
-    """`LOW..HIGH`, either may be left out. Raises `ConfigError`."""
+    """`LOW..HIGH`, either may be left out. Raises `OptionError`."""
     low, dots, high = text.partition("..")
     try:
         bounds = float(low or "-inf"), float(high or "inf")
     except ValueError:
         dots = ""
     if not dots or not bounds[0] <= bounds[1]:
-        raise ConfigError(f"--keep {text!r}: write LOW..HIGH, such as 0.1..0.9")
+        raise OptionError(f"--keep {text!r}: write LOW..HIGH, such as 0.1..0.9")
     return bounds
 
 

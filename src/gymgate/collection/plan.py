@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from gymgate.dataset import Row, RowSource
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError, DataError, OptionError
 
 SEED_STRIDE = 1 << 20
 """Distance between the seeds of a row's repeats; a seed must be smaller."""
@@ -86,11 +86,11 @@ WHOLE = Shard(1, 1)
 
 
 def parse_shard(text: str) -> Shard:
-    """Parse `I/N`, 1-based. Raises `ConfigError`."""
+    """Parse `I/N`, 1-based. Raises `OptionError`."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if match is None:
-        raise ConfigError(f"--shard {text!r}: write I/N, such as 1/4")
-    return checked_shard(int(match[1]), int(match[2]))
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise OptionError(f"--shard {text!r}: write I/N with I from 1 to N, such as 1/4")
+    return Shard(int(match[1]), int(match[2]))
 
 
 def checked_shard(index: int, count: int) -> Shard:
@@ -101,16 +101,19 @@ def checked_shard(index: int, count: int) -> Shard:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """Parse a number of seeds (`4` is 0, 1, 2, 3) or a list (`3,5,7-9`). Raises `ConfigError`."""
+    """Parse a number of seeds (`4` is 0, 1, 2, 3) or a list (`3,5,7-9`). Raises `OptionError`."""
     if text.isdecimal() and int(text) > 0:
         return checked_seeds(range(int(text)))
     seeds: list[int] = []
     for item in filter(None, text.split(",")):
         match = _SEED_ITEM.fullmatch(item.strip())
         if match is None:
-            raise ConfigError(f"--seeds {text!r}: write a number of seeds, or a list such as 3,5,7-9")
+            raise OptionError(f"--seeds {text!r}: write a number of seeds, or a list such as 3,5,7-9")
         seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return checked_seeds(seeds)
+    try:
+        return checked_seeds(seeds)
+    except ConfigError as error:
+        raise OptionError(f"--seeds {text!r}: {error}") from None
 
 
 def checked_seeds(seeds: Sequence[int]) -> tuple[int, ...]:

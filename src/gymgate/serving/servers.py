@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, OptionError
 from gymgate.runtime import clean_env
 from gymgate.runtime.command import CommandError, run_command
 
-FIRST_PORT = 8000
+FIRST_PORT, LAST_PORT = 8000, 65535
 _NVIDIA_SMI_TIMEOUT_S = 30.0
 OWN_ARGUMENTS = {
     "--host": "--host",
@@ -100,6 +100,10 @@ class PolicyServers:
                     f"{argument} after --: a server of gymgate serve-policy runs on one node, where it is restarted if it "
                     "dies; start one that spans nodes yourself and name its URL with -b"
                 )
+        if self.port is not None and (last := self.port + (self.replicas or 1) - 1) > LAST_PORT:
+            raise OptionError(
+                f"--port {self.port} with --replicas {self.replicas} would need port {last}; there are ports up to {LAST_PORT}"
+            )
         if self.srun and not self.nodes:
             raise ConfigError("--srun is for the nodes of a Slurm job: add --slurm-nodes")
 
@@ -152,8 +156,8 @@ class PolicyServers:
 
     def _command(self, host: str, port: int) -> list[str]:
         if self.command is not None:
-            filled = self.command.replace("{port}", str(port)).replace("{host}", shlex.quote(host))
-            return shlex.split(filled)
+            words = split_command("--command", self.command)
+            return [word.replace("{port}", str(port)).replace("{host}", host) for word in words]
         assert self.model is not None
         argv = ["vllm", "serve", self.model, "--host", host, "--port", str(port)]
         if self.tensor_parallel is not None:
@@ -164,11 +168,22 @@ class PolicyServers:
 
 
 def sandbox_server(command: str, url: str) -> Server:
-    """Return a server that runs beside the policy, such as a sandbox for code. Raises `ConfigError` for an invalid URL."""
+    """Return a server that runs beside the policy, such as a sandbox for code. Raises `ConfigError` for an invalid URL, and
+    `OptionError`."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"--sandbox-url {url!r} must look like http://host:port/path")
-    return Server(name="sandbox", argv=tuple(shlex.split(command)), url=url, is_policy=False)
+    return Server(
+        name="sandbox", argv=tuple(split_command("--sandbox-command", command)), url=url, is_policy=False
+    )
+
+
+def split_command(option: str, text: str) -> list[str]:
+    """Split an option's value into words, as a shell does. Raises `OptionError`."""
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise OptionError(f"{option} {text!r} is no command line: {error}") from None
 
 
 def gpus_here(environment: Mapping[str, str] = os.environ) -> list[str]:
