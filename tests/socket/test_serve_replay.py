@@ -140,7 +140,7 @@ def test_signals_end_it_cleanly(recorded: Path, number: signal.Signals) -> None:
         assert process.stderr is not None
         assert process.stdout.readline().startswith(b"http://127.0.0.1:")
         process.send_signal(number)
-        assert (process.wait(10), process.stderr.read()) == (0, b"")
+        assert (process.wait(10), process.stderr.read()) == (130, b"")
 
 
 def test_close_is_prompt(recorded: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import click
 
-from gymgate.cli.interrupts import run_interruptibly
+from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option
 from gymgate.cli.output import log
 from gymgate.config import RuntimeConfig
@@ -44,9 +44,11 @@ def command(
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
     paths = [*_recording_files(environments, gym), *files]
-    _, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
+    interrupted, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
     if error is not None:
         raise error
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 async def _serve(

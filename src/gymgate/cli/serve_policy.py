@@ -224,7 +224,7 @@ async def _serve(
     """Serve until a signal, the end of `child`, or a server's error; return the exit code."""
     task = asyncio.current_task()
     assert task is not None
-    ready, code = False, INTERRUPTED
+    code = INTERRUPTED
 
     def on_signal(number: signal.Signals) -> None:
         nonlocal code
@@ -239,7 +239,6 @@ async def _serve(
     try:
         async with supervise(servers, logs, restarts=restarts, progress=log) as supervisor:
             await supervisor.ready(start_timeout)
-            ready = True
             if child is None:
                 click.echo(urls)
                 await supervisor.watch()
@@ -247,4 +246,4 @@ async def _serve(
             async with beside([supervisor.watch()]):
                 return await _run(child)
     except asyncio.CancelledError:
-        return 0 if ready and child is None else code
+        return code
