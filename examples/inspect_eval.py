@@ -1,6 +1,6 @@
 """A NeMo Gym environment in Inspect AI, with a mock model: no key, no network.
 
-    pip install 'gymgate[inspect]'
+    pip install '.[inspect]'
     python examples/inspect_eval.py
 
 The mock answers as the first row of the environment asks. With a real model:

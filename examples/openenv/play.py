@@ -1,6 +1,6 @@
 """Play a NeMo Gym environment through OpenEnv, as a model would: no key, no network.
 
-pip install 'gymgate[openenv]'
+pip install '.[openenv]'
 gymgate serve-env example_session_state_mgmt --port 8000    # in another terminal
 python examples/openenv/play.py http://127.0.0.1:8000
 """

@@ -1,4 +1,4 @@
-"""NeMo Gym environments in Inspect AI: `inspect eval gymgate/nemo_gym`. Needs `pip install 'gymgate[inspect]'`."""
+"""NeMo Gym environments in Inspect AI: `inspect eval gymgate/nemo_gym`. Needs the extra `inspect`."""
 
 from gymgate.integrations.versions import require
 

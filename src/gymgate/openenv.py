@@ -1,4 +1,4 @@
-"""NeMo Gym environments in OpenEnv. Needs `pip install 'gymgate[openenv]'`, and `gymgate[openenv,trl]` to train."""
+"""NeMo Gym environments in OpenEnv. Needs the extra `openenv`, and `trl` to train."""
 
 from gymgate.integrations.versions import require
 

@@ -1,4 +1,4 @@
-"""NeMo Gym environments in TRL: `from gymgate.trl import NeMoGymSpec`. Needs `pip install 'gymgate[nemogym,trl]'`."""
+"""NeMo Gym environments in TRL: `from gymgate.trl import NeMoGymSpec`. Needs the extras `nemogym` and `trl`."""
 
 from gymgate.integrations.trl.spec import NeMoGymSpec
 

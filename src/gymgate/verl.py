@@ -1,4 +1,4 @@
-"""NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs `pip install 'gymgate[nemogym,verl]'`."""
+"""NeMo Gym environments in verl: what its config names as `gymgate.verl.NAME`. Needs the extras `nemogym` and `verl`."""
 
 try:
     from gymgate.integrations.verl.dataset import NeMoGymDataset
@@ -8,8 +8,9 @@ except ModuleNotFoundError as error:
     if (error.name or "").startswith("gymgate"):
         raise
     from gymgate.errors import MissingExtraError
+    from gymgate.extras import install_command
 
-    told = f"{error.name} is not installed: pip install 'gymgate[nemogym,verl]' (verl needs Python < 3.13)"
+    told = f"{error.name} is not installed: {install_command('nemogym,verl')} (verl needs Python < 3.13)"
     raise MissingExtraError(told) from error
 
 __all__ = ["NeMoGymAgentLoop", "NeMoGymDataset", "NeMoGymReplayBuffer", "NeMoGymReplayBufferAsync"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_ro
 from gymgate.collection.report import write_report
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
+from gymgate.extras import install_command
 
 SETTINGS = {"policy": {"type": "http", "model": "m"}}
 
@@ -234,7 +236,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"must be one of \.jsonl, \.csv, \.parquet"):
         tables.checked_table(tmp_path / "t.txt")
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'gymgate\[parquet\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("parquet"))):
         tables.checked_table(tmp_path / "t.parquet")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import gymgate.dataset.sources as sources
 from gymgate.catalog import DataFile, Environment
 from gymgate.dataset import Row, blend, make_row, open_rows, row_key
 from gymgate.errors import ConfigError, DataError, MissingExtraError
+from gymgate.extras import install_command
 
 ROW = {"responses_create_params": {"input": "hi"}}
 
@@ -132,7 +134,7 @@ def test_a_name_without_an_environment_is_an_error() -> None:
 
 def test_without_the_datasets_library_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'gymgate\[datasets\]'"):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("datasets"))):
         open_rows("hf:owner/name", environment=None)
 
 

@@ -16,6 +16,7 @@ SOURCE = ROOT / "src" / "gymgate"
 ROOMS = {
     "errors": 0,
     "codec": 0,
+    "extras": 0,
     "http_client": 0,
     "files": 1,
     "starting": 0,

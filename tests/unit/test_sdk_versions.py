@@ -7,6 +7,7 @@ from importlib import metadata
 import pytest
 
 from gymgate.errors import MissingExtraError
+from gymgate.extras import install_command
 from gymgate.integrations import versions
 
 
@@ -30,7 +31,7 @@ def test_the_reason_and_the_remedy_are_one_line(
     monkeypatch.setattr(versions.metadata, "version", version)
     with pytest.raises(MissingExtraError, match=reason) as raised:
         versions.require("inspect")
-    assert "pip install 'gymgate[inspect]'" in str(raised.value)
+    assert install_command("inspect") in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from gymgate import codec
 from gymgate.errors import ConfigError, MissingExtraError
+from gymgate.extras import install_command
 from gymgate.files import replacing
 
 FORMATS = (".jsonl", ".csv", ".parquet")
@@ -86,4 +87,4 @@ def _pyarrow() -> tuple[Any, Any]:
     try:
         return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise MissingExtraError("Parquet needs pyarrow: pip install 'gymgate[parquet]'") from error
+        raise MissingExtraError(f"Parquet needs pyarrow: {install_command('parquet')}") from error

@@ -15,6 +15,7 @@ from gymgate.catalog import Environment
 from gymgate.dataset.row import Row, make_row
 from gymgate.dataset.rowfile import RowFile
 from gymgate.errors import ConfigError, DataError, MissingExtraError
+from gymgate.extras import install_command
 
 
 class _Reader(Protocol):
@@ -148,7 +149,7 @@ def _hugging_face(source: str) -> Rows:
         datasets = importlib.import_module("datasets")
     except ImportError as error:
         raise MissingExtraError(
-            f"{source!r} needs the datasets library: pip install 'gymgate[datasets]'"
+            f"{source!r} needs the datasets library: {install_command('datasets')}"
         ) from error
     try:
         if _was_saved(Path(name).expanduser()):

@@ -14,6 +14,7 @@ from importlib import metadata
 from gymgate.config import DEFAULT_NEMO_GYM, SUPPORTED_NEMO_GYM, cache_dir
 from gymgate.doctor import Finding
 from gymgate.errors import SetupError
+from gymgate.extras import install_command
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.containers import describe_unjudged, leftovers
 from gymgate.runtime.ensure import runtimes_dir
@@ -51,7 +52,7 @@ def check_machine() -> Iterator[Finding]:
         try:
             yield Finding(package, True, metadata.version(package))
         except metadata.PackageNotFoundError:
-            yield Finding(package, None, f"not installed; pip install 'gymgate[{extra}]'")
+            yield Finding(package, None, f"not installed; {install_command(extra)}")
     yield from _sandbox_providers()
     yield from _leftovers()
     if offline():

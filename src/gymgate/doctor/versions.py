@@ -11,6 +11,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion
 
 from gymgate.doctor import Finding
+from gymgate.extras import install_command
 
 Trainer = Literal["trl", "verl", "tokens"]
 """`tokens`: no trainer, just what sampling over token ids needs."""
@@ -23,11 +24,6 @@ NEEDED: dict[Trainer, tuple[str, ...]] = {
 }
 SERVER: dict[Trainer, str] = {"tokens": "vllm>=0.10.2", "trl": "vllm>=0.22,<0.32", "verl": "vllm>=0.10.2"}
 """The vLLM server that samples."""
-INSTALL: dict[Trainer, str] = {
-    "tokens": "pip install 'renderers[transformers]>=0.1.12'",
-    "trl": "pip install torch 'gymgate[nemogym,trl]'",
-    "verl": "pip install torch 'gymgate[nemogym,verl]'",
-}
 
 
 def check_versions(trainer: Trainer) -> Iterator[Finding]:
@@ -42,12 +38,18 @@ def check_versions(trainer: Trainer) -> Iterator[Finding]:
         try:
             version = metadata.version(package)
         except metadata.PackageNotFoundError:
-            yield Finding(package, False, f"not installed; {INSTALL[trainer]}")
+            yield Finding(package, False, f"not installed; {_install(trainer)}")
             continue
         fits = meets(version, requirement)
         yield Finding(
             package, fits, version if fits else f"{version} does not fit; pip install '{requirement}'"
         )
+
+
+def _install(trainer: Trainer) -> str:
+    if trainer == "tokens":
+        return "pip install 'renderers[transformers]>=0.1.12'"
+    return install_command(f"nemogym,{trainer}", "torch")
 
 
 def meets(version: str, requirement: str) -> bool:

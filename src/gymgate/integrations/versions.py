@@ -8,6 +8,7 @@ from typing import Literal
 from packaging.version import Version
 
 from gymgate.errors import MissingExtraError
+from gymgate.extras import install_command
 
 NEEDED = {
     "inspect": ({"inspect-ai": "0.3.285", "openai": "3.4"}, "openai below 3"),
@@ -20,9 +21,7 @@ whichever provider serves the model."""
 def require(extra: Literal["inspect", "openenv"]) -> None:
     """Raise `MissingExtraError`, one line with the install command, unless the packages of an extra are new enough."""
     needed, conflict = NEEDED[extra]
-    install = (
-        f"run: pip install 'gymgate[{extra}]', in an environment without verifiers, which needs {conflict}"
-    )
+    install = f"run: {install_command(extra)}, in an environment without verifiers, which needs {conflict}"
     for name, oldest in needed.items():
         try:
             found = metadata.version(name)

@@ -53,9 +53,7 @@ def find_uv() -> Path:
         return Path(os.fsdecode(uv.find_uv_bin()))
     if found := shutil.which("uv"):
         return Path(found)
-    raise SetupError(
-        "uv is not installed; gymgate needs it to install NeMo Gym: pip install 'gymgate[nemogym]'"
-    )
+    raise SetupError("uv is not installed; gymgate needs it to install NeMo Gym: pip install uv")
 
 
 def run_uv(

@@ -17,6 +17,7 @@ from typing import Any
 
 from gymgate.config import StackConfig
 from gymgate.errors import ConfigError, GymgateError, MissingExtraError, from_wire
+from gymgate.extras import install_command
 
 CONNECT_S = 10.0
 CHUNK = 64 * 1024
@@ -167,7 +168,7 @@ kept: list[Any] = []
 def require_ray() -> None:
     """Raise `MissingExtraError` if Ray is not installed. Does not import it."""
     if find_spec("ray") is None:
-        raise MissingExtraError("a Ray cluster needs Ray: pip install 'gymgate[ray]'")
+        raise MissingExtraError(f"a Ray cluster needs Ray: {install_command('ray')}")
 
 
 def attach(address: str) -> Any:

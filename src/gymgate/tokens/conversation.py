@@ -63,7 +63,7 @@ def make_renderer(
         from renderers import RendererConfig, config_from_name, create_renderer
     except ImportError as error:
         raise MissingExtraError(
-            "renderers is not installed: pip install 'gymgate[trl]', or 'gymgate[verl]'"
+            "renderers is not installed: pip install 'renderers[transformers]>=0.1.12'"
         ) from error
     model = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
     try:

@@ -21,6 +21,7 @@ from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.dataset import Row, open_rows
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
+from gymgate.extras import install_command
 from gymgate.integrations.training.rows import WeightedSource
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def make_dataset(rows: Iterable[tuple[str, Row]], name: str) -> Dataset:
     try:
         from datasets import Dataset, Features, List, Value
     except ImportError as error:
-        raise MissingExtraError("datasets is not installed: pip install 'gymgate[datasets]'") from error
+        raise MissingExtraError(f"datasets is not installed: {install_command('datasets')}") from error
     text = Value("string")
     message = {"role": text, "content": text, ROW_KEY: text}
     features = Features({"prompt": List(message), "row": text, "environment": text})

@@ -10,6 +10,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from gymgate.errors import ConfigError, MissingExtraError
+from gymgate.extras import install_command
 from gymgate.integrations.knobs import Knobs, literal, one_line
 
 PLUGIN_ID = "nemo-gym-env"
@@ -20,7 +21,7 @@ PREFIX = "env.taskset."
 
 def require_verifiers() -> None:
     """Raise `MissingExtraError`, with the install command, unless verifiers 0.4 or later is installed."""
-    install = "run: pip install 'gymgate[nemogym]'"
+    install = f"run: {install_command('nemogym')}"
     try:
         version = metadata.version("verifiers")
     except metadata.PackageNotFoundError:
