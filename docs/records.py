@@ -34,7 +34,7 @@ its page. In the site, a click on a head sorts, and the field above the table fi
   rollouts per second that keep one core busy.
 
 What deserves a look is collected in [Findings](findings.md). [Verdicts by release](environments-checked.md) has every kind of
-environment, also of nemo-gym 0.4.0, with what blocks those that do not start.
+environment, with what blocks those that do not start.
 
 """
 HEAD = (

@@ -1,4 +1,4 @@
-"""`./dev newest`: the fast lanes with the newest verifiers, TRL and nemo-gym of the package index, and what drifted.
+"""`./dev newest`: the fast lanes with the newest verifiers, TRL and nemo-gym of the package index, pre-releases included.
 
 Runs in .venv-newest, where pyproject.toml's upper bounds for these packages are lifted. A lane that fails does not stop
 the others; the exit code is 1 if any did.
@@ -27,7 +27,7 @@ GYM = (
     ("run", "mcqa", "-r", "2"),
     ("run", "example_session_state_mgmt", "-r", "2"),
 )
-"""Commands that are run with a nemo-gym that is not supported yet."""
+"""Commands that are run with a nemo-gym that gymgate does not support yet."""
 
 
 def locked(package: str) -> str:
@@ -39,7 +39,7 @@ def locked(package: str) -> str:
 def newest_nemo_gym() -> str:
     wanted = ROOT / ".venv-newest" / "nemo-gym.in"
     wanted.write_text("nemo-gym\n")
-    quiet = ("-q", "--no-deps", "--no-header", "--no-annotate")
+    quiet = ("-q", "--prerelease", "allow", "--no-deps", "--no-header", "--no-annotate")
     pinned = run_uv("pip", "compile", *quiet, "--python-version", "3.14", wanted)
     return pinned.strip().removeprefix("nemo-gym==")
 

@@ -22,7 +22,7 @@ Dialect = Literal["responses", "chat", "messages"]
 """The API of a model call: OpenAI Responses, OpenAI chat-completions or Anthropic messages."""
 
 DEFAULT_NEMO_GYM = "0.7.0"
-SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0", "0.5.1", "0.5.0", "0.4.0", "0.3.1", "0.3.0")
+SUPPORTED_NEMO_GYM = ("0.7.0", "0.6.0")
 """Releases that gymgate is tested with, newest first; any other runs with a warning."""
 
 POLICY = "policy_model"
@@ -168,14 +168,22 @@ class CallableEndpoint(Config):
 Endpoint = Annotated[HTTPEndpoint | ReplayEndpoint | CallableEndpoint, Field(discriminator="type")]
 """Where a model call goes."""
 
+Routing = Literal["url", "metadata", "remote", "body", "process"]
+"""How a rollout's key reaches an agent's model calls."""
+
 JudgeEndpoint = Endpoint | Literal["policy", "none"]
 """Where a judge's calls go: an endpoint, the rollout's own policy, or nowhere."""
+
+
+def _release(value: str) -> str:
+    """Return a supported release by its full number: `0.7` means 0.7.0 to package indexes too."""
+    return next((each for each in SUPPORTED_NEMO_GYM if value == each.removesuffix(".0")), value)
 
 
 class RuntimeConfig(Config):
     """The interpreter and virtual environment that NeMo Gym runs in."""
 
-    version: str = DEFAULT_NEMO_GYM
+    version: Annotated[str, AfterValidator(_release)] = DEFAULT_NEMO_GYM
     """nemo-gym release."""
     python: str | None = None
     """Interpreter to build the virtual environment with; `None`: one is found on this machine."""
@@ -198,6 +206,9 @@ class EnvironmentConfig(Config):
     the place of the provider that the config names, if it names one. `None`: the config's own."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
+    routing: Routing | None = None
+    """How the keys of its rollouts reach its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
+    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for an agent of your own that drops the key."""
     scores_without_policy: bool = False
     """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""

@@ -130,7 +130,7 @@ LIGHT = {
     "own": Case("forgetful", calls=2, dialect="chat", make=environment_with_forgetful_agent),
 }
 HEAVY = {
-    "simple 0.4.0": Case("simple_agent", row=with_a_tool, calls=2, tool="echo", version="0.4.0"),
+    "simple 0.6.0": Case("simple_agent", row=with_a_tool, calls=2, tool="echo", version="0.6.0"),
     **LANGGRAPH,
     "langchain_deepagents": Case(
         "langchain_deepagents_agent",
@@ -166,9 +166,6 @@ HEAVY = {
         tool="exec_command",
     ),
     "claude_code": Case("claude_code_agent", CLAUDE | COMMON, calls=2, tool="Bash", dialect="messages"),
-    "claude_code 0.4.0": Case(
-        "claude_code_agent", CLAUDE | COMMON, calls=2, tool="Bash", dialect="messages", version="0.4.0"
-    ),
     "opencode": Case(
         "opencode_agent",
         {"model": "m", "opencode_version": "1.17.11", **COMMON},

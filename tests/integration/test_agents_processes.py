@@ -60,7 +60,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackConfi
         yield config
 
 
-@pytest.mark.parametrize("version", ["0.7.0", pytest.param("0.4.0", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("version", ["0.7.0", pytest.param("0.6.0", marks=pytest.mark.heavy)])
 async def test_more_rollouts_than_processes(tmp_path: Path, version: str) -> None:
     config = stack_config(environment_with_forgetful_agent(tmp_path), version=version, agent_processes=3)
     async with acquire(config) as stack:

@@ -24,14 +24,7 @@ pytestmark = pytest.mark.gym
 COUNTS = {
     "0.7.0": {"resources_servers": 145, "environments": 49, "benchmarks": 120},
     "0.6.0": {"resources_servers": 116, "environments": 43, "benchmarks": 95},
-    "0.5.1": {"resources_servers": 101, "environments": 19, "benchmarks": 87},
-    "0.5.0": {"resources_servers": 101, "environments": 19, "benchmarks": 87},
-    "0.4.0": {"resources_servers": 95, "environments": 12, "benchmarks": 79},
-    "0.3.1": {"resources_servers": 87, "benchmarks": 72},
-    "0.3.0": {"resources_servers": 87, "benchmarks": 72},
 }
-CHECKED = ("0.7.0", "0.4.0")
-"""Those with a page of their own; the others take minutes more."""
 """Directories with a config: 6 of the 55 under environments/ of 0.7.0 only forward to another one, and
 benchmarks/prompts holds prompts."""
 RUNS_WITH_THE_WHEEL = (
@@ -55,13 +48,11 @@ RUNS_WITH_THE_WHEEL = (
     "workplace_assistant",
     "xlam_fc",
 )
-"""Ran in 0.7.0 and 0.4.0 with nothing but the wheel."""
+"""Ran in 0.7.0 and 0.6.0 with nothing but the wheel."""
 
 
 @pytest.fixture(
-    params=[
-        pytest.param(each, marks=() if each in CHECKED else pytest.mark.heavy) for each in SUPPORTED_NEMO_GYM
-    ],
+    params=SUPPORTED_NEMO_GYM,
     scope="module",
 )
 def runtime(request: pytest.FixtureRequest) -> Runtime:
@@ -110,8 +101,6 @@ def test_what_ran_with_the_wheel_alone_needs_nothing(catalog: Catalog) -> None:
     ],
 )
 def test_what_is_known_to_need_something(catalog: Catalog, name: str, kind: str) -> None:
-    if name == "critpt" and catalog.version.startswith("0.3."):
-        pytest.skip("0.3 has no critpt")
     assert kind in catalog.find(name).config().need_kinds
 
 
@@ -164,11 +153,8 @@ def test_configs_read_as_gyms_own_parser_reads_them(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
-    reader = ConfigReader([runtime.site], runtime.version)
+    reader = ConfigReader([runtime.site])
     different = [path for path in paths if not same(ours(reader, Path(path)), theirs[path])]
-    if runtime.version.startswith("0.3."):  # whose parser wants every key of a config to be set
-        unset = ("InterpolationKeyError", "MissingMandatoryValue")
-        different = [path for path in different if not str(theirs[path]).startswith(unset)]
     assert different == []
 
 
@@ -237,8 +223,6 @@ def test_info(runtime: Runtime) -> None:
 
 
 def test_info_says_which_provider_and_images_an_environment_asks_for(runtime: Runtime) -> None:
-    if runtime.version < "0.6":
-        pytest.skip(f"{runtime.version} has no terminal_bench_2_1")
     text = run("info", "terminal_bench_2_1", "--gym", runtime.version)
     assert "to be chosen: --sandbox (block 'sandbox')" in text
     assert "images of its packaged rows: alexgshaw/path-tracing:20251031, alexgshaw/" in text

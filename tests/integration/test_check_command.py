@@ -58,7 +58,7 @@ def check(*arguments: str) -> Any:
         ([], "resources_servers", "0.7.0", 145),
         (["--kind", "environment"], "environments", "0.7.0", 49),
         (["--kind", "agent"], "responses_api_agents", "0.7.0", 13),
-        (["--gym", "0.4.0"], "resources_servers", "0.4.0", 95),
+        (["--gym", "0.6.0"], "resources_servers", "0.6.0", 116),
     ],
 )
 def test_all_of_a_kind_of_a_release(
@@ -106,7 +106,7 @@ def test_results_are_kept_by_settings_and_done_again_if_told(
         (["--memory", "4"], ["calendar", "mcqa"]),
         (["--memory", "4", "--redo", "match"], []),
         (["--memory", "4", "--redo", "failed"], ["calendar", "mcqa"]),
-        (["--memory", "4", "--gym", "0.4.0"], ["calendar", "mcqa"]),
+        (["--memory", "4", "--gym", "0.6.0"], ["calendar", "mcqa"]),
     ):
         asked.clear()
         check("calendar", "mcqa", "-o", str(results), *arguments)

@@ -376,5 +376,5 @@ def test_what_is_prepared_is_what_the_taskset_and_trl_read(hub: Hub, tmp_path: P
 
 def test_the_older_release_prepares_the_same_rows(hub: Hub, tmp_path: Path) -> None:
     hub.repositories[AIME] = {"README.md": b"", "data/train-00000-of-00001.parquet": parquet(SUMS)}
-    manifest = prepared("aime24", tmp_path / "out", runtime=RuntimeConfig(version="0.4.0"))
-    assert (manifest.nemo_gym, manifest.files["benchmark.jsonl"].rows) == ("0.4.0", 6)
+    manifest = prepared("aime24", tmp_path / "out", runtime=RuntimeConfig(version="0.6.0"))
+    assert (manifest.nemo_gym, manifest.files["benchmark.jsonl"].rows) == ("0.6.0", 6)

@@ -48,7 +48,7 @@ def page() -> dict[tuple[str, str], Section]:
     return found
 
 
-@pytest.mark.parametrize("version", ["0.7.0", "0.4.0"])
+@pytest.mark.parametrize("version", ["0.7.0"])
 def test_every_environment_is_on_it(page: dict[tuple[str, str], Section], version: str) -> None:
     runtime = ensure_runtime(RuntimeConfig(version=version))
     catalog = Catalog(runtime.site, runtime.version)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,16 +20,12 @@ from agents_support import (
 from stack_support import ROW, SIMPLE, call_then_answer, stack_config
 from test_agents_remote import service
 
-from gymgate.catalog.agentcode import read_agent
-from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
 from gymgate.runtime import Runtime, ensure_runtime
-from gymgate.stack import acquire, forkserver, gym_config
-from gymgate.stack.routing import KeyForwarding, strategy_for
+from gymgate.stack import acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 
-OLD = ("0.3.0", "0.3.1", "0.4.0")
-"""Releases that put no key into a URL."""
 AGENT = """
 from typing import ClassVar
 import aiohttp
@@ -57,7 +52,7 @@ class Own(SimpleResponsesAPIAgent):
     async def responses(self, body: dict) -> dict:
         raise NotImplementedError
 
-    async def run(self, request: Request, body: %(body)s) -> Response:
+    async def run(self, request: Request, body: LenientRequest) -> Response:
         row = await request.json()
         %(ask)s
         row["response"] = await answer.json()
@@ -73,38 +68,33 @@ BY_CLIENT = """answer = await self.server_client.post(
 BY_BODY = """async with aiohttp.ClientSession() as session:
             answer = await session.post(body.policy_base_url + "/responses", json=row["responses_create_params"])
             await answer.read()"""
+BY_ITSELF = """from nemo_gym.server_utils import get_first_server_config_dict
+        model = get_first_server_config_dict(self.server_client.global_config_dict, self.config.model_server.name)
+        async with aiohttp.ClientSession() as session:
+            url = f"http://{model.host}:{model.port}/v1/responses"
+            answer = await session.post(url, json=row["responses_create_params"])
+            await answer.read()
+            answer.status == 200 or 1 / 0"""
 
 
-def environment_with_own_agent(directory: Path, ask: str, body: str = "LenientRequest") -> str:
+def environment_with_own_agent(directory: Path, ask: str) -> str:
     home = directory / "responses_api_agents" / "own_agent"
     home.mkdir(parents=True)
-    (home / "app.py").write_text(AGENT % {"ask": ask, "body": body})
+    (home / "app.py").write_text(AGENT % {"ask": ask})
     return environment_with(directory, "own_agent")
-
-
-def by_url(version: str) -> str | None:
-    """How an agent that hands its key on in URLs is routed; `None` where no agent does."""
-    return None if version in OLD else "indices" if version.startswith("0.5.") else "url"
-
-
-def strict_by_client(version: str) -> str:
-    """From 0.7 on a request model that allows no further entries keeps the rollout's id all the same."""
-    return "url" if version == "0.7.0" else "process"
 
 
 FINANCE = {"max_steps": 1, "no_tool_call_nudge": "", "max_time_seconds": 60, "abort_on_tool_error_types": []}
 """What its config must have from 0.6 on."""
-CASES: dict[str, tuple[Callable[[Path], str], Callable[[str], str | None]]] = {
-    "helpers": (lambda path: environment_with(path, "simple_agent"), lambda v: by_url(v) or "metadata"),
-    "metadata": (lambda path: environment_with(path, "finance_agent", **FINANCE), lambda v: "metadata"),
-    "body": (lambda path: environment_with_own_agent(path, BY_BODY), lambda v: "body"),
-    "client": (lambda path: environment_with_own_agent(path, BY_CLIENT), lambda v: by_url(v) or "process"),
-    "client, strict": (
-        lambda path: environment_with_own_agent(path, BY_CLIENT, "BaseRunRequest"),
-        strict_by_client,
-    ),
-    "process": (environment_with_forgetful_agent, lambda v: "process"),
+CASES: dict[str, tuple[Callable[[Path], str], Routing | None, str]] = {
+    "helpers": (lambda path: environment_with(path, "simple_agent"), None, "url"),
+    "metadata": (lambda path: environment_with(path, "finance_agent", **FINANCE), None, "metadata"),
+    "body": (lambda path: environment_with_own_agent(path, BY_BODY), "body", "body"),
+    "client": (lambda path: environment_with_own_agent(path, BY_CLIENT), None, "url"),
+    "dropped": (lambda path: environment_with_own_agent(path, BY_ITSELF), "process", "process"),
+    "own URL": (environment_with_forgetful_agent, None, "process"),
 }
+"""How an environment is made, the routing that it is given, and the routing of its agent."""
 
 
 def strategies_of(status: dict[str, Any]) -> dict[str, str]:
@@ -118,11 +108,12 @@ def strategies_of(status: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.parametrize("version", SUPPORTED_NEMO_GYM)
 async def test_each_way_of_routing(version: str, name: str, tmp_path: Path) -> None:
     """Four rollouts at once: each asks its own policy only, and its own answer is verified with its own row."""
-    make, expected = CASES[name]
+    make, routing, expected = CASES[name]
     policies = [StampingPolicy(number, TOOLS) for number in range(1, 5)]
     fields = {"_ng_task_index": 7, "_ng_rollout_index": 3}
-    async with acquire(stack_config(make(tmp_path), version=version, agent_processes=2)) as stack:
-        assert strategies_of(await stack.status()) == {"agent": expected(version)}
+    environment = EnvironmentConfig(name=make(tmp_path), routing=routing)
+    async with acquire(stack_config(environment, version=version, agent_processes=2)) as stack:
+        assert strategies_of(await stack.status()) == {"agent": expected}
         rows = [stamped_row(each.number, **fields) for each in policies]
         if name == "helpers":
             for row in rows:
@@ -138,7 +129,7 @@ async def test_each_way_of_routing(version: str, name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("version", [each for each in SUPPORTED_NEMO_GYM if each not in OLD])
+@pytest.mark.parametrize("version", SUPPORTED_NEMO_GYM)
 async def test_a_remote_service(version: str, tmp_path: Path) -> None:
     async with service() as url:
         path = environment_with(tmp_path, "remote_agent", agent_base_url=url, model_server=None)
@@ -147,6 +138,20 @@ async def test_a_remote_service(version: str, tmp_path: Path) -> None:
             policy = StampingPolicy(1, TOOLS)
             rollout = await stack.run(stamped_row(1), policy=policy)
     assert (rollout.error, rollout.reward, policy.calls) == (None, 1.0, 2)
+
+
+async def test_an_agent_that_drops_its_key_is_told_of_the_setting(tmp_path: Path) -> None:
+    """Its own error says nothing of the refusal. With the setting, its rollouts are scored."""
+    path = environment_with_own_agent(tmp_path, BY_ITSELF)
+    async with acquire(stack_config(path)) as stack:
+        rollout = await stack.run(stamped_row(1), policy=StampingPolicy(1, TOOLS))
+    assert rollout.error is not None
+    assert rollout.error.kind == "environment"
+    assert "--routing process" in rollout.error.message
+    environment = EnvironmentConfig(name=path, routing="process")
+    async with acquire(stack_config(environment, agent_processes=1)) as stack:
+        assert strategies_of(await stack.status()) == {"agent": "process"}
+        assert (await stack.run(stamped_row(1), policy=StampingPolicy(1, TOOLS))).reward == 1.0
 
 
 async def test_an_unknown_release_is_tried_with_one_line_of_warning(tmp_path: Path) -> None:
@@ -162,7 +167,7 @@ async def test_an_unknown_release_is_tried_with_one_line_of_warning(tmp_path: Pa
         assert (await stack.run(ROW, policy=policy)).reward == 1.0
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert warnings == [
-        "warning: gymgate is not tested with nemo-gym 0.99.0, only with 0.3.0 to 0.7.0; trying it"
+        "warning: gymgate is not tested with nemo-gym 0.99.0, only with 0.7.0 and 0.6.0; trying it"
     ]
 
 
@@ -176,109 +181,3 @@ def renumbered(runtime: Runtime, directory: Path, version: str) -> Path:
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: nemo-gym\nVersion: {version}\n")
     return home / "bin" / "python"
-
-
-FORWARDING = {
-    "0.7.0": KeyForwarding("url", ("observability", "capture"), plain=True, client=True),
-    "0.6.0": KeyForwarding("url", ("observability", "capture"), plain=False, client=True),
-    "0.5.1": KeyForwarding("indices", ("observability",), plain=False, client=True),
-    "0.5.0": KeyForwarding("indices", ("observability",), plain=False, client=True),
-    "0.4.0": KeyForwarding(),
-    "0.3.1": KeyForwarding(),
-    "0.3.0": KeyForwarding(),
-}
-NOT_BY_URL = {
-    "0.7.0": {
-        "metadata": {"finance_agent", "haystack_agent", "labbench2_vlm_agent", "langgraph_agent"},
-        "body": {"mini_swe_agent", "mini_swe_agent_2"},
-        "remote": {"remote_agent"},
-        "process": {"harbor_agent", "harbor_agent_general"},
-    },
-    "0.6.0": {
-        "metadata": {
-            "critpt_agent",
-            "finance_agent",
-            "labbench2_vlm_agent",
-            "langgraph_agent",
-            "scicode_agent",
-        },
-        "body": {"mini_swe_agent", "mini_swe_agent_2"},
-        "remote": {"remote_agent"},
-        "process": {"anyswe_agent", "harbor_agent", "swe_agents", "verifiers_agent"},
-    },
-    "0.5.0": {
-        "metadata": {
-            "critpt_agent",
-            "finance_agent",
-            "labbench2_vlm_agent",
-            "langgraph_agent",
-            "scicode_agent",
-        },
-        "remote": {"remote_agent"},
-        "process": {
-            *(
-                "anyswe_agent",
-                "harbor_agent",
-                "mini_swe_agent",
-                "openclaw_agent",
-                "opencode_agent",
-                "pi_agent",
-            ),
-            *("pinchbench", "swe_agents", "verifiers_agent"),
-        },
-    },
-}
-"""Packaged agents that are routed otherwise than by URL, as their code was read by people."""
-
-
-@pytest.mark.parametrize(
-    "version",
-    [pytest.param(each, marks=() if each == "0.7.0" else pytest.mark.heavy) for each in SUPPORTED_NEMO_GYM],
-)
-def test_what_the_base_classes_of_a_release_hand_on(version: str) -> None:
-    runtime = ensure_runtime(RuntimeConfig(version=version))
-    assert KeyForwarding(**asked(runtime)) == FORWARDING[version]
-
-
-def asked(runtime: Runtime) -> dict[str, Any]:
-    """What the fork server's question is answered with, in an interpreter of its own."""
-    code = (
-        "import importlib.util, json, sys\n"
-        "spec = importlib.util.spec_from_file_location('forwarding', sys.argv[1])\n"
-        "module = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "print('\\n' + json.dumps(module.key_forwarding(json.loads(sys.argv[2]))))\n"
-    )
-    source = Path(forkserver.__file__).with_name("forwarding.py")
-    command = [runtime.python, "-c", code, source, json.dumps(gym_config.forwarding_order())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, cwd="/")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert "Traceback" not in done.stderr, done.stderr
-    return {**found, "switches": tuple(found["switches"])}
-
-
-@pytest.mark.parametrize(
-    "version",
-    [pytest.param(each, marks=() if each == "0.7.0" else pytest.mark.heavy) for each in NOT_BY_URL],
-)
-def test_how_packaged_agents_are_routed(version: str) -> None:
-    site = ensure_runtime(RuntimeConfig(version=version)).site
-    forwarding = FORWARDING[version]
-    found: dict[str, set[str]] = {}
-    for directory in sorted((site / "responses_api_agents").iterdir()):
-        for entrypoint in entrypoints(directory):
-            strategy = strategy_for(directory.name, forwarding, read_agent([site], directory, entrypoint))
-            found.setdefault(strategy, set()).add(directory.name)
-    assert len(found.pop(forwarding.body or "")) > 15
-    assert found == NOT_BY_URL[version]
-
-
-def entrypoints(directory: Path) -> list[str]:
-    """Those that an agent's configs name, or the usual one."""
-    named = {
-        line.partition(":")[2].strip()
-        for path in directory.glob("**/configs/*.yaml")
-        for line in path.read_text().splitlines()
-        if line.strip().startswith("entrypoint:")
-    }
-    return [name for name in sorted(named | {"app.py"}) if (directory / name).is_file()]

@@ -88,7 +88,7 @@ async def lab() -> AsyncIterator[Lab]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def old_lab() -> AsyncIterator[Lab]:
-    async with lab_of("0.4.0", COMMON) as running:
+    async with lab_of("0.6.0", COMMON) as running:
         yield running
 
 
@@ -114,9 +114,9 @@ async def test_recorded_rewards_are_reproduced(lab: Lab, name: str) -> None:
     await check_reproduced(lab, name)
 
 
-@pytest.mark.heavy  # `test_stack_versions.py` runs 0.4.0 in the test lane
+@pytest.mark.heavy  # `test_stack_versions.py` runs 0.6.0 in the test lane
 @pytest.mark.parametrize("name", COMMON)
-async def test_recorded_rewards_are_reproduced_on_0_4(old_lab: Lab, name: str) -> None:
+async def test_recorded_rewards_are_reproduced_on_0_6(old_lab: Lab, name: str) -> None:
     await check_reproduced(old_lab, name)
 
 

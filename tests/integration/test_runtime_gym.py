@@ -33,7 +33,7 @@ def gymgate(*arguments: str, cwd: Path, **variables: str) -> subprocess.Complete
     )
 
 
-@pytest.mark.parametrize("release", ["0.7.0", "0.4.0"])
+@pytest.mark.parametrize("release", ["0.7.0", "0.6.0"])
 def test_made_once_then_instant_and_offline(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = RuntimeConfig(version=release)
     made = ensure_runtime(config)

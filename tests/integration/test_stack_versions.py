@@ -28,14 +28,14 @@ JUDGEMENT = {
 
 @pytest.fixture(scope="module")
 def older() -> Iterator[StackConfig]:
-    """Of a stack of 0.4.0 that is up."""
-    config = stack_config(SIMPLE, version="0.4.0")
+    """Of a stack of 0.6.0 that is up, whose agent gets the key in the row's metadata."""
+    config = stack_config(EnvironmentConfig(name=SIMPLE, routing="metadata"), version="0.6.0")
     with acquire_sync(config):
         yield config
 
 
 async def test_the_older_release_routes_by_metadata(older: StackConfig) -> None:
-    """Its agents know no URL prefix; ours is taken out of what the policy, the record and the result show."""
+    """Our entry is taken out of what the policy, the record and the result show."""
     row = {"responses_create_params": {**ROW["responses_create_params"], "metadata": {"mine": "kept"}}}
     seen: list[Any] = []
 

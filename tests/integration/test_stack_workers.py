@@ -63,7 +63,7 @@ async def run_together(stack: Stack, count: int) -> list[Rollout]:
     return await asyncio.gather(*(stack.run(row, policy=policy) for row in rows))
 
 
-@pytest.mark.parametrize("version", ["0.7.0", pytest.param("0.4.0", marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("version", ["0.7.0", pytest.param("0.6.0", marks=pytest.mark.heavy)])
 async def test_a_rollout_finds_its_session_in_one_of_several_workers(version: str) -> None:
     """The agent has as many workers as the resources server, without being asked to."""
     async with acquire(stack_config(with_workers((SERVER_KEY, 3)), version=version)) as stack:

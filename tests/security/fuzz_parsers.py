@@ -27,7 +27,7 @@ with atheris.instrument_imports(include=["gymgate.gateway"]):
         translate_request,
     )
     from gymgate.gateway.dialects.usage import usage_of
-    from gymgate.gateway.requests import parse_path, take_routing_entry, without_attempt
+    from gymgate.gateway.requests import parse_path, take_routing_entry
 
 DIALECTS: tuple[Any, ...] = ("responses", "chat", "messages")
 SEEDS: tuple[dict[str, Any], ...] = (
@@ -66,7 +66,7 @@ def one_input(data: bytes) -> None:
     if not data:
         return
     source, target = DIALECTS[data[0] % 3], DIALECTS[data[0] // 3 % 3]
-    without_attempt(parse_path(data[1:].decode(errors="replace")).key or "")
+    parse_path(data[1:].decode(errors="replace"))
     try:
         body = codec.loads(data[1:])
     except ValueError:

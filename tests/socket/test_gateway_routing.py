@@ -43,7 +43,6 @@ async def post(
 KEY_PLACES = {
     "url": lambda route: ("/ng-rollout/{0}/v1", {}),
     "token capture": lambda route: ("/ng-rollout/{0}/training-token-capture/v1", {}),
-    "an attempt of NeMo Gym's": lambda route: ("/ng-rollout/{0}-a2/v1", {}),
     "v1 twice": lambda route: ("/ng-rollout/{0}/v1/v1", {}),
     "bearer": lambda route: ("/v1", {"Authorization": f"Bearer {route.key}"}),
     "bearer without v1": lambda route: ("", {"Authorization": f"bearer {route.key}"}),

@@ -17,8 +17,8 @@ def write(path: Path, value: Any) -> Path:
     return path
 
 
-def read(path: Path, *roots: Path, version: str = "0.7.0") -> dict[str, Any]:
-    node = ConfigReader(roots or (path.parent,), version).read(path)
+def read(path: Path, *roots: Path) -> dict[str, Any]:
+    node = ConfigReader(roots or (path.parent,)).read(path)
     node.pop("policy_model")
     return node
 
@@ -30,14 +30,6 @@ def test_the_includer_overrides_and_a_later_sibling_overrides_an_earlier(tmp_pat
     write(tmp_path / "b.yaml", {"x": {"from": "b"}, "y": "b"})
     top = write(tmp_path / "top.yaml", {"config_paths": ["a.yaml", "b.yaml"], "y": "top"})
     assert read(top) == {"x": {"from": "b", "inner": 1, "a": 1}, "y": "top"}
-
-
-def test_up_to_0_5_the_included_file_overrides(tmp_path: Path) -> None:
-    write(tmp_path / "a.yaml", {"x": "included"})
-    top = write(tmp_path / "top.yaml", {"config_paths": ["a.yaml"], "x": "includer"})
-    assert read(top, version="0.4.0") == read(top, version="0.5.1") == {"x": "included"}
-    assert read(top, version="0.6.0") == {"x": "includer"}
-    assert read(top, version="0.7.0") == {"x": "includer"}
 
 
 def test_an_include_is_found_below_the_first_root_that_has_it(tmp_path: Path) -> None:

@@ -304,12 +304,11 @@ def test_the_size_of_a_cohort_is_read_from_the_config(tmp_path: Path) -> None:
 
 
 def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> None:
-    assert "math_verify" in (known.cause_of("math_with_judge", "0.7.0") or "")
-    assert "math_verify" in (known.cause_of("any_math", "0.7.0", ["math_with_judge"]) or "")
-    assert known.cause_of("equivalence_rule", "0.7.0") is None
-    assert "again" in (known.cause_of("equivalence_rule", "0.4.0") or "")
-    assert dict(known.replayed_with("wmt_translation", "0.4.0"))
-    assert not known.replayed_with("wmt_translation", "0.7.0")
+    assert "math_verify" in (known.cause_of("math_with_judge") or "")
+    assert "math_verify" in (known.cause_of("any_math", ["math_with_judge"]) or "")
+    assert known.cause_of("equivalence_rule") is None
+    assert dict(known.replayed_with("lc_niah"))
+    assert not known.replayed_with("wmt_translation")
 
 
 def test_the_page_holds_no_paths_and_ports_of_the_machine_that_made_it() -> None:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from pydantic import ValidationError
 
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 
 NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}
@@ -89,3 +89,10 @@ def test_an_endpoint_has_a_url(url: str) -> None:
     for fields in ({"base_url": url}, {"base_url": "http://h/v1", "replicas": (url,)}):
         with pytest.raises(ValidationError, match=rf"{url!r} is not a URL; write http://host:8000/v1"):
             HTTPEndpoint(**fields)  # type: ignore[arg-type]
+
+
+def test_a_short_release_is_the_supported_one() -> None:
+    """As on a package index. So it has a lock, and shares runtime and stack with the whole number."""
+    assert RuntimeConfig(version="0.7") == RuntimeConfig(version="0.7.0")
+    assert RuntimeConfig(version="0.6").version == "0.6.0"
+    assert [RuntimeConfig(version=each).version for each in ("0.8", "0.7.1rc1")] == ["0.8", "0.7.1rc1"]

@@ -13,7 +13,6 @@ from gymgate.gateway.requests import (
     key_of_headers,
     parse_path,
     take_routing_entry,
-    without_attempt,
 )
 from gymgate.gateway.retries import HASHED, RequestKey, RetryDeduplicator
 from gymgate.json_server import error_text, shortened
@@ -40,8 +39,6 @@ def test_paths(path: str) -> None:
 
 
 def test_keys() -> None:
-    assert without_attempt(f"{KEY}-a3") == KEY
-    assert without_attempt(f"{KEY}-b") == f"{KEY}-b"
     assert key_of_headers({"Authorization": f"Bearer {KEY}"}) == KEY
     assert key_of_headers({"Authorization": "Bearer sk-x", "x-api-key": KEY}) == KEY
     assert key_of_headers({"Authorization": f"Basic {KEY}"}) is None

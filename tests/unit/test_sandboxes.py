@@ -301,7 +301,7 @@ def test_every_packaged_config_that_names_a_sandbox_gets_each_provider(release: 
     """All configs of 0.7.0, read as Gym's parser reads them: afterwards no block is left undefined."""
     from gymgate.catalog.parse import ConfigProblem, ConfigReader
 
-    reader = ConfigReader([release.site], "0.7.0")
+    reader = ConfigReader([release.site])
     blocks = {provider: sandbox_block(provider, release.site) for provider in PROVIDERS}
     undefined = named = 0
     for kind in ("resources_servers", "environments", "benchmarks", "responses_api_agents"):

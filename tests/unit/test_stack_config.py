@@ -11,13 +11,11 @@ import pytest
 from pydantic import ValidationError
 
 from gymgate.catalog import ServerInstance
-from gymgate.catalog.agentcode import AgentCode
 from gymgate.catalog.resolve import NOWHERE, unset
 from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import gym_config
 from gymgate.stack.forkserver import preloading
-from gymgate.stack.routing import KeyForwarding
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
 
@@ -74,12 +72,9 @@ def test_how_an_agent_without_a_model_server_is_routed(
     agent = ServerInstance("cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block})
     urls = ("policy_base_url", "own_base_url", "judge_base_url")
     config = {"set_base_url": "https://api.example.com/v1"}
-    code = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
-    by_url = KeyForwarding("url", ("observability",), plain=True, client=True)
-    assert gym_config.strategy_of(agent, urls, by_url, code, config) == strategy
-    assert gym_config.strategy_of(agent, urls, KeyForwarding(), code, config) == strategy.replace(
-        "url", "process"
-    )
+    assert gym_config.strategy_of(agent, urls, config, "0.7.0") == strategy
+    chosen = gym_config.strategy_of(agent, urls, config, "0.7.0", routing="process")
+    assert chosen == strategy.replace("url", "process")
     if strategy == "process":
         assert gym_config.policy_urls(agent, urls) == policy
 

@@ -9,26 +9,23 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig
+from gymgate.config import EnvironmentConfig, Routing
 from gymgate.errors import ConfigError
 from gymgate.stack import gym_config, plan
 
-BY_URL = {"body": "url", "switches": ["observability", "capture"], "plain": True, "client": True}
-NOTHING = {"body": None, "switches": [], "plain": False, "client": False}
 
-
-def context(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> Any:
+def context(root: Path, agent: dict[str, Any]) -> Any:
     """A context whose parser answers with one agent and its resources server, which lie under `root`."""
     for kind, name in (("responses_api_agents", "own_agent"), ("resources_servers", "maths")):
         (root / kind / name).mkdir(parents=True)
-        (root / kind / name / "app.py").write_text("self.url_path_for_run('/v1/responses', body)\n")
+        (root / kind / name / "app.py").touch()
     config = {
         "maths": {"resources_servers": {"maths": {"entrypoint": "app.py"}}},
         "solver": {"responses_api_agents": {"own_agent": {"entrypoint": "app.py", **agent}}},
     }
 
     async def parse(*_: Any, **__: Any) -> dict[str, Any]:
-        return {"config": config, "urls": [], "forwarding": forwarding}
+        return {"config": config, "urls": []}
 
     async def fork_server() -> Any:
         return SimpleNamespace(parse=parse)
@@ -41,10 +38,9 @@ def context(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> An
     )
 
 
-async def made(root: Path, agent: dict[str, Any], forwarding: dict[str, Any]) -> plan.EnvironmentPlan:
-    return await plan.make_plan(
-        EnvironmentConfig(name="e"), [root / "e.yaml"], context(root, agent, forwarding), root
-    )
+async def made(root: Path, agent: dict[str, Any], routing: Routing | None = None) -> plan.EnvironmentPlan:
+    environment = EnvironmentConfig(name="e", routing=routing)
+    return await plan.make_plan(environment, [root / "e.yaml"], context(root, agent), root)
 
 
 async def test_source_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,21 +53,21 @@ async def test_source_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(gym_config, "uses_ray", uses_ray)
     agent = {"model_server": {"type": "responses_api_models", "name": "policy_model"}}
-    assert (await made(tmp_path, agent, BY_URL)).strategies == {"solver": "url"}
+    assert (await made(tmp_path, agent)).strategies == {"solver": "url"}
     assert len(threads) == 2
     assert threading.main_thread() not in threads
 
 
-async def test_a_release_that_hands_nothing_on_gives_each_rollout_a_process(tmp_path: Path) -> None:
+async def test_an_agent_of_ones_own_is_routed_as_its_environment_says(tmp_path: Path) -> None:
     agent = {"model_server": {"type": "responses_api_models", "name": "policy_model"}}
-    assert (await made(tmp_path, agent, NOTHING)).strategies == {"solver": "process"}
+    assert (await made(tmp_path, agent, "process")).strategies == {"solver": "process"}
 
 
-@pytest.mark.parametrize("forwarding", [BY_URL, NOTHING])
+@pytest.mark.parametrize("routing", [None, "process"])
 async def test_an_agent_whose_calls_go_elsewhere_is_refused_at_the_start(
-    tmp_path: Path, forwarding: dict[str, Any]
+    tmp_path: Path, routing: Routing | None
 ) -> None:
     """In one line; a process of its own would not help."""
     with pytest.raises(ConfigError, match=r"'solver'.*model of its own by a URL.*model_server") as refused:
-        await made(tmp_path, {"base_url": "https://model.example.com/v1"}, forwarding)
+        await made(tmp_path, {"base_url": "https://model.example.com/v1"}, routing)
     assert "\n" not in str(refused.value)

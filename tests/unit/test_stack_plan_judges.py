@@ -18,7 +18,6 @@ from gymgate.stack.plan import (
     require_judges,
     with_address,
 )
-from gymgate.stack.routing import KeyForwarding
 from gymgate.stack.workers import Workers
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
@@ -50,7 +49,7 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
     urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
     strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
     return EnvironmentPlan(
-        config, servers, {}, frozenset(), urls, names, strategies, "plain", KeyForwarding(), Workers({}, ())
+        config, servers, {}, frozenset(), urls, names, strategies, "plain", Workers({}, ())
     )
 
 

@@ -44,16 +44,6 @@ def test_routing_is_taken_out_of_the_result() -> None:
     }
 
 
-def test_a_result_has_the_rows_own_indices() -> None:
-    """By which a rollout is routed in some releases."""
-    routed = {"_ng_task_index": "r-1", "_ng_rollout_index": "a0", "reward": 1.0}
-    assert results.measured(dict(routed), {"_ng_task_index": 4}, "route")["result"] == {
-        "_ng_task_index": 4,
-        "reward": 1.0,
-    }
-    assert results.measured(dict(routed), {}, "route")["result"] == {"reward": 1.0}
-
-
 @pytest.mark.parametrize("value", [None, [1], "text", 3])
 def test_anything_but_an_object_is_no_result(value: Any) -> None:
     assert read(value) is None

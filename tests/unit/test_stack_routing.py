@@ -7,24 +7,11 @@ from typing import Any
 import pytest
 
 from gymgate import codec
-from gymgate.catalog.agentcode import AgentCode
 from gymgate.errors import DataError
-from gymgate.gateway.requests import without_attempt
 from gymgate.stack import routing
-from gymgate.stack.routing import KeyForwarding, Strategy, strategy_for
+from gymgate.stack.routing import Strategy, strategy_for
 
 ROW = {"responses_create_params": {"input": "hi", "metadata": {"a": "b"}}, "_ng_attempt_index": 1, "id": 7}
-
-
-URL = KeyForwarding("url", ("observability",), plain=True, client=True)
-LENIENT_URL = KeyForwarding("url", ("observability",), plain=False, client=True)
-INDICES = KeyForwarding("indices", ("observability",), plain=False, client=False)
-NOTHING = KeyForwarding()
-HELPERS = AgentCode(helpers=True, client=False, entries=True, policy_url=False)
-CLIENT = AgentCode(helpers=False, client=True, entries=True, policy_url=False)
-STRICT = AgentCode(helpers=True, client=False, entries=False, policy_url=False)
-SILENT = AgentCode(helpers=False, client=False, entries=True, policy_url=False)
-BY_BODY = AgentCode(helpers=True, client=False, entries=True, policy_url=True)
 
 
 def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[str, Any]:
@@ -32,43 +19,47 @@ def routed_row(row: dict[str, Any], strategy: Strategy, **route: Any) -> dict[st
     return body
 
 
-@pytest.mark.parametrize(
-    ("agent", "forwarding", "code", "strategy"),
-    [
-        ("any_agent", URL, HELPERS, "url"),
-        ("any_agent", URL, CLIENT, "url"),
-        ("any_agent", URL, STRICT, "url"),
-        ("any_agent", LENIENT_URL, STRICT, "process"),
-        ("any_agent", URL, SILENT, "process"),
-        ("any_agent", INDICES, HELPERS, "indices"),
-        ("any_agent", INDICES, CLIENT, "process"),
-        ("any_agent", NOTHING, HELPERS, "process"),
-        ("any_agent", URL, BY_BODY, "body"),
-        ("simple_agent", URL, HELPERS, "url"),
-        ("simple_agent", NOTHING, SILENT, "metadata"),
-        ("haystack_agent", URL, SILENT, "metadata"),
-        ("critpt_agent", LENIENT_URL, STRICT, "metadata"),
-        ("remote_agent", URL, HELPERS, "remote"),
-        ("labbench2_vlm_agent", URL, HELPERS, "metadata"),
-    ],
-)
-def test_strategy(agent: str, forwarding: KeyForwarding, code: AgentCode, strategy: Strategy) -> None:
-    assert strategy_for(agent, forwarding, code) == strategy
+ELSEWHERE: dict[str, dict[Strategy, set[str]]] = {
+    "0.7.0": {
+        "metadata": {"finance_agent", "haystack_agent", "labbench2_vlm_agent", "langgraph_agent"},
+        "body": {"mini_swe_agent", "mini_swe_agent_2"},
+        "remote": {"remote_agent"},
+        "process": {"harbor_agent", "harbor_agent_general"},
+    },
+    "0.6.0": {
+        "metadata": {
+            "critpt_agent",
+            "finance_agent",
+            "labbench2_vlm_agent",
+            "langgraph_agent",
+            "scicode_agent",
+        },
+        "body": {"mini_swe_agent", "mini_swe_agent_2"},
+        "remote": {"remote_agent"},
+        "process": {"anyswe_agent", "harbor_agent", "swe_agents", "verifiers_agent"},
+    },
+}
+"""Packaged agents that are routed otherwise than by URL, as their code was read by people."""
+
+
+@pytest.mark.parametrize("version", ELSEWHERE)
+def test_packaged_agents(version: str) -> None:
+    expected = {agent: strategy for strategy, agents in ELSEWHERE[version].items() for agent in agents}
+    assert {agent: strategy_for(agent, version) for agent in expected} == expected
+    for agent in ("simple_agent", "codex_agent", "an_agent_of_ones_own"):
+        assert strategy_for(agent, version) == "url"
+
+
+def test_another_release_is_routed_like_the_supported_one_before_it() -> None:
+    for newer in ("0.7.0rc1", "0.8.0", "1.0.0.dev1"):
+        assert strategy_for("scicode_agent", newer) == strategy_for("scicode_agent", "0.7.0") == "url"
+    for older in ("0.4.0", "0.6.1"):
+        assert strategy_for("scicode_agent", older) == strategy_for("scicode_agent", "0.6.0") == "metadata"
 
 
 def test_an_agent_with_the_policys_url_in_its_config_needs_a_process_per_rollout() -> None:
     """Gym puts no key into a URL that is given."""
-    assert strategy_for("codex_agent", URL, HELPERS, own_urls=True) == "process"
-
-
-def test_indices_name_the_rollout_where_there_is_no_id() -> None:
-    """Of the two NeMo Gym makes `<task>-<rollout>`; the gateway takes a key with an attempt's suffix for the key."""
-    row = {**ROW, "_ng_task_index": 4}
-    key = "0123456789abcdef" * 2
-    body = routed_row(row, "indices", key=key, base_url="u", metadata={})
-    assert "_ng_rollout_id" not in body
-    assert without_attempt(f"{body['_ng_task_index']}-{body['_ng_rollout_index']}") == key
-    assert row["_ng_task_index"] == 4
+    assert strategy_for("codex_agent", "0.7.0", own_urls=True) == "process"
 
 
 def test_url_goes_into_the_body_and_leaves_the_row_alone() -> None:

@@ -59,7 +59,7 @@ def test_a_run_saved_with_an_earlier_name_is_read() -> None:
 def test_knobs_describe_one_stack() -> None:
     config = NeMoGymConfig(
         env="mcqa",
-        gym="0.4.0",
+        gym="0.6.0",
         overrides={"mcqa": {"resources_servers": {"mcqa": {"limit": "3"}}}},
         models={
             "*": "policy",

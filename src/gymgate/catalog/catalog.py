@@ -33,7 +33,7 @@ class Catalog:
         self.site = site
         self.version = version
         self.roots = (*(Path(root).absolute() for root in roots), site)
-        self._scanner = Scanner(self.roots, site, version)
+        self._scanner = Scanner(self.roots, site)
         self._found: dict[Path, Environment | None] = {}
         self._all: list[Environment] | None = None
 
@@ -146,7 +146,7 @@ class Catalog:
 
     def _user_scanner(self, *around: Path) -> Scanner:
         """Return a scanner that also finds files in the trees around a user's config and below the working directory."""
-        return Scanner((*self.roots[:-1], *around, Path.cwd(), self.site), self.site, self.version)
+        return Scanner((*self.roots[:-1], *around, Path.cwd(), self.site), self.site)
 
     def _unknown(self, name: str) -> str:
         known = sorted({path.name for _, path in self._directories() if any(path.rglob("*.yaml"))})

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from packaging.version import Version
 
 from gymgate.catalog.resolve import AGENTS, MISSING, MODELS, Node, servers_of
 from gymgate.config import POLICY
@@ -33,13 +32,11 @@ class ConfigProblem(ValueError):
 
 
 class ConfigReader:
-    """Reads configs below some component roots as a nemo-gym release does; each file is parsed once."""
+    """Reads configs below some component roots as nemo-gym does; each file is parsed once."""
 
-    def __init__(self, roots: Sequence[Path], version: str = "0.7.0") -> None:
+    def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
         self._files: dict[Path, Node] = {}
-        self._old = Version(version).release < (0, 6)
-        """Up to 0.5 an included file overrides the file that includes it, and agents are not composed."""
 
     def read(self, *paths: Path) -> Node:
         """Return the whole config: these files in order with everything that they include and inherit.
@@ -52,8 +49,7 @@ class ConfigReader:
         config.pop("config_paths", None)
         config.setdefault(POLICY, copied(_POLICY_MODEL))
         inherit(config)
-        if not self._old:
-            compose_unbound_agent(config)
+        compose_unbound_agent(config)
         return config
 
     def load(self, path: Path) -> Node:
@@ -86,7 +82,7 @@ class ConfigReader:
         def flat(file: Path) -> list[Path]:
             return [each for child in children[file] for each in flat(child)] + [file]
 
-        return pending if self._old else [file for path in paths for file in flat(path)]
+        return [file for path in paths for file in flat(path)]
 
 
 def read_yaml(path: Path, name: str) -> Any:

@@ -29,8 +29,8 @@ _NO_CONFIGS = {"prompts", "prompt_templates", "tests", "data"}
 class Scanner:
     """Reads environments below some component roots; files read once serve every environment."""
 
-    def __init__(self, roots: Sequence[Path], site: Path, version: str) -> None:
-        self._reader = ConfigReader(roots, version)
+    def __init__(self, roots: Sequence[Path], site: Path) -> None:
+        self._reader = ConfigReader(roots)
         self._code = CodeReader(roots)
         self._installed = Distributions(site)
         self._requirements: dict[Path, list[str]] = {}

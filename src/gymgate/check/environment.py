@@ -59,7 +59,7 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         return result(verdict="incomplete", detail=lacking)
     config, notes = config_for(environment, recorded)
     with TemporaryDirectory(prefix="gymgate-check-") as scratch:
-        check = partial(_ConfigCheck, request, environment, catalog.version, progress, Path(scratch))
+        check = partial(_ConfigCheck, request, environment, progress, Path(scratch))
         first = result(**await check(config, recorded, notes).run())
         if first.rewarded or first.verdict in ("match", "differs", "failed"):
             return first
@@ -113,7 +113,6 @@ class _ConfigCheck:
 
     request: CheckRequest
     environment: Environment
-    version: str
     progress: Progress
     scratch: Path
     config: EnvConfig
@@ -224,6 +223,7 @@ class _ConfigCheck:
             name=request.environment,
             config=self.config.name,
             sandbox=request.sandbox,
+            routing=request.routing,
             overrides=tuple(overrides.items()),
         )
         return StackConfig(
@@ -236,7 +236,7 @@ class _ConfigCheck:
         )
 
     def _replayed_with(self) -> Settings:
-        return replayed_with(self.environment.name, self.version)
+        return replayed_with(self.environment.name)
 
     def _not_started(self, error: GymgateError) -> Diagnosis:
         """Say why the stack did not come up."""

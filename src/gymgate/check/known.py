@@ -25,17 +25,12 @@ def signs() -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((kind, re.compile(pattern.replace("<HOST>", host))) for kind, pattern in known()["signs"])
 
 
-def cause_of(environment: str, version: str, servers: Iterable[str] = ()) -> str | None:
+def cause_of(environment: str, servers: Iterable[str] = ()) -> str | None:
     """Why rewards differ from the recorded ones, if that is known for the environment or a resources server of it."""
-    found = (_of_release("causes", name, version) for name in (environment, *servers))
-    return next((cause for cause in found if cause), None)
+    causes: dict[str, str] = known()["causes"]
+    return next((causes[name] for name in (environment, *servers) if name in causes), None)
 
 
-def replayed_with(environment: str, version: str) -> Settings:
+def replayed_with(environment: str) -> Settings:
     """Dotted keys and values of the environment's config under which its recordings can be replayed."""
-    return tuple((_of_release("replayed_with", environment, version) or {}).items())
-
-
-def _of_release(table: str, name: str, version: str) -> Any:
-    values = known()[table]
-    return values.get(f"{name}@{version}") or values.get(name)
+    return tuple(known()["replayed_with"].get(environment, {}).items())

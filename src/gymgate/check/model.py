@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from gymgate.check.record.sections import Sections
-from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, RuntimeConfig, Settings
+from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
@@ -43,6 +43,8 @@ class CheckRequest(Config):
     """Dotted keys and values for the environment's config."""
     sandbox: str | None = None
     """Sandbox provider, as in `EnvironmentConfig`."""
+    routing: Routing | None = None
+    """How keys reach model calls, as in `EnvironmentConfig`."""
     env_vars: tuple[str, ...] = ()
     """Names of environment variables that its servers may see."""
     start_timeout_s: float = 150.0
@@ -68,7 +70,7 @@ class CheckRequest(Config):
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        optional = ("env_vars", "interpreter", "policy", "policy_rows", "record", "sandbox")
+        optional = ("env_vars", "interpreter", "policy", "policy_rows", "record", "routing", "sandbox")
         unset = {name for name in optional if not getattr(self, name)}
         return self.model_dump_json(exclude={"environment", *unset})
 

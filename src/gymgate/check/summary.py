@@ -51,10 +51,10 @@ def _diagnosis(
     if row is None:
         return _with_probe(Diagnosis("incomplete", "no recording"), replayer)
     if row.verdict == "incomplete":
-        cause = cause_of(environment.name, request.version) or row.cause or ""
+        cause = cause_of(environment.name) or row.cause or ""
         return _with_probe(Diagnosis("incomplete", cause, row.error or ""), replayer)
     if row.verdict == "differs":
-        known = cause_of(environment.name, request.version, _verifiers(environment))
+        known = cause_of(environment.name, _verifiers(environment))
         return Diagnosis("differs", known or row.cause or "cause not known", _differences(results))
     if row.verdict == "match":
         return Diagnosis("match", _causes_of_matches(results))

@@ -22,12 +22,13 @@ from gymgate.cli.options import (
     gym_option,
     judge_option,
     kind_option,
+    routing_option,
     sandbox_option,
     set_option,
 )
 from gymgate.cli.output import log
 from gymgate.cli.recording import RecordOptions, record_options
-from gymgate.config import RuntimeConfig
+from gymgate.config import Routing, RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
 from gymgate.runtime.sandboxes import why_unusable
 
@@ -71,6 +72,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @judge_option
 @set_option
 @sandbox_option
+@routing_option
 @env_var_option
 @_limit("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
 @_limit(
@@ -93,6 +95,7 @@ def command(
     judges: Sequence[str],
     settings: Sequence[str],
     sandbox: str | None,
+    routing: Routing | None,
     env_vars: Sequence[str],
     start_timeout: float,
     timeout: float,
@@ -134,6 +137,7 @@ def command(
             models=tuple(sorted(parse_judges(judges).items())),
             overrides=overrides,
             sandbox=sandbox,
+            routing=routing,
             env_vars=checked_env_vars(env_vars),
             start_timeout_s=start_timeout,
             row_timeout_s=timeout,

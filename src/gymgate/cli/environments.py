@@ -14,6 +14,7 @@ from gymgate.config import (
     HTTPEndpoint,
     JudgeEndpoint,
     RayCluster,
+    Routing,
     RuntimeConfig,
     StackConfig,
 )
@@ -31,7 +32,12 @@ def stack_config(
     """The stack that serves the environments with the given options. Raises `ConfigError`."""
     return StackConfig(
         environments=environment_configs(
-            environments, given.config, given.agent, given.settings, sandbox=given.sandbox
+            environments,
+            given.config,
+            given.agent,
+            given.settings,
+            sandbox=given.sandbox,
+            routing=given.routing,
         ),
         runtime=runtime,
         models=tuple(sorted(parse_judges(given.judges).items())),
@@ -50,6 +56,7 @@ def environment_configs(
     settings: Sequence[str],
     *,
     sandbox: str | None = None,
+    routing: Routing | None = None,
 ) -> tuple[EnvironmentConfig, ...]:
     """One config per environment. Raises `ConfigError` for `--config` or `--agent` with several environments."""
     if len(names) > 1 and (wrong := [o for o, v in (("--config", config), ("--agent", agent)) if v]):
@@ -63,6 +70,7 @@ def environment_configs(
             config=config_names(config),
             agent=agent,
             sandbox=sandbox,
+            routing=routing,
             overrides=tuple(overrides[name].items()),
         )
         for name in names

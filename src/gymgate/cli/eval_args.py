@@ -21,6 +21,7 @@ REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
 FLAGS = {
     "data": "--env.taskset.data",
     "sandbox": "--env.taskset.sandbox",
+    "routing": "--env.taskset.routing",
     "gateway_host": "--env.taskset.gateway-host",
     "agent": "--env.taskset.agent",
     "timeout": "--env.taskset.timeout-s",

@@ -8,13 +8,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import click
 import yaml
 from packaging.version import InvalidVersion, Version
 
-from gymgate.config import DEFAULT_MAX_CALLS, DEFAULT_NEMO_GYM, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.config import (
+    DEFAULT_MAX_CALLS,
+    DEFAULT_NEMO_GYM,
+    RolloutLimits,
+    Routing,
+    RuntimeConfig,
+    StackConfig,
+)
 from gymgate.errors import OptionError
 
 Command = Callable[..., Any]
@@ -187,6 +194,12 @@ agent_option = click.option(
     metavar="NAME",
     help="Agent instance for rows without agent_ref. [the config's only or first one]",
 )
+routing_option = click.option(
+    "--routing",
+    type=click.Choice(get_args(Routing)),
+    help="How a rollout's key reaches the model calls of an agent of your own; `process` for one that drops the key. "
+    "[url; NeMo Gym's agents: a table]",
+)
 
 
 ENVIRONMENT_OPTIONS = (
@@ -196,6 +209,7 @@ ENVIRONMENT_OPTIONS = (
     config_option,
     agent_option,
     sandbox_option,
+    routing_option,
     click.option(
         "--gateway-host",
         metavar="ADDRESS",
@@ -269,6 +283,7 @@ class EnvironmentOptions:
     config: tuple[str, ...]
     agent: str | None
     sandbox: str | None
+    routing: Routing | None
     gateway_host: str | None
     timeout: float
     agent_processes: int

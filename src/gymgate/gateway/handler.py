@@ -28,7 +28,6 @@ from gymgate.gateway.requests import (
     parse_body,
     parse_path,
     take_routing_entry,
-    without_attempt,
 )
 from gymgate.gateway.retries import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
@@ -49,6 +48,9 @@ _RELEASED = "the rollout of this call was released; no further calls are answere
 _HOW_TO_SEND_A_KEY = (
     "the request carries no rollout key: use the base URL /ng-rollout/<key>/v1, or send the key as "
     "'Authorization: Bearer <key>' or 'x-api-key: <key>'"
+)
+DROPPED_KEY = (
+    "for an agent that drops its rollout's key, give its environment routing='process' (--routing process)"
 )
 _NO_TOKENIZER = (
     "there is no tokenizer behind this endpoint: gymgate passes model calls on and cannot count or list tokens; "
@@ -133,7 +135,7 @@ class Handler:
         if self.gateway.is_open:
             return self.gateway.keyless
         key = _key_of(request, path)
-        route = self.gateway.find(without_attempt(key)) if key is not None else None
+        route = self.gateway.find(key) if key is not None else None
         return None if route is None or route.closed else route
 
     def _other_route(self, request: web.BaseRequest, path: RequestPath, entry: str | None = None) -> Route:
@@ -141,7 +143,7 @@ class Handler:
         key = entry if entry is not None and looks_like_key(entry) else _key_of(request, path)
         if key is None:
             return self._keyless_route() if self.agent_ports is None else self.agent_ports.holder()
-        route = self.gateway.find(without_attempt(key))
+        route = self.gateway.find(key)
         if route is None or route.closed:
             raise _unknown_key(path)
         return route
@@ -159,7 +161,8 @@ class Handler:
     def _keyless_route(self) -> Route:
         keyless, name = self.gateway.keyless, self.model_server
         if name == POLICY:
-            raise Refusal(401, _HOW_TO_SEND_A_KEY)
+            self.gateway.keyless_policy_calls += 1
+            raise Refusal(401, f"{_HOW_TO_SEND_A_KEY}; {DROPPED_KEY}")
         if keyless.target(name) is None:
             raise keyless.refused(name)
         return keyless

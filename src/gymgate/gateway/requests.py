@@ -29,7 +29,7 @@ REFUSED: Mapping[str, Dialect] = {"tokenize": "chat", "messages/count_tokens": "
 
 _PREFIX = "/ng-rollout/"
 _CAPTURE = "training-token-capture/"
-_KEY = re.compile(r"[0-9a-f]{32}(-a\d+)?")
+_KEY = re.compile(r"[0-9a-f]{32}")
 """A key; NeMo Gym appends the attempt to the rollout id."""
 
 
@@ -78,11 +78,6 @@ def key_of_headers(headers: Mapping[str, str]) -> str | None:
 
 def looks_like_key(token: str) -> bool:
     return _KEY.fullmatch(token) is not None
-
-
-def without_attempt(key: str) -> str:
-    """Return the key without the `-a<attempt>` that NeMo Gym may have added."""
-    return key[:32] if len(key) > 32 and _KEY.fullmatch(key) else key
 
 
 def check_encoding(headers: Mapping[str, str]) -> None:

@@ -96,6 +96,8 @@ class Gateway:
         """The ones used last, the latest at the end."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
+        self.keyless_policy_calls = 0
+        """Calls of the policy that were refused because they carried no rollout's key."""
         self._exits = AsyncExitStack()
         self._client = HTTPClient()
         self._port = port

@@ -14,6 +14,7 @@ from gymgate.config import (
     DEFAULT_NEMO_GYM,
     EnvironmentConfig,
     RolloutLimits,
+    Routing,
     RuntimeConfig,
     StackConfig,
 )
@@ -67,6 +68,9 @@ class Knobs(BaseModel):
     between them, may also be YAML files."""
     sandbox: str | None = None
     """Sandbox provider: a name (`docker`, `local`, ...) or a YAML file with its settings; `None`: the config's own."""
+    routing: Routing | None = None
+    """How a rollout's key reaches the model calls of agents of your own: `url`, `metadata`, `remote`, `body` or `process`, which
+    is for agents that drop the key. `None`: `url`; for NeMo Gym's agents a table."""
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     overrides: Settings = Field(default_factory=dict)
@@ -151,6 +155,7 @@ class Knobs(BaseModel):
                     config=tuple(self.config) if isinstance(self.config, list) else self.config,
                     agent=self.agent,
                     sandbox=self.sandbox,
+                    routing=self.routing,
                     overrides=overrides,
                 )
                 for name in self.environment_names()

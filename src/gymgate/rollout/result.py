@@ -21,8 +21,6 @@ from gymgate.rollout.record import Limit, Rollout, RolloutError, RolloutStatus
 
 TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
 """Gym's own copy of the conversation, which it makes because gymgate turns on the rollout's URL."""
-INDICES = ("_ng_task_index", "_ng_rollout_index")
-"""Entries by which a row is routed in some releases; a result gets the row's own back."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
 MAX_MESSAGE = 600
@@ -86,9 +84,6 @@ def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) 
     """Return the answer without gymgate's routing, with the reward parts and metrics in it."""
     for name in TRAJECTORIES:
         result.pop(name, None)
-    for name in INDICES:
-        if result.pop(name, None) is not None and name in row:
-            result[name] = row[name]
     for name in ("responses_create_params", "response"):
         _without_entry(result.get(name), metadata_key)
     return {"reward_parts": reward_parts(result), "metrics": metrics(result, row), "result": result}

@@ -22,7 +22,7 @@ from gymgate.runtime.held import hold
 from gymgate.runtime.install import Installation, Recipe, UnusableInterpreterError, inspect_interpreter
 from gymgate.runtime.installer import UvFailedError, find_uv
 from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
-from gymgate.runtime.lockfile import floor_of, read_lock
+from gymgate.runtime.lockfile import PYTHON_FLOOR, read_lock
 from gymgate.runtime.venv import MARKER, MadeEnvironment, build_once, no_space, read_installed, writing
 
 logger = logging.getLogger(__name__)
@@ -116,14 +116,14 @@ def _interpreters(
     if known is not None:
         yield known
     warned = known is not None
-    for interpreter in choose(config.python, recipe.floor, report):
+    for interpreter in choose(config.python, PYTHON_FLOOR, report):
         if interpreter == known:
             continue
-        if interpreter.version < recipe.floor and not warned:
+        if interpreter.version < PYTHON_FLOOR and not warned:
             warned = True
             report(
-                f"warning: nemo-gym {config.version} declares Python >= {text(recipe.floor)}, which is not on this "
-                f"machine; using {interpreter}"
+                f"warning: nemo-gym declares Python >= {text(PYTHON_FLOOR)}, which is not on this machine; "
+                f"using {interpreter}"
             )
         yield interpreter
 
@@ -191,4 +191,4 @@ def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
             )
     identity = "\n".join([lock or release, *wanted, platform.machine(), platform.system()])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return Recipe(release, floor_of(release), lock, wanted, digest)
+    return Recipe(release, lock, wanted, digest)

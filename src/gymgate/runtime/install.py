@@ -19,8 +19,8 @@ from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, Progress, run_command
 from gymgate.runtime.environment import clean_env
 from gymgate.runtime.installer import UvFailedError, run_uv
-from gymgate.runtime.interpreters import Interpreter, Version, text
-from gymgate.runtime.lockfile import package_of, pins, split_lock
+from gymgate.runtime.interpreters import Interpreter, text
+from gymgate.runtime.lockfile import PYTHON_FLOOR, package_of, pins, split_lock
 from gymgate.runtime.venv import noted_interpreter
 
 _CHECK_TIMEOUT_S = 300.0
@@ -51,8 +51,6 @@ class Recipe:
     """Decides, together with the interpreter, what is in an environment."""
 
     version: str
-    floor: Version
-    """Python that the release declares as its minimum."""
     lock: str | None
     """Requirements with hashes; `None` for a release without a lock, which is resolved when it is installed."""
     requirements: tuple[str, ...]
@@ -139,8 +137,8 @@ class Installation:
 
         (An override of its metadata does not do: the package index declares the minimum too.)
         """
-        below = self.interpreter.version < self.recipe.floor
-        return ("--python-version", text(self.recipe.floor)) if below else ()
+        below = self.interpreter.version < PYTHON_FLOOR
+        return ("--python-version", text(PYTHON_FLOOR)) if below else ()
 
     def _install_release(self, lock: str) -> None:
         """Install everything else for this interpreter as it is, then nemo-gym, if need be past its declared minimum."""

@@ -6,16 +6,12 @@ import re
 from importlib import resources
 
 from packaging.utils import canonicalize_name
-from packaging.version import Version as Release
 
 from gymgate.runtime.interpreters import Version
 
+PYTHON_FLOOR: Version = (3, 13, 14)
+"""The oldest Python that nemo-gym declares from 0.5 on."""
 LOCKS = resources.files("gymgate.runtime") / "locks"
-
-
-def floor_of(release: str) -> Version:
-    """Return the oldest Python that a nemo-gym release declares (all releases after 0.4 declare the same)."""
-    return (3, 12, 0) if Release(release).release < (0, 5) else (3, 13, 14)
 
 
 def read_lock(release: str) -> str | None:

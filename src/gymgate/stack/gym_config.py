@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.catalog import resolve
-from gymgate.catalog.agentcode import AgentCode
 from gymgate.catalog.resolve import (
     AGENTS,
     MODELS,
@@ -26,11 +25,11 @@ from gymgate.catalog.resolve import (
     servers_of,
 )
 from gymgate.catalog.scan import roots_around
-from gymgate.config import POLICY
+from gymgate.config import POLICY, Routing
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, strategy_for, url_entries
+from gymgate.stack.routing import Strategy, strategy_for
 
 _USES_RAY = re.compile(
     r"^\s*(?:import ray|from ray\b)|\bray\.(?:remote|get|init|wait)\(|@ray\.remote", re.MULTILINE
@@ -40,7 +39,6 @@ _NO_RAY = re.compile(r"^\s+ray_enabled(?:\s*:.*)?\s*=\s*False", re.MULTILINE)
 
 _OBSERVABILITY = {"observability_enabled": True}
 _CAPTURE = {"enabled": True, "all_agents": True}
-_KEY = "0" * 32
 _TRACING = frozenset({"simple_agent"})
 """Agents that record each rollout a second time while `observability_enabled` is on, and never use that record."""
 
@@ -86,18 +84,6 @@ def parse_order(
         "sandbox": sandbox,
         "overrides": [list(pair) for pair in overrides],
         "initial": initial,
-    }
-
-
-def forwarding_order() -> dict[str, Any]:
-    """Return the question how the release's base classes forward a rollout's key; see `forkserver.forwarding`."""
-    return {
-        "key": _KEY,
-        "bodies": {by: url_entries(by, _KEY) for by in BY_URL},
-        "switches": {
-            "observability": _OBSERVABILITY,
-            "capture": {"observability_enabled": False, "token_id_capture": _CAPTURE},
-        },
     }
 
 
@@ -166,16 +152,19 @@ def only_agents_call_models(config: Mapping[str, Any]) -> bool:
 def strategy_of(
     agent: ServerInstance,
     urls: Collection[str],
-    forwarding: KeyForwarding,
-    code: AgentCode,
     config: Mapping[str, Any],
+    version: str,
+    routing: Routing | None = None,
 ) -> Strategy:
-    """Return how to route an agent of a config. `urls` are the keys of model URLs that servers use directly."""
+    """Return how to route an agent of a config in a release of nemo-gym.
+
+    `urls` are the keys of model URLs that servers use directly. `routing` is the user's choice.
+    """
     if not {AGENTS, MODELS}.isdisjoint(kind for _, kind, _ in references(agent.block)):
-        return strategy_for(agent.type, forwarding, code)
+        return routing or strategy_for(agent.type, version)
     own = bool(policy_urls(agent, urls))
-    strategy = strategy_for(agent.type, forwarding, code, own_urls=own)
-    elsewhere = strategy in (*BY_URL, "process") and not own and _has_foreign_url(agent.block, config)
+    strategy = routing or strategy_for(agent.type, version, own_urls=own)
+    elsewhere = strategy in ("url", "process") and not own and _has_foreign_url(agent.block, config)
     return "none" if elsewhere else strategy
 
 

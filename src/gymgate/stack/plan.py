@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymgate.catalog.agentcode import read_agent
 from gymgate.catalog.needs import judge_references, refuse_unanswered
 from gymgate.catalog.resolve import (
     AGENTS,
@@ -30,7 +29,14 @@ from gymgate.catalog.sandboxes import (
     sandbox_block,
     with_labels,
 )
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
+from gymgate.config import (
+    SUPPORTED_NEMO_GYM,
+    EnvironmentConfig,
+    HTTPEndpoint,
+    JudgeEndpoint,
+    ReplayEndpoint,
+    StackConfig,
+)
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.gateway.server import Gateway
@@ -45,7 +51,7 @@ from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import BY_URL, KeyForwarding, Strategy, refuse_unroutable
+from gymgate.stack.routing import Strategy, refuse_unroutable
 from gymgate.stack.workers import Workers, count_workers
 
 
@@ -65,8 +71,6 @@ class EnvironmentPlan:
     strategies: dict[str, Strategy]
     """Agent instance -> how the keys of its rollouts reach its model calls."""
     default_agent: str
-    forwarding: KeyForwarding
-    """What this release's base classes do with a rollout's key."""
     workers: Workers
     own_docker: bool = False
     """Whether the code of a server uses NeMo Gym's Docker provider where the config names no provider."""
@@ -101,7 +105,6 @@ async def make_plan(
         spec.name,
         logs / "config.log",
         directory=str(_working_directory(context.directory)),
-        forwarding=gym_config.forwarding_order(),
         **gym_config.parse_order(
             config_files,
             spec.overrides,
@@ -120,11 +123,7 @@ async def make_plan(
         raise ConfigError(f"environment {spec.name!r} has no agent in {config_files[0]}")
     urls = gym_config.model_urls(config)
     roots = gym_config.component_roots(config_files, context.config.component_roots, context.runtime.site)
-    forwarding = KeyForwarding(
-        **{**answer["forwarding"], "switches": tuple(answer["forwarding"]["switches"])}
-    )
     directories: dict[str, Path] = {}
-    strategies: dict[str, Strategy] = {}
     ray = set()
     own_docker = False
 
@@ -135,11 +134,13 @@ async def make_plan(
             if gym_config.uses_ray(directory, item.entrypoint):
                 ray.add(item.name)
             own_docker = own_docker or gym_config.uses_own_docker(directory, item.block)
-            if item.kind == AGENTS:
-                code = read_agent(roots, directory, item.entrypoint)
-                strategies[item.name] = gym_config.strategy_of(item, urls, forwarding, code, config)
 
     await asyncio.to_thread(read_code)
+    strategies = {
+        item.name: gym_config.strategy_of(item, urls, config, context.runtime.version, spec.routing)
+        for item in servers
+        if item.kind == AGENTS
+    }
     default = spec.agent or next(iter(agents))
     if strategies[default] == "none":
         raise refuse_unroutable(default, agents[default], context.runtime.version)
@@ -156,7 +157,6 @@ async def make_plan(
         agents,
         strategies,
         default,
-        forwarding,
         workers,
         own_docker,
     )
@@ -283,8 +283,8 @@ async def server_config(
         models,
         ray,
         policy_host=policy_host,
-        capture="capture" in plan.forwarding.switches
-        and not labels,  # it names no rollout to resources servers
+        # it names no rollout to resources servers; other releases may have another setting
+        capture=not labels and context.runtime.version in SUPPORTED_NEMO_GYM,
     )
     return with_labels(config, labels) if labels else config
 
@@ -294,7 +294,7 @@ def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
 
     Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
     """
-    by_url = all(strategy in BY_URL for strategy in plan.strategies.values())
+    by_url = all(strategy == "url" for strategy in plan.strategies.values())
     if context.config.gateway_host is not None and not by_url:
         context.progress(
             "warning: gateway_host has no effect: an agent does not put the rollout's key into its URL"

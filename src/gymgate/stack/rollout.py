@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.config import POLICY
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
+from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.route import Route
 from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
+from gymgate.rollout.outcome import asked_policy
 from gymgate.stack.agent_processes import AgentProcess
 from gymgate.stack.environment import Generation, RunningEnvironment
 from gymgate.stack.ports import LOOPBACK
@@ -58,10 +60,13 @@ class RolloutRun:
     """Fields of the `Rollout`: its status with its reward, its limit or its error."""
     result: bytes | None = None
     """The agent's answer as JSON, if it counts."""
+    keys_dropped: bool = False
+    """Whether policy calls without a key were refused meanwhile."""
 
     async def run(self, stack: RunningStack) -> None:
         """Run it within its time. A failure of whatever kind becomes this rollout's error."""
         own_process = self.agent in self.environment.agent_processes
+        keyless_before = stack.gateway.keyless_policy_calls
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 await (self._in_process(stack) if own_process else self._on_servers(stack))
@@ -76,6 +81,7 @@ class RolloutRun:
             else:
                 logger.exception("rollout %s failed", self.route.rollout_id)
                 self._fail(StackLostError(f"the stack's daemon could not run it: {described(error)}"))
+        self.keys_dropped = stack.gateway.keyless_policy_calls > keyless_before
 
     async def post(self, client: HTTPClient, url: str) -> None:
         """Post the row to the agent at `url`, and set what came of it.
@@ -106,9 +112,13 @@ class RolloutRun:
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
-        error = self.environment.unasked(self.agent, self.fields, [call.record for call in self.route.log])
+        calls = [call.record for call in self.route.log]
+        error = self.environment.unasked(self.agent, self.fields, calls)
         if error is not None:
             self._fail(error)
+        failure = self.fields.get("error")
+        if failure and self.keys_dropped and not asked_policy(calls):
+            failure["message"] += f"; {DROPPED_KEY}"
         return pack_rollout(self.described(), self.route, self.result)
 
     def described(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class RunningStack:
         config = self.config
         base = ensure_runtime(config.runtime, progress=self._progress)
         if base.version not in SUPPORTED_NEMO_GYM:
-            tested = f"{SUPPORTED_NEMO_GYM[-1]} to {SUPPORTED_NEMO_GYM[0]}"
+            tested = " and ".join(SUPPORTED_NEMO_GYM)
             self._progress(
                 f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
             )

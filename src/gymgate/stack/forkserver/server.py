@@ -5,7 +5,7 @@
 Orders come in and events go out on the control socket, one JSON object a line:
 
     {"op": "parse", "id": 1, "log": path, "out": path, "directory": path, "config_paths": [...],
-     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path, "forwarding": {...}}
+     "initial": {...}, "overrides": [[dotted key, value], ...], "policy": name, "parser": path}
     {"op": "serve", "id": 2, "log": path, "directory": path, "entrypoint": "app.py", "instance": name,
      "config": {...}, "ray": false, "commands": directory that precedes PATH,
      "labels": {of Docker containers}, "rollout_label": name of one more}
@@ -34,7 +34,6 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from .forwarding import key_forwarding
 from .preloading import preload
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -49,10 +48,9 @@ from .serving import ray_head, serve
 
 
 def parse(order: dict[str, Any]) -> None:
-    """Write to `out` the config as NeMo Gym's own parser resolves it, and how this release forwards keys."""
+    """Write to `out` the config as NeMo Gym's own parser resolves it."""
     os.chdir(order["directory"])  # the config's relative paths start there
-    answer = _load(order["parser"]).resolve(order) | {"forwarding": key_forwarding(order["forwarding"])}
-    Path(order["out"]).write_text(json.dumps(answer))
+    Path(order["out"]).write_text(json.dumps(_load(order["parser"]).resolve(order)))
 
 
 def _load(path: str) -> Any:
