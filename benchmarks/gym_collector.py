@@ -28,7 +28,7 @@ from gymgate.runtime import Runtime, clean_env, ensure_runtime
 from gymgate.runtime.environment import installer_env
 from gymgate.runtime.installer import find_uv, run_uv
 from gymgate.runtime.interpreters import numbered_commands, text
-from gymgate.runtime.lockfile import floor_of
+from gymgate.runtime.lockfile import PYTHON_FLOOR
 
 ENVIRONMENT = "example_single_tool_call"
 SHARED = (
@@ -106,7 +106,7 @@ def installing_environment(stock: Stock) -> dict[str, str]:
     for name, program in {**numbered_commands(), "uv": Path(find_uv())}.items():
         (programs / name).symlink_to(program)
     config = stock.directory / "uv.toml"
-    config.write_text(f'[pip]\npython-version = "{text(floor_of(stock.runtime.version))}"\n')
+    config.write_text(f'[pip]\npython-version = "{text(PYTHON_FLOOR)}"\n')
     plain = gym_environment(stock.runtime)
     path = os.pathsep.join([plain["PATH"], str(programs)])
     return {**installer_env(), **plain, "PATH": path, "UV_CONFIG_FILE": str(config)}

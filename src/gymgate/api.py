@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
@@ -14,7 +13,7 @@ from gymgate.dataset import Row
 from gymgate.dataset import open_rows as open_row_source
 from gymgate.errors import ConfigError
 from gymgate.rollout import Rollout, outcome_of
-from gymgate.runtime import ensure_runtime
+from gymgate.runtime import open_catalog
 from gymgate.stack import acquire
 
 SHARED_LINGER_S = 120.0
@@ -27,16 +26,18 @@ def load_catalog(
     roots: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Catalog:
-    """Return the catalog of a nemo-gym release, which is installed on first use.
+    """Return the catalog of a nemo-gym release, which is installed when one of its files is needed.
 
     `roots` are directories with servers of your own; `progress` gets a line per step of the installation.
     """
-    installed = ensure_runtime(runtime or RuntimeConfig(), progress=progress)
-    return Catalog(installed.site, installed.version, [Path(root) for root in roots])
+    return open_catalog(runtime or RuntimeConfig(), roots, progress=progress)
 
 
 def list_environments(runtime: RuntimeConfig | None = None) -> list[Environment]:
-    """Return every environment of a nemo-gym release."""
+    """Return every environment of a nemo-gym release.
+
+    A supported release need not be installed. Until it is, paths are relative to the directory of its packages.
+    """
     return load_catalog(runtime).environments()
 
 

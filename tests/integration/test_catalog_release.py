@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,9 @@ def test_info_says_which_provider_and_images_an_environment_asks_for(runtime: Ru
     for name in ("mcqa", "responses_api_agents/anyterminal_agent"):
         images = json.loads(run("info", name, "--json", "--gym", runtime.version))["row_images"]
         assert ("alexgshaw/fix-git:20260403" in images) is (name != "mcqa")
+
+
+def test_the_scans_that_ship_are_those_of_the_releases() -> None:
+    command = [sys.executable, str(Path(__file__).parents[2] / "locks" / "scans.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}; make them again: ./dev python locks/scans.py"

@@ -67,7 +67,7 @@ def test_what_lies_in_the_cache(cache: Path) -> None:
     written(cache / "runtimes" / "nemo-gym-b.tmp-1" / "x")
     written(cache / "runtimes" / ".lock", "")
     written(cache / "npm" / "codex-1" / MARKER, '{"package": "@openai/codex@1"}')
-    for name in ("gym/hub/a", "data/nemo-gym-0.7.0/b", "rows/c.index", "catalog/d.json", "run/e", "odd"):
+    for name in ("gym/hub/a", "data/nemo-gym-0.7.0/b", "rows/c.index", "run/e", "odd"):
         written(cache / name)
     found = cache_entries()
     assert names(found) == {
@@ -77,7 +77,6 @@ def test_what_lies_in_the_cache(cache: Path) -> None:
         "gym": "downloads",
         "nemo-gym-0.7.0": "downloads",
         "c.index": "index",
-        "d.json": "index",
         "run": "other",
         "odd": "other",
     }

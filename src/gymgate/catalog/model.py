@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -116,9 +116,13 @@ class DataFile:
     path: Path
     kind: RowsKind
     """rows: ready to run; raw: no `responses_create_params` yet; rollouts: recorded results; other: neither."""
+    lines: int | None = field(default=None, compare=False)
+    """Lines that are not blank; `None`: they were not counted yet."""
 
     def rows(self) -> int:
-        """Count the lines that are not blank."""
+        """Return the number of lines that are not blank."""
+        if self.lines is not None:
+            return self.lines
         with self.path.open("rb") as file:
             return sum(1 for line in file if not line.isspace())
 
@@ -152,6 +156,8 @@ class Environment:
     description: str | None = None
     configs: tuple[EnvConfig, ...] = ()
     data: tuple[DataFile, ...] = ()
+    images: tuple[str, ...] | None = field(default=None, compare=False)
+    """The images that its rows name, as `images_of_rows` finds them; `None`: the rows were not read yet."""
 
     def config(self, name: str | Sequence[str] | None = None) -> EnvConfig:
         """Return the config of that name; of several names, the one that `Catalog.find` put together of them. `None` means
@@ -207,7 +213,7 @@ class Environment:
             named += [dataset for dataset in config.datasets if dataset.type == "example"]
         for dataset in named:
             end = "/" + dataset.path.lstrip("./")
-            yield from (file for file in self.data if file.path.as_posix().endswith(end))
+            yield from (file for file in self.data if f"/{file.path.as_posix()}".endswith(end))
 
     @property
     def known_as(self) -> str:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import re
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gymgate.api import load_catalog
 from gymgate.catalog.resolve import MISSING, SandboxReference, walk
+from gymgate.catalog.scan import images_of_rows
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from gymgate.catalog import EnvConfig, Environment
     from gymgate.check.record.record import QualityRecord
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
-_ROW_IMAGE = re.compile(r"(?:^|\.)(?:docker_image|image|image_name|image_ref|image_url)$")
-"""Fields of rows that do, apart from their prompts."""
-ROWS_READ = 100
-"""Lines of each file that are searched for images."""
 IMAGES_SHOWN = 3
 
 
@@ -45,11 +39,12 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
 
     The needs are estimated from its files; nothing is run. The record was measured before and ships with gymgate.
     """
-    found = load_catalog(gym, progress=log).find(environment, config_names)
+    catalog = load_catalog(gym, progress=log)
+    found = catalog.look_up(environment, config_names)
     config = found.config(config_names or None)
     from gymgate.check.record.files import shipped_record
 
-    record = shipped_record(found.kind, found.name, gym.version)
+    record = shipped_record(found.kind, found.name, catalog.version)
     if as_json:
         whole = description(found)
         print_json({**whole, "record": record.model_dump(mode="json") if record is not None else None})
@@ -78,7 +73,7 @@ def description(environment: Environment) -> dict[str, Any]:
             for file in environment.data
         ],
         "recordings": [file.name for file in environment.recordings()],
-        "row_images": row_images(environment),
+        "row_images": [*images_of_rows(environment)],
     }
 
 
@@ -176,35 +171,9 @@ def _data(environment: Environment, config: EnvConfig) -> None:
         click.echo(f"get it with `gymgate data prepare {environment.known_as}`")
 
 
-def row_images(environment: Environment) -> list[str]:
-    """The images that the packaged rows name, once each; empty if no config needs containers."""
-    if not any("docker" in config.need_kinds for config in environment.configs):
-        return []
-    found: dict[str, None] = {}
-    for file in environment.data:
-        if file.kind in ("rows", "raw"):
-            with file.path.open("rb") as lines:
-                for line in islice(lines, ROWS_READ):
-                    found |= dict.fromkeys(_images_of_row(line))
-    return [*found]
-
-
-def _images_of_row(line: bytes) -> Iterator[str]:
-    import orjson
-
-    try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return
-    for path, value in walk(row):
-        is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))
-        if _ROW_IMAGE.search(path) and not is_prompt and isinstance(value, str) and value:
-            yield value
-
-
 def _sandboxes(environment: Environment, config: EnvConfig) -> None:
     """The providers and images that a config asks for, once each."""
-    images = row_images(environment)
+    images = images_of_rows(environment)
     if config.sandboxes or images:
         click.echo()
     if config.sandboxes:

@@ -36,6 +36,12 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     config = gym.model_copy(update={"python": python})
     report = _Report()
     with _progress() as progress:
+        if environments:
+            from gymgate.api import load_catalog
+
+            catalog = load_catalog(config, progress=progress)
+            for name in environments:
+                catalog.refuse_unknown(name)
         report.add_runtime(config, progress)
         if environments:
             report.add_environments(config, environments, progress)

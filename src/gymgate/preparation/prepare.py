@@ -20,7 +20,7 @@ from gymgate.preparation import failures
 from gymgate.preparation.model import FileNote, Manifest, PrepareConfig, SourceNote
 from gymgate.preparation.order import STAGE, order_for, program_env
 from gymgate.preparation.program import Event, run_program, workspace
-from gymgate.runtime import Runtime, ensure_runtime, find_runtime
+from gymgate.runtime import Runtime, ensure_runtime, find_runtime, open_catalog
 from gymgate.runtime.command import Progress
 
 MANIFEST = "manifest.json"
@@ -41,8 +41,9 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
     a script's arguments ask for its help.
     """
     name = config.environment.name
+    catalog = open_catalog(config.runtime, progress=progress)
+    catalog.refuse_unknown(name)
     base = ensure_runtime(config.runtime, progress=progress)
-    catalog = Catalog(base.site, base.version)
     environment = _environment_of(catalog, config, progress)
     chosen = _config_of(environment, config.environment.config)
     requirements = chosen.requirements

@@ -1,6 +1,6 @@
 """The interpreter and virtual environment that NeMo Gym runs in: one for each release and set of requirements."""
 
-from gymgate.runtime.ensure import Runtime, ensure_runtime, find_runtime
+from gymgate.runtime.ensure import Runtime, ensure_runtime, find_runtime, open_catalog
 from gymgate.runtime.environment import clean_env, daemon_env
 from gymgate.runtime.interpreters import Interpreter, find_interpreters
 
@@ -12,4 +12,5 @@ __all__ = [
     "ensure_runtime",
     "find_interpreters",
     "find_runtime",
+    "open_catalog",
 ]

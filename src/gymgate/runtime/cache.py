@@ -21,7 +21,7 @@ Kind = Literal["runtime", "command", "downloads", "index", "leftover", "other"]
 
 _USED = ".used"
 _LOCK = ".lock"
-_WITH_ENTRIES = ("runtimes", "npm", "data", "catalog", "rows")
+_WITH_ENTRIES = ("runtimes", "npm", "data", "rows")
 """Directories of the cache of which each child is an entry."""
 _LOCKED = ("runtimes", "npm")
 """Directories whose entries are made under a lock."""
@@ -189,8 +189,6 @@ def _entry(path: Path) -> CacheEntry:
     kind, marker = path.parent.name, read_marker(path)
     if kind == "data":
         return CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", path / _LOCK)
-    if kind == "catalog":
-        return CacheEntry("index", path, "the catalog of a release")
     if kind == "rows":
         return CacheEntry("index", path, "offsets of a file's rows")
     if UNFINISHED in path.name or (kind == "runtimes" and marker is None):

@@ -14,6 +14,8 @@ from typing import Any
 from packaging.version import InvalidVersion
 from packaging.version import Version as Release
 
+from gymgate.catalog import Catalog
+from gymgate.catalog.shipped import has_scan
 from gymgate.config import DEFAULT_NEMO_GYM, RuntimeConfig, cache_dir
 from gymgate.errors import ConfigError, SetupError
 from gymgate.runtime.command import Progress
@@ -96,6 +98,18 @@ def ensure_runtime(
     raise SetupError(
         f"no interpreter on this machine can run nemo-gym {config.version}: {'; '.join(failures)}"
     )
+
+
+def open_catalog(
+    config: RuntimeConfig, roots: Sequence[str] = (), *, progress: Progress | None = None
+) -> Catalog:
+    """Return the catalog of a release. A supported release is installed when the catalog first needs one of its files."""
+    own = [Path(root).expanduser() for root in roots]
+    found = find_runtime(config)
+    if found is None and has_scan(config.version):
+        return Catalog(lambda: ensure_runtime(config, progress=progress).site, config.version, own)
+    installed = found or ensure_runtime(config, progress=progress)
+    return Catalog(installed.site, installed.version, own)
 
 
 def runtimes_dir() -> Path:

@@ -13,14 +13,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gymgate.catalog import Catalog
 from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import sandbox_block
 from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError, StackStartError
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.server import Gateway
-from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.runtime.command import Progress
 from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables
 from gymgate.stack import forkserver
@@ -168,15 +167,15 @@ class RunningStack:
     def _resolve(self) -> list[tuple[EnvironmentConfig, tuple[Path, ...], Runtime]]:
         """Find each environment's config files and make its runtime. Blocks, for minutes on first use."""
         config = self.config
+        catalog = open_catalog(config.runtime, config.component_roots, progress=self._progress)
+        for spec in config.environments:  # before an installation
+            catalog.refuse_unknown(spec.name)
         base = ensure_runtime(config.runtime, progress=self._progress)
         if base.version not in SUPPORTED_NEMO_GYM:
             tested = " and ".join(SUPPORTED_NEMO_GYM)
             self._progress(
                 f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
             )
-        catalog = Catalog(
-            base.site, base.version, [Path(root).expanduser() for root in config.component_roots]
-        )
         found = []
         for spec in config.environments:
             environment = catalog.find(spec.name, spec.config)

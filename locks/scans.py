@@ -1,0 +1,50 @@
+"""Make the scans of supported releases that ship with gymgate: `./dev python locks/scans.py` (`--check` only compares).
+
+A release that is not installed is installed first, into the cache.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from gymgate.catalog import Catalog, Environment, shipped
+from gymgate.catalog.model import AGENT_KIND
+from gymgate.catalog.scan import Scanner, images_of_rows
+from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig
+from gymgate.runtime import ensure_runtime
+
+
+def fresh_scan(site: Path) -> list[Environment]:
+    """Return every environment and every agent with a config, read from their files, and what their rows tell."""
+    scanner = Scanner([site], site)
+    agents = (scanner.directory(path, AGENT_KIND) for path in sorted((site / AGENT_KIND).glob("[!_.]*/")))
+    unshipped = Catalog(site, "none")  # of no release whose scan ships
+    return [_with_rows(item) for item in (*unshipped.environments(), *agents) if item is not None]
+
+
+def _with_rows(item: Environment) -> Environment:
+    data = tuple(replace(file, lines=file.rows()) for file in item.data)
+    return replace(item, data=data, images=images_of_rows(item))
+
+
+def main() -> int:
+    stale = []
+    for version in SUPPORTED_NEMO_GYM:
+        site = ensure_runtime(RuntimeConfig(version=version), progress=print).site
+        path = Path(str(shipped.SCANS)) / f"{version}.json.gz"
+        scanned = fresh_scan(site)
+        packed = shipped.packed(scanned, site)
+        if path.is_file() and shipped.packed(shipped.load(version, site), site) == packed:
+            continue
+        stale.append(path.name)
+        if "--check" not in sys.argv:
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(packed)
+    print(f"{'differ' if '--check' in sys.argv else 'written'}: {', '.join(stale) or 'none'}")
+    return int("--check" in sys.argv and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""The scans that ship: what there is to run is known before NeMo Gym is installed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
+from gymgate.catalog.resolve import NOWHERE, interpolated
+from gymgate.cli import cli
+from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
+from gymgate.errors import ConfigError
+from gymgate.runtime import ensure, open_catalog
+from gymgate.stack import acquire, gym_config
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache directory of a machine without NeMo Gym, on which nothing may be installed."""
+
+    def install(*_: object, **__: object) -> None:
+        pytest.fail("this installs a release")
+
+    monkeypatch.setattr(ensure, "ensure_runtime", install)
+    monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("GYMGATE_OFFLINE", "1")
+    return tmp_path / "cache"
+
+
+def run(*arguments: str) -> str:
+    done = CliRunner().invoke(cli, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.mark.parametrize("version", SUPPORTED_NEMO_GYM)
+def test_a_release_is_described_before_it_is_installed(fresh: Path, version: str) -> None:
+    listed = json.loads(run("list", "--json", "--gym", version))
+    assert len(listed) > 250
+    assert {"mcqa", "workplace_assistant"} <= {item["name"] for item in listed}
+    assert len(json.loads(run("list", "--kind", "agent", "--json", "--gym", version))) > 5
+    described = json.loads(run("info", "mcqa", "--json", "--gym", version))
+    assert described["path"] == "resources_servers/mcqa"
+    assert described["data"][0]["rows"] == 5
+    assert described["configs"][0]["requirements"] == ["tiktoken"]
+    images = json.loads(run("info", "terminal_bench_2_1", "--json", "--gym", version))["row_images"]
+    assert images[0] == "alexgshaw/path-tracing:20251031"
+    for name in ("mcqa", "benchmarks/gpqa", "responses_api_agents/anyterminal_agent"):
+        assert run("info", name, "--gym", version)
+    assert not fresh.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "run mcqaa",
+        "info mcqaa",
+        "setup mcqa mcqaa",
+        "collect mcqaa -o out",
+        "check mcqaa",
+        "data prepare mcqaa -o out",
+        "info responses_api_agents/mcqaa",
+    ],
+)
+def test_an_unknown_environment_is_refused_before_an_installation(fresh: Path, words: str) -> None:
+    done = CliRunner().invoke(cli, words.split())
+    assert isinstance(done.exception, ConfigError)
+    assert "'mcqaa'" in str(done.exception) or "'responses_api_agents/mcqaa'" in str(done.exception)
+    assert "near names: mcqa" in str(done.exception)
+
+
+async def test_a_stack_refuses_it_as_early(fresh: Path) -> None:
+    """Its daemon is a process of its own, which here has no network to install with."""
+    with pytest.raises(ConfigError, match="'mcqaa'"):
+        async with acquire(StackConfig(environments=("mcqaa",))):
+            pass
+
+
+def test_what_may_be_a_users_own_is_not_refused(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / "resources_servers" / "of_mine").mkdir(parents=True)
+    (tmp_path / "beside").mkdir()
+    monkeypatch.chdir(tmp_path)
+    catalog = open_catalog(RuntimeConfig(), [str(root)])
+    for name in ("mcqa", "of_mine", "beside", "./x", "x.yaml", "responses_api_agents/codex_agent"):
+        catalog.refuse_unknown(name)
+    with pytest.raises(ConfigError):
+        catalog.refuse_unknown("elsewhere")
+
+
+def test_a_scan_follows_the_directory_of_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "a site"
+    own = f"shell @ {(site / 'responses_api_agents' / 'x' / 'shell').as_uri()}"
+    path = site / "resources_servers" / "e"
+    config = EnvConfig("e", path / "configs" / "e.yaml", requirements=(own,))
+    data = DataFile("example", path / "data" / "example.jsonl", "rows", lines=3)
+    scan = [Environment("e", "resources_servers", path, configs=(config,), data=(data,))]
+    monkeypatch.setattr(shipped, "SCANS", tmp_path)
+    (tmp_path / "1.0.json.gz").write_bytes(shipped.packed(scan, site))
+    assert shipped.load("1.0", site) == scan
+    (moved,) = shipped.load("1.0", Path("/other site"))
+    assert moved.path == Path("/other site/resources_servers/e")
+    assert moved.data[0].rows() == 3
+    (relative,) = shipped.load("1.0", None)
+    assert relative.data[0].path == Path("resources_servers/e/data/example.jsonl")
+
+
+def test_a_checkout_is_read_anew(tmp_path: Path) -> None:
+    """Its files may be others than those of the release that it calls itself."""
+    assert Catalog(tmp_path, "0.7.0").environments() == []
+    (tmp_path / "nemo_gym-0.7.0.dist-info").mkdir()
+    (tmp_path / "resources_servers").mkdir()
+    assert Catalog(tmp_path, "0.7.0").environments()[0].path.is_relative_to(tmp_path)
+
+
+ROUTED = {
+    "0.7.0": {"url": 512, "metadata": 26, "process": 20, "body": 2, "remote": 1},
+    "0.6.0": {"url": 351, "metadata": 33, "process": 35, "body": 2, "remote": 1},
+}
+"""Of agents in packaged configs, as they were routed when their code was read for it."""
+
+
+@pytest.mark.parametrize("version", ROUTED)
+def test_how_the_agents_of_every_packaged_config_are_routed(version: str) -> None:
+    found = Counter(
+        gym_config.strategy_of(
+            agent,
+            tuple(interpolated(agent.block) & {"policy_base_url"}),
+            {"policy_base_url": NOWHERE},
+            version,
+        )
+        for item in shipped.load(version, None)
+        for config in item.configs
+        for agent in config.agents
+        if agent.entrypoint
+    )
+    assert found == ROUTED[version]
