@@ -148,7 +148,7 @@ class ReplayEndpoint(Config):
 
     type: Literal["replay"] = "replay"
     rollouts: tuple[str, ...]
-    """JSONL files of recorded rollouts (`responses_create_params` and `response` in each line)."""
+    """JSONL files of rollouts that NeMo Gym recorded, or that a run of gymgate wrote."""
     index: int | None = None
     """Answer only from this line (0-based, counted over all files); `None`: from any line that matches."""
 

@@ -51,6 +51,11 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         (line, repeat) for line in (1, 2) for repeat in range(10)
     }
     assert all(len(line["calls"]) == 3 for line in lines)
+    again = run("example_session_state_mgmt", "--replay-file", str(output), "--json")
+    assert again.returncode == 0, again.stderr
+    (metrics,) = json.loads(again.stdout)["environments"].values()
+    assert (metrics["rollouts"], metrics["mean_reward"]) == (2, 1.0)
+    assert "3 of 5 rows have no recorded rollout" in again.stderr
 
 
 @pytest.mark.parametrize(

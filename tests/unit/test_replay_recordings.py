@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError
+from gymgate.gateway.replay.conversation import blocks_of
+from gymgate.gateway.replay.index import ReplayIndex
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts, recorded_rows
 
 
@@ -139,3 +141,81 @@ def test_rows_that_some_recording_begins_with(tmp_path: Path) -> None:
     found = recordings(tmp_path / "r.jsonl", record([user("x"), user("an observation")], [A]))
     rows = [row("x", n=1), row("y"), row("x", n=2), row([user("x"), user("an")]), row([user("x"), A])]
     assert recorded_rows(found, rows) == [rows[0], rows[2]]
+
+
+def kept_call(request: Any, response: Any, **fields: Any) -> dict[str, Any]:
+    """A policy call in a line of a run, as `gymgate collect --bodies` writes it."""
+    call = {"index": 0, "model_server": "policy_model", "dialect": "responses", "status_code": 200}
+    return {**call, "request": request, "response": response, **fields}
+
+
+def run_line(*calls: Any, result: Any, status: str = "completed", **fields: Any) -> dict[str, Any]:
+    head = {"row_key": "0" * 16, "occurrence": 0, "repeat": 0, "seed": None, "environment": "e", "agent": "a"}
+    return {**head, "status": status, "reward": 1.0, "result": result, "calls": list(calls), **fields}
+
+
+def test_a_line_of_a_run_is_the_agents_answer(tmp_path: Path) -> None:
+    result = record([U], [F1, O1, A], answer="x")
+    call = {"model_server": "policy_model", "dialect": "responses", "status_code": 200}
+    (recording,) = recordings(tmp_path / "r.jsonl", run_line(call, result=result))
+    assert recording.turns == [[F1], [A]]
+    assert (recording.reward, recording.row["answer"]) == (1.0, "x")
+
+
+def test_a_line_of_a_run_with_bodies_has_the_turns_that_were_asked_for(tmp_path: Path) -> None:
+    """Two conversations of one agent, which its answer does not tell apart; the second by chat-completions."""
+    tool_call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [tool_call]}
+    chat = {
+        "messages": [
+            {"role": "user", "content": "other"},
+            asked,
+            {"role": "tool", "tool_call_id": "1", "content": "ok"},
+        ]
+    }
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "b"}}
+    line = run_line(
+        kept_call({"input": [U]}, {"output": [A]}),
+        kept_call({"input": "is it right?"}, {"output": [C]}, model_server="judge"),
+        kept_call({"input": [U]}, {"error": {"message": "busy"}}, status_code=500),
+        kept_call(chat, {"id": "c", "model": "m", "choices": [choice]}, dialect="chat"),
+        result={"reward": 1.0},
+    )
+    (recording,) = recordings(tmp_path / "r.jsonl", line)
+    first, second = recording.steps
+    assert (first.prompt, first.output) == ([U], [A])
+    assert [item.get("type", "message") for item in second.prompt] == [
+        "message", "function_call", "function_call_output",
+    ]  # fmt: skip
+    assert second.output[0]["content"][0]["text"] == "b"
+    assert recording.response["model"] == "m"
+    found = ReplayIndex([recording]).find({"input": second.prompt})
+    assert (found.turn, found.tool_output_differs) == (1, False)
+
+
+def test_an_answer_that_came_translated_is_read_as_the_endpoint_gave_it(tmp_path: Path) -> None:
+    request = {"max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+    shown = {"type": "message", "content": [{"type": "text", "text": "a"}]}
+    call = kept_call(request, shown, dialect="messages", upstream_response={"output": [A]})
+    (recording,) = recordings(tmp_path / "r.jsonl", run_line(call, result={}))
+    assert recording.turns == [[A]]
+
+
+def test_a_run_on_disk_answers_as_the_recordings_that_it_replayed() -> None:
+    earlier = Path(__file__).with_name("earlier_run")
+    index = ReplayIndex(recorded_rollouts([earlier / "recordings.jsonl"]))
+    run = recorded_rollouts([earlier / "run" / "rollouts.jsonl"])
+    assert [len(each.steps) for each in run] == [1, 2, 2, 2]  # its numbers of policy calls
+    for step in (step for each in run for step in each.steps):
+        match = index.find({"input": step.prompt}, strict=True)
+        assert blocks_of(match.step.output)[0].said() == blocks_of(step.output)[0].said()
+
+
+def test_of_a_run_a_failed_rollout_has_no_turns_and_another_without_bodies_is_refused(tmp_path: Path) -> None:
+    failed = run_line(result=None, status="failed", reward=None)
+    assert [each.turns for each in recordings(tmp_path / "r.jsonl", failed)] == [[]]
+    with pytest.raises(DataError, match=r"r\.jsonl:2 .*--bodies"):
+        recordings(tmp_path / "r.jsonl", failed, run_line(result={"responses_create_params": {}}))
+    broken = kept_call({"messages": "x"}, {"output": [A]}, dialect="chat")
+    with pytest.raises(DataError, match=r"r\.jsonl:1 messages must be a list"):
+        recordings(tmp_path / "r.jsonl", run_line(broken, result={}))

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_outcomes
-from gymgate.cli.policies import http_endpoint, only_recorded
+from gymgate.cli.policies import http_endpoint, only_recorded, replay_files
 from gymgate.cli.run import as_dict
 from gymgate.collection.plan import RolloutPlan
 from gymgate.collection.progress import RunProgress
@@ -203,6 +203,18 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
 def test_a_missing_recording_is_refused_before_anything_starts() -> None:
     result = CliRunner().invoke(cli, ["run", "mcqa", "--replay-file", "gone.jsonl"], standalone_mode=False)
     assert str(result.exception) == "--replay-file 'gone.jsonl': there is no such file"
+
+
+def test_a_directory_of_a_run_stands_for_its_rollouts(tmp_path: Path) -> None:
+    for shard in ("shard-1-of-2", "shard-2-of-2"):
+        (tmp_path / "run" / shard).mkdir(parents=True)
+        for name in ("run.json", "rollouts.jsonl"):
+            (tmp_path / "run" / shard / name).touch()
+    (file := tmp_path / "more.jsonl").touch()
+    shards = [str(tmp_path / "run" / f"shard-{number}-of-2" / "rollouts.jsonl") for number in (1, 2)]
+    assert replay_files([str(tmp_path / "run"), str(file)]) == (*shards, str(file))
+    with pytest.raises(ConfigError, match="no run of gymgate collect"):
+        replay_files([str(tmp_path)])
 
 
 def test_an_environment_without_a_recording_of_its_rows_is_named(

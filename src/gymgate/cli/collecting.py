@@ -12,7 +12,7 @@ from gymgate.catalog import Catalog, Environment
 from gymgate.cli.environments import stack_config
 from gymgate.cli.options import EndpointOptions, EnvironmentOptions
 from gymgate.cli.output import Log
-from gymgate.cli.policies import only_recorded, policy_endpoint, refuse_without_endpoint
+from gymgate.cli.policies import only_recorded, policy_endpoint, refuse_without_endpoint, replay_files
 from gymgate.collection.plan import WHOLE, RolloutPlan, Shard
 from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, RayCluster, ReplayEndpoint, RuntimeConfig
@@ -48,7 +48,10 @@ def make_collection(
     `arguments` are `ENV...` or one file of rows, whose environments are `named` or found by the agents its rows name.
     `fields` are further fields of `Collection`. Raises `ConfigError` and `DataError`.
     """
-    _refuse_unusable_options(endpoint, files)
+    refuse_without_endpoint(endpoint)
+    if endpoint.urls and files:
+        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
+    recordings = replay_files(files)
     policy: HTTPEndpoint | ReplayEndpoint | None = None
     if endpoint.urls:
         policy = policy_endpoint(endpoint, log)
@@ -61,9 +64,8 @@ def make_collection(
     require_needs(stack, found, replayed=policy is None)
     sources = _sources(source, found, rows)
     if policy is None:
-        policy = ReplayEndpoint(rollouts=tuple(files)) if files else replay_of(found)
-        if not files and all(each.environment for each in sources):
-            sources = only_recorded(sources, policy, log)
+        policy = ReplayEndpoint(rollouts=recordings) if recordings else replay_of(found)
+        sources = only_recorded(sources, policy, log)
     return Collection(
         stack=stack,
         policy=policy,
@@ -73,15 +75,6 @@ def make_collection(
         log=log,
         **fields,
     )
-
-
-def _refuse_unusable_options(endpoint: EndpointOptions, files: Sequence[str]) -> None:
-    """Raises `ConfigError` for options of an endpoint without one, recordings beside one, and a missing recording."""
-    refuse_without_endpoint(endpoint)
-    if endpoint.urls and files:
-        raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
-    if missing := [file for file in files if not Path(file).exists()]:
-        raise ConfigError(f"--replay-file {missing[0]!r}: there is no such file")
 
 
 def _split_arguments(

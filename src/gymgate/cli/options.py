@@ -151,8 +151,9 @@ replay_file_option = click.option(
     "--replay-file",
     "files",
     multiple=True,
-    metavar="FILE",
-    help="JSONL file of recorded rollouts to replay. Repeatable. [those that come with ENV]",
+    metavar="FILE|RUN",
+    help="JSONL file of recorded rollouts to replay, of NeMo Gym or gymgate, or a directory of gymgate collect. Repeatable. "
+    "[those that come with ENV]",
 )
 judge_option = click.option(
     "--judge",

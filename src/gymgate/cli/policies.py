@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from gymgate.cli.options import EndpointOptions, checked_url, key_value
@@ -158,14 +159,35 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(fields.items()))
 
 
+def replay_files(files: Iterable[str]) -> tuple[str, ...]:
+    """The files that `--replay-file` gives; a directory of `gymgate collect` stands for its rollouts, shards included.
+
+    Raises `ConfigError` for what is not there.
+    """
+    from gymgate.collection.store import ROLLOUTS, run_directories
+
+    found: list[str] = []
+    for file in files:
+        if not Path(file).exists():
+            raise ConfigError(f"--replay-file {file!r}: there is no such file")
+        if not Path(file).is_dir():
+            found.append(file)
+        elif runs := [run / ROLLOUTS for run in run_directories(Path(file)) if (run / ROLLOUTS).exists()]:
+            found += map(str, runs)
+        else:
+            raise ConfigError(f"--replay-file {file!r}: there is no run of gymgate collect in this directory")
+    return tuple(found)
+
+
 def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: Log) -> list[RowSource]:
     """The sources without the rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
 
-    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
+    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row, and
+    `DataError` for a recording that cannot be read.
     """
     from gymgate.gateway.replay.recording import recorded_rollouts
 
-    recordings = recorded_rollouts(endpoint.rollouts)
+    recordings = [each for each in recorded_rollouts(endpoint.rollouts) if each.steps]
     return [_recorded(source, recordings, log) for source in sources]
 
 
@@ -182,9 +204,8 @@ def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> R
             "policy endpoint: -b http://host:8000/v1, or recordings of these rows: --replay-file FILE"
         )
     if len(recorded) < len(rows):
-        log(
-            f"{source.environment}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout"
-        )
+        name = source.environment or source.name
+        log(f"{name}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout")
     kept = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
     return replace(source, rows=_SelectedRows(source, kept))
 

@@ -13,6 +13,7 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option
 from gymgate.cli.output import log
+from gymgate.cli.policies import replay_files
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.stack.sync import LoopThread
@@ -43,7 +44,7 @@ def command(
     """
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
-    paths = [*_recording_files(environments, gym), *files]
+    paths = [*_recording_files(environments, gym), *replay_files(files)]
     interrupted, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
     if error is not None:
         raise error

@@ -1,4 +1,4 @@
-"""Recorded rollouts, as NeMo Gym ships and writes them, cut into the policy's turns."""
+"""Recorded rollouts, as NeMo Gym ships and writes them and as gymgate writes them, cut into the policy's turns."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gymgate.errors import DataError
+from gymgate.errors import DataError, GymgateError
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
+from gymgate.gateway.replay.run_line import KeptCall, is_run_line, read_run_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +73,25 @@ def recorded_rollouts(paths: Iterable[str | Path]) -> list[Recording]:
 
 
 def recorded_rollout(text: bytes, path: Path, line: int, index: int = 0) -> Recording:
-    """The recorded rollout in one line of a file; `DataError` with file and line if there is none in it."""
-    raw = _record(text, path, line)
-    return Recording(str(path), line, index, raw, tuple(_steps(raw, path, line)))
+    """The recorded rollout in one line of a file, of NeMo Gym or of a run of gymgate.
+
+    Raises `DataError` with file and line if there is none in it.
+    """
+    try:
+        raw = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise _malformed(
+            path, line, f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
+        ) from None
+    kept: list[KeptCall] = []
+    if is_run_line(raw):
+        try:
+            raw, kept = read_run_line(raw)
+        except GymgateError as error:
+            raise _malformed(path, line, error.message) from error
+    record = _checked(raw, path, line)
+    steps = [Turn(prompt, answer["output"]) for prompt, answer in kept] or _steps(record, path, line)
+    return Recording(str(path), line, index, record, tuple(steps))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -87,13 +104,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def _record(text: bytes, path: Path, line: int) -> dict[str, Any]:
-    try:
-        raw = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise _malformed(
-            path, line, f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
-        ) from None
+def _checked(raw: Any, path: Path, line: int) -> dict[str, Any]:
     for key in ("responses_create_params", "response"):
         if not isinstance(raw, dict) or not isinstance(raw.get(key), dict):
             raise _malformed(path, line, f"is not a recorded rollout: it has no {key!r}")
