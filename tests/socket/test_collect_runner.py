@@ -196,6 +196,59 @@ async def test_a_run_that_goes_on_after_a_lost_stack_runs_nothing_twice(tmp_path
     assert ran == Counter(range(1, 7))
 
 
+async def test_a_lost_stack_does_not_give_back_the_retries(tmp_path: Path) -> None:
+    """Two attempts before it and two after it: with a budget of 3 the fourth is the last."""
+    attempts = Counter[str]()
+
+    async def lost_after_two(planned: PlannedRollout) -> Rollout:
+        if attempts["before"] == 2:
+            raise StackLostError("the daemon is gone")
+        attempts["before"] += 1
+        return failed("infrastructure")
+
+    async def fails(planned: PlannedRollout) -> Rollout:
+        attempts["after"] += 1
+        return failed("infrastructure")
+
+    plan = plan_of(1)
+    with collector(tmp_path, plan, lost_after_two) as (made, directory):
+        await raises(StackLostError, "the daemon is gone", made)
+        again = Collector(
+            plan.rollouts(directory.done), fails, pace=Pace(), progress=made.progress, directory=directory
+        )
+        await again.run()
+    assert attempts == {"before": 2, "after": 2}
+    assert [value["final"] for value in lines(tmp_path / FAILURES)] == [False, False, False, True]
+
+
+async def test_a_failure_names_the_environment_of_its_agent(tmp_path: Path) -> None:
+    """Though the row names only its agent: one that cannot be run, and one that the stack's daemon did not answer."""
+    made_rows = [
+        make_row(
+            {"responses_create_params": {"input": f"{n}"}, "agent_ref": {"name": name}}, "rows.jsonl", n + 1
+        )
+        for n, name in enumerate(["a", "b", "unknown"])
+    ]
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        if planned.task == 1:
+            return failed("timeout").model_copy(update={"environment": ""})
+        raise DataError("no")
+
+    with open_run(tmp_path, {}, {}) as directory:
+        plan = RolloutPlan([RowSource(made_rows, None)])
+        await Collector(
+            plan.rollouts(),
+            run_one,
+            pace=Pace(),
+            progress=RunProgress(total=3),
+            directory=directory,
+            environments={"a": "mcqa", "b": "weather"},
+        ).run()
+    found = {value["line"]: value["environment"] for value in lines(tmp_path / FAILURES)}
+    assert found == {1: "mcqa", 2: "weather", 3: ""}
+
+
 async def test_a_lost_stack_ends_the_run_and_keeps_what_finished(tmp_path: Path) -> None:
     async def run_one(planned: PlannedRollout) -> Rollout:
         if planned.task == 7:

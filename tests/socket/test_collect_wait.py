@@ -19,7 +19,8 @@ from gymgate.collection.pace import Pace
 from gymgate.collection.plan import PlannedRollout, RolloutPlan
 from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.progress import RunProgress
-from gymgate.config import HTTPEndpoint
+from gymgate.collection.run import Collection
+from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, PolicyError
@@ -145,6 +146,45 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
         await client.close()
     assert (progress.finished, progress.failed) == (60, 0)
     assert progress.failures
+
+
+async def test_draining_ends_the_wait_in_the_middle_of_a_run() -> None:
+    wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 1000, lambda line: work.drain())
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        error = RolloutError(kind="policy", message="x", type="PolicyError", retryable=True)
+        return Rollout(id="x", environment="e", agent="a", status="failed", error=error)
+
+    progress = RunProgress(total=3)
+    work = Collector(
+        plan_of(3).rollouts(), run_one, pace=Pace(4), progress=progress, after_failure=wait.after
+    )
+    async with asyncio.timeout(10):
+        await work.run()
+    wait.close()
+    assert (progress.finished, progress.failed, progress.attempts_failed) == (0, 0, 3)
+
+
+async def test_draining_ends_the_wait_at_the_start(tmp_path: Path) -> None:
+    """Nothing is started then."""
+    run = collection_of(plan_of(3), tmp_path, HTTPEndpoint(base_url=NOWHERE, model="m"))
+    run.wait_for_policy_s = 1000
+    run.log = lambda line: run.drain()
+    async with asyncio.timeout(10):
+        await run.run()
+    assert run.draining
+    assert (run.progress.left, run.collector) == (3, None)
+
+
+def plan_of(count: int) -> RolloutPlan:
+    rows = [
+        make_row({"responses_create_params": {"input": f"{number}"}}, "r", number) for number in range(count)
+    ]
+    return RolloutPlan([RowSource(rows, "e")])
+
+
+def collection_of(plan: RolloutPlan, output: Path, policy: HTTPEndpoint) -> Collection:
+    return Collection(StackConfig(environments=("mcqa",)), policy, plan, output=output)
 
 
 async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
 import subprocess
@@ -146,6 +148,24 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         assert other.wait(30) == 0
     with open_run(tmp_path, SETTINGS, {}):
         pass
+
+
+def test_a_file_system_without_locks_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Lustre without its `flock` option; no file system of Linux's own lacks it, so the call fails here."""
+
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(DataError, match="Function not implemented") as caught,
+        open_run(tmp_path, SETTINGS, {}),
+    ):
+        pass
+    assert str(tmp_path) in str(caught.value)
+    assert "being written" not in str(caught.value)
 
 
 @contextmanager

@@ -6,7 +6,8 @@ import asyncio
 import heapq
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from gymgate.collection.pace import Pace, may_retry, wait_s
@@ -51,8 +52,14 @@ class Collector:
         log: Log = ignore,
         status: Callable[[], Awaitable[Mapping[str, Any]]] | None = None,
         after_failure: Callable[[RolloutError], Awaitable[None]] | None = None,
+        environments: Mapping[str, str] = MappingProxyType({}),
+        draining: asyncio.Event | None = None,
     ) -> None:
-        """`on_rollout` gets each rollout that finished or failed for good; `status` is the stack's."""
+        """`on_rollout` gets each rollout that finished or failed for good; `status` is the stack's.
+
+        `environments` names the environment of an agent, for failures of rows that name only their agent. Once `draining`
+        is set, nothing more is started.
+        """
         self.progress = progress
         self.in_flight: dict[Identity, tuple[float, PlannedRollout]] = {}
         """With the start, as of `time.monotonic`."""
@@ -65,7 +72,8 @@ class Collector:
         self._log = log
         self._status = status
         self._after_failure = after_failure
-        self._draining = asyncio.Event()
+        self._environments = environments
+        self._draining = draining or asyncio.Event()
 
     def drain(self) -> None:
         """Start nothing more; rollouts under way are finished."""
@@ -107,7 +115,7 @@ class Collector:
         """Make attempts until one finishes or the retries are spent."""
         failures: Counter[str] = Counter()
         if self._directory is not None:
-            failures.update(self._directory.attempts.pop(planned.identity, Counter()))
+            failures.update(self._directory.attempts.get(planned.identity, ()))
         while True:
             rollout = await self._attempt(planned)
             if rollout.error is None:
@@ -115,25 +123,35 @@ class Collector:
             failures[rollout.error.kind] += 1
             again = may_retry(rollout, failures, self._pace.budgets)
             await self._fail(collected(planned, rollout, failures.total()), final=not again)
-            if not again or await self._drained_within(wait_s(failures.total())):
+            if not again or await set_before_end(
+                self._draining, self._pause(rollout.error, failures.total())
+            ):
                 return None
-            if self._after_failure is not None:
-                await self._after_failure(rollout.error)
+
+    async def _pause(self, error: RolloutError, failures: int) -> None:
+        """Wait before the next attempt, and for what the failed one lacked."""
+        await asyncio.sleep(wait_s(failures))
+        if self._after_failure is not None:
+            await self._after_failure(error)
 
     async def _attempt(self, planned: PlannedRollout) -> Rollout:
+        row = planned.row
         try:
             if planned.error is not None:
                 raise planned.error
-            return await self._run_one(planned)
+            rollout = await self._run_one(planned)
         except (ConfigError, DataError) as error:  # this row cannot be run; the others can
-            row = planned.row
             located = planned.error or DataError(f"{row.source}:{row.line}: {error}")
-            return failed_rollout(located, environment=planned.environment or "", agent=row.agent or "")
+            rollout = failed_rollout(located, environment=planned.environment or "", agent=row.agent or "")
+        if rollout.environment:
+            return rollout
+        return rollout.model_copy(update={"environment": self._environments.get(row.agent or "", "")})
 
     async def _finish(self, rollout: CollectedRollout) -> None:
         if self._directory is not None:
             self._directory.rollouts.append(to_line(rollout))
             self._directory.done.add(rollout.identity)
+            self._directory.attempts.pop(rollout.identity, None)
             if not self._pace.fsync_s:
                 self._directory.rollouts.sync()
         self.progress.count(rollout)
@@ -142,10 +160,10 @@ class Collector:
             await self._on_rollout(rollout)
 
     async def _fail(self, rollout: CollectedRollout, *, final: bool) -> None:
+        assert rollout.error is not None
         if self._directory is not None:
             self._directory.failures.append(failure_line(rollout, final=final))
-            if final:
-                self._directory.given_up.add(rollout.identity)
+            self._directory.count_failure(rollout.identity, rollout.error.kind, final=final)
         self.progress.count_failure(rollout, final=final)
         self._on_change(self.progress)
         if final and self._on_rollout is not None:
@@ -153,14 +171,6 @@ class Collector:
         limit = self._pace.most_failures_in_a_row
         if limit and self.progress.failed_in_a_row >= limit:
             raise _everything_fails(rollout, limit)
-
-    async def _drained_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._draining.wait()
-        except TimeoutError:
-            return False
-        return True
 
     async def _sync_regularly(self, directory: RunDirectory) -> None:
         while True:
@@ -212,6 +222,20 @@ class Collector:
                 return describe_calls(await self._status(), len(self.in_flight))
         except (TimeoutError, GymgateError):
             return "; the stack does not answer"
+
+
+async def set_before_end(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run `work` to its end, or cancel it as soon as `event` is set; whether it was. Raises what `work` raises."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(work), asyncio.create_task(event.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            tasks[0].result()
+        return event.is_set()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def describe_calls(status: Mapping[str, Any], rollouts: int) -> str:

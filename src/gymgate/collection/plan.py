@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError, OptionError
@@ -134,6 +134,8 @@ class IdentitySet(Container[Identity]):
         self._bit_numbers: dict[tuple[int, int | None], int] = {}
         self._bits: dict[int | tuple[int, int], int] = {}
         self._count = 0
+        self.first: Identity | None = None
+        """The one that was added first."""
 
     def add(self, identity: Identity) -> bool:
         """Add it; whether it is new."""
@@ -144,6 +146,7 @@ class IdentitySet(Container[Identity]):
             return False
         self._bits[name] = before | bit
         self._count += 1
+        self.first = self.first or identity
         return True
 
     def __contains__(self, identity: object) -> bool:
@@ -158,6 +161,22 @@ class IdentitySet(Container[Identity]):
     def _name(identity: Identity) -> int | tuple[int, int]:
         number = int(identity.row_key, 16)
         return (number, identity.occurrence) if identity.occurrence else number
+
+
+class PlannedIdentities(Container[Identity]):
+    """The identities of a run's rollouts, from the keys of its rows and the extent in its `run.json`."""
+
+    def __init__(self, row_keys: Iterable[str], extent: Mapping[str, Any]) -> None:
+        self._copies = Counter(int(key, 16) for key in row_keys)
+        self._repeats = extent["repeats"]
+        self._seeds = frozenset([None] if extent["seeds"] is None else extent["seeds"])
+        self._shard = Shard(*extent["shard"])
+
+    def __contains__(self, identity: object) -> bool:
+        assert isinstance(identity, Identity)
+        row_key, occurrence, repeat, seed = identity
+        there = occurrence < self._copies[int(row_key, 16)] and repeat < self._repeats and seed in self._seeds
+        return there and self._shard.holds(identity)
 
 
 class RolloutPlan:
@@ -196,6 +215,13 @@ class RolloutPlan:
     def rows(self) -> int:
         """Number of planned rows."""
         return sum(map(len, self._keys)) - (0 if self.keep_invalid else len(self.invalid))
+
+    def row_keys(self) -> Iterator[str]:
+        """The key of every planned row, in order."""
+        for number, keys in enumerate(self._keys):
+            for position, key in enumerate(keys):
+                if self.keep_invalid or (number, position) not in self._invalid_rows:
+                    yield f"{key:016x}"
 
     def total(self) -> int:
         """Number of rollouts of the shard."""

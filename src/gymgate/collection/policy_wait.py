@@ -41,3 +41,8 @@ class PolicyWait:
             await asyncio.shield(self._waiting)
         except PolicyError as late:
             raise PolicyError(f"stopped: {late.message}", endpoint=late.endpoint, retryable=True) from late
+
+    def close(self) -> None:
+        """Stop waiting."""
+        if self._waiting is not None:
+            self._waiting.cancel()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gymgate.collection.collector import Collector, Log, OnChange, OnRollout, ignore
+from gymgate.collection.collector import Collector, Log, OnChange, OnRollout, ignore, set_before_end
 from gymgate.collection.pace import Pace, fitting_concurrency
 from gymgate.collection.plan import Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
 from gymgate.collection.policy_wait import PolicyWait
@@ -43,7 +44,12 @@ class Collection:
     progress: RunProgress = field(default_factory=RunProgress)
     collector: Collector | None = None
     """While it runs."""
-    draining: bool = False
+    _draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def draining(self) -> bool:
+        """Whether nothing more is started."""
+        return self._draining.is_set()
 
     @property
     def directory(self) -> Path | None:
@@ -62,11 +68,12 @@ class Collection:
         on_rollout: OnRollout | None = None,
         on_change: OnChange = ignore,
         on_ready: OnChange = ignore,
+        on_open: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Run what is left of the run. Raises what keeps it from starting or ends it early.
 
-        `on_rollout` gets each rollout that finished or failed for good, after it was written; `on_ready` is called when
-        the stack is up.
+        `on_rollout` gets each rollout that finished or failed for good, after it was written. `on_open` is called when the
+        directory is this process's and its settings are the same, before anything starts; `on_ready` when the stack is up.
         """
         for error in () if self.plan.keep_invalid else self.plan.invalid:
             self.log(f"left out: {error}")
@@ -74,22 +81,26 @@ class Collection:
             directory = self._open(exits)
             settled = _Settled(directory, self.rerun_failed)
             self._count(settled)
+            if on_open is not None:
+                await on_open()
             if not self.progress.left:
                 on_ready(self.progress)
                 return
-            await self._run_until_done(directory, settled, on_rollout, on_change, on_ready)
+            policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
+            exits.callback(policy_wait.close)
+            if not await set_before_end(self._draining, policy_wait.at_start()):
+                await self._run_until_done(directory, settled, policy_wait, on_rollout, on_change, on_ready)
 
     async def _run_until_done(
         self,
         directory: RunDirectory | None,
         settled: _Settled,
+        policy_wait: PolicyWait,
         on_rollout: OnRollout | None,
         on_change: OnChange,
         on_ready: OnChange,
     ) -> None:
         """A lost stack is started again, as long as rollouts finish in between."""
-        policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
-        await policy_wait.at_start()
         finished = -1
         while True:
             try:
@@ -105,9 +116,9 @@ class Collection:
                         log=self.log,
                         status=stack.status,
                         after_failure=policy_wait.after,
+                        environments={name: agent.environment for name, agent in stack.agents.items()},
+                        draining=self._draining,
                     )
-                    if self.draining:
-                        self.collector.drain()
                     on_ready(self.progress)
                     return await self.collector.run()
             except StackLostError as error:
@@ -118,16 +129,16 @@ class Collection:
 
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
-        self.draining = True
-        if self.collector is not None:
-            self.collector.drain()
+        self._draining.set()
 
     def _open(self, exits: contextlib.AsyncExitStack) -> RunDirectory | None:
         if self.directory is None or self.output is None:
             return None
         _refuse_other_split(self.output, self.plan.shard)
         settings = settings_of(self.stack, self.policy, self.limits, self.names)
-        directory = exits.enter_context(open_run(self.directory, settings, extent_of(self.plan)))
+        directory = exits.enter_context(
+            open_run(self.directory, settings, extent_of(self.plan), self.plan.row_keys())
+        )
         if directory.repaired:
             self.log(
                 f"{self.directory}: cut off {directory.repaired} bytes of a line that a killed run did not finish"

@@ -1,6 +1,7 @@
 """A run's directory: one process writes it, and each line is there whole or not at all.
 
 run.json          settings, which a resume must share, and extent, which may grow
+rows.txt          the key of each row of the extent, a line each
 rollouts.jsonl    a line per finished rollout
 failures.jsonl    a line per failed attempt
 """
@@ -13,7 +14,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,13 @@ from typing import Any
 import orjson
 
 from gymgate import codec
-from gymgate.collection.plan import Identity, IdentitySet
+from gymgate.collection.plan import Identity, IdentitySet, PlannedIdentities
 from gymgate.collection.record import line_error, line_identity, read_lines
 from gymgate.collection.settings import differences
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import replacing
 
-RUN, ROLLOUTS, FAILURES, LOCK = "run.json", "rollouts.jsonl", "failures.jsonl", ".lock"
+RUN, ROWS, ROLLOUTS, FAILURES, LOCK = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl", ".lock"
 FORMAT = 1
 _BLOCK = 1 << 16
 
@@ -107,6 +108,12 @@ class RunDirectory:
         """Bytes of torn last lines that were cut off."""
         return self.rollouts.repaired + self.failures.repaired
 
+    def count_failure(self, identity: Identity, kind: str, *, final: bool) -> None:
+        """Count a failed attempt that is in `failures`."""
+        self.attempts.setdefault(identity, Counter())[kind] += 1
+        if final:
+            self.given_up.add(identity)
+
     def sync(self) -> None:
         """Put everything on the disk; blocking."""
         self.rollouts.sync()
@@ -126,19 +133,17 @@ class RunDirectory:
             try:
                 identity = line_identity(line)
                 if identity not in self.done:
-                    self._count_failure(identity, codec.loads_object(line))
+                    failure = codec.loads_object(line)
+                    self.count_failure(identity, failure["error"]["kind"], final=failure["final"])
             except (ValueError, KeyError, TypeError) as error:
                 raise line_error(self.failures.path, number, error) from error
 
-    def _count_failure(self, identity: Identity, failure: Mapping[str, Any]) -> None:
-        self.attempts.setdefault(identity, Counter())[failure["error"]["kind"]] += 1
-        if failure["final"]:
-            self.given_up.add(identity)
-
 
 @contextmanager
-def open_run(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> Iterator[RunDirectory]:
-    """Make a run's directory, or open it to resume the run.
+def open_run(
+    path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any], row_keys: Iterable[str] | None = None
+) -> Iterator[RunDirectory]:
+    """Make a run's directory, or open it to resume the run; `row_keys` are those of the extent's rows.
 
     Raises `ConfigError` if another process writes to it or it holds a run with other settings, which it names,
     and `DataError` if it cannot be written.
@@ -148,7 +153,7 @@ def open_run(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any])
     except OSError as error:
         raise _cannot_write(path, error) from error
     with _locked(path):
-        _settle_settings(path, settings, extent)
+        _settle_settings(path, settings, extent, row_keys)
         directory = RunDirectory(path)
         try:
             yield directory
@@ -174,6 +179,16 @@ def read_run(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_planned(path: Path, extent: Mapping[str, Any]) -> PlannedIdentities | None:
+    """The rollouts that a run consists of, by its extent; `None` if its directory does not list the rows."""
+    try:
+        return PlannedIdentities((path / ROWS).read_text().split(), extent)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise DataError(f"cannot read {path / ROWS}: {error.strerror}", path=str(path / ROWS)) from error
+
+
 def run_directories(path: Path) -> list[Path]:
     """The directory itself if it holds a run, then its shards in order."""
     shards = [found.parent for found in path.glob(f"shard-*-of-*/{RUN}")]
@@ -181,7 +196,9 @@ def run_directories(path: Path) -> list[Path]:
     return own + sorted(shards, key=lambda shard: [int(number) for number in shard.name.split("-")[1::2]])
 
 
-def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any]) -> None:
+def _settle_settings(
+    path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any], row_keys: Iterable[str] | None
+) -> None:
     settings = orjson.loads(orjson.dumps(settings))
     created: Any = round(time.time())
     if (path / RUN).exists():
@@ -190,16 +207,24 @@ def _settle_settings(path: Path, settings: Mapping[str, Any], extent: Mapping[st
             raise ConfigError(
                 f"{path} holds a run with other settings ({'; '.join(changed)}); name another -o"
             )
-        if before.get("extent") == extent:
-            return
         created = before.get("created")
     elif (path / ROLLOUTS).exists():
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
         )
+    if row_keys is not None:
+        _write_changed(path / ROWS, b"".join(f"{key}\n".encode() for key in row_keys))
     described = {"format": FORMAT, "settings": settings, "extent": dict(extent), "created": created}
-    with replacing(path / RUN, sync=True) as file:
-        file.write(orjson.dumps(described, option=orjson.OPT_INDENT_2))
+    _write_changed(path / RUN, orjson.dumps(described, option=orjson.OPT_INDENT_2))
+
+
+def _write_changed(path: Path, content: bytes) -> None:
+    """Write a file, unless it holds that content already: a resume needs no room on the disk."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == content:
+            return
+    with replacing(path, sync=True) as file:
+        file.write(content)
 
 
 @contextmanager
@@ -211,10 +236,15 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
             raise ConfigError(
                 f"{path} is being written by {holder}; wait for it or name another -o"
+            ) from error
+        except OSError as error:
+            raise DataError(
+                f"cannot lock {path / LOCK}: {error.strerror}; put -o on a file system that has flock",
+                path=str(path),
             ) from error
         with contextlib.suppress(OSError):  # the name is for the error above; the lock holds without it
             os.ftruncate(fd, 0)

@@ -12,9 +12,10 @@ from typing import Any
 from gymgate.api import open_rows
 from gymgate.collection.collector import Log, ignore
 from gymgate.collection.pace import Pace
-from gymgate.collection.plan import IdentitySet, RolloutPlan, checked_shard
+from gymgate.collection.plan import PlannedIdentities, RolloutPlan, checked_shard
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.run import Collection
+from gymgate.collection.settings import extent_of
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import RowSource
@@ -79,20 +80,12 @@ async def collect(
         wait_for_policy_s=wait_for_policy_s,
         log=progress,
     )
-    if include_finished and run.directory is not None:
-        wanted = IdentitySet()
-        for identity in plan.identities():
-            wanted.add(identity)
-        for _, value in read_values(run.directory / ROLLOUTS):
-            rollout = CollectedRollout.model_validate(value)
-            if rollout.identity in wanted:
-                yield rollout
-    async with contextlib.aclosing(_as_they_finish(run)) as finished:
-        async for rollout in finished:
+    async with contextlib.aclosing(_rollouts_of(run, include_finished=include_finished)) as rollouts:
+        async for rollout in rollouts:
             yield rollout
 
 
-async def _as_they_finish(run: Collection) -> AsyncGenerator[CollectedRollout, None]:
+async def _rollouts_of(run: Collection, *, include_finished: bool) -> AsyncGenerator[CollectedRollout, None]:
     """A slow consumer holds the run up: at most `concurrency` results wait for it."""
     queue: asyncio.Queue[CollectedRollout | None] = asyncio.Queue(maxsize=run.pace.concurrency)
 
@@ -100,9 +93,18 @@ async def _as_they_finish(run: Collection) -> AsyncGenerator[CollectedRollout, N
         if rollout.error is None:
             await queue.put(rollout)
 
+    async def put_finished() -> None:
+        if not include_finished or run.directory is None:
+            return
+        planned = PlannedIdentities(run.plan.row_keys(), extent_of(run.plan))
+        for _, value in read_values(run.directory / ROLLOUTS):
+            rollout = CollectedRollout.model_validate(value)
+            if rollout.identity in planned:
+                await queue.put(rollout)
+
     async def work() -> None:
         try:
-            await run.run(on_rollout=put)
+            await run.run(on_rollout=put, on_open=put_finished)
         except asyncio.CancelledError:
             raise
         except BaseException:
