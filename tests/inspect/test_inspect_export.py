@@ -82,6 +82,29 @@ def test_repeats_are_epochs_and_what_counts_for_nothing_is_no_number(run: Path, 
     assert log.results.scores[0].metrics["mean"].value == 0.75
 
 
+def test_a_run_twice_is_no_second_epoch(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "again")
+    arguments = [str(run), str(tmp_path / "again"), "--to", "inspect", "-o", str(tmp_path / "run.eval")]
+    done = CliRunner().invoke(command, arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert not (tmp_path / "run.eval").exists()
+    assert CliRunner().invoke(command, [*arguments, "--overlap", "first"]).exit_code == 0
+    log = read_eval_log(str(tmp_path / "run.eval"))
+    assert (log.eval.config.epochs, len(samples_of(log))) == (1, 5)
+
+
+def test_two_models_are_not_one_log(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "other")
+    described = tmp_path / "other" / "run.json"
+    described.write_text(described.read_text().replace('"type": "replay"', '"type": "http"'))
+    rollouts = tmp_path / "other" / "rollouts.jsonl"
+    rollouts.write_text(rollouts.read_text().replace('"repeat":0', '"repeat":1'))
+    arguments = [str(run), str(tmp_path / "other"), "--to", "inspect", "-o", str(tmp_path / "run.eval")]
+    done = CliRunner().invoke(command, arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert not (tmp_path / "run.eval").exists()
+
+
 def test_another_ending_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\.eval or \.json"):
         export(run, tmp_path / "run.jsonl")

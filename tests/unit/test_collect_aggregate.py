@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from gymgate.cli.aggregate import command
 from gymgate.collection import statistics as st
 from gymgate.collection import tables
-from gymgate.collection.aggregate import read_runs
+from gymgate.collection.aggregate import Runs, read_runs
 from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
 from gymgate.collection.report import write_report
 from gymgate.collection.tasks import CollectedTasks
@@ -93,7 +93,7 @@ def test_ks_and_errors() -> None:
     assert st.wanted_ks(6) == [1, 2, 4, 6]
     assert st.deviation([1.0]) is None
     assert st.standard_error([0.0, 1.0]) == pytest.approx(0.5)
-    assert st.run_means([[1, 0], [0, 0], [1]]) == [2 / 3, 0.0]
+    assert st.run_means([[1, 0], [0, 0], [1]]) == [2 / 3]
 
 
 def test_shards_give_what_one_run_gives(tmp_path: Path) -> None:
@@ -171,6 +171,87 @@ def test_a_masked_rollout_has_no_vote(tmp_path: Path) -> None:
     )
     [row] = task_rows(read_runs([run]))
     assert (row["mean_reward"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0)
+
+
+UNEQUAL = [
+    *(line(0, r, score, answer=text) for r, (score, text) in enumerate([(1.0, "a"), (0.0, "b"), (1.0, "a")])),
+    *(line(1, r, score, answer=text) for r, (score, text) in enumerate([(0.0, "c"), (0.0, "c")])),
+    line(2, 0, None),
+]
+"""Tasks of three, two and no scored rollouts."""
+
+
+def test_every_metric_of_a_row_is_over_the_same_tasks(tmp_path: Path) -> None:
+    run = write_run(tmp_path, UNEQUAL)
+    [row] = summary_rows(read_runs([run]))
+    assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 2, 2)
+    assert (row["pass@1"], row["pass@2"]) == (pytest.approx(1 / 3), 0.5)
+    assert (row["maj@1"], row["maj@2"]) == (0.5, 0.25)
+    assert not {"pass@3", "maj@3"} & set(row)
+    # runs: the first rollouts of both tasks, then the second ones; only one task has a third
+    assert row["pass@1_std_runs"] == pytest.approx(st.deviation([0.5, 0.0]))
+
+
+def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
+    run = write_run(tmp_path, UNEQUAL)
+    [row] = summary_rows(read_runs([run]), (1, 3))
+    assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 1, 3)
+    assert (row["pass@1"], row["pass@3"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0, 1.0)
+    assert "pass@2" not in row
+    for arguments, cells in (([], ["2 of 3", "pass@2"]), (["-k", "3"], ["1 of 3", "pass@3"])):
+        done = CliRunner().invoke(command, [str(run), *arguments])
+        assert all(cell in done.stdout for cell in cells), done.output
+        assert ("-k 3 takes" in done.output) == (not arguments)
+    with pytest.raises(ConfigError, match="'0,x'"):
+        CliRunner().invoke(command, [str(run), "-k", "0,x"], catch_exceptions=False)
+
+
+def test_votes_of_several_environments_are_over_all_their_tasks(tmp_path: Path) -> None:
+    other = [line(9, r, 1.0, environment="weather") for r in range(2)]
+    rows = {
+        row["environment"]: row for row in summary_rows(read_runs([write_run(tmp_path, UNEQUAL + other)]))
+    }
+    assert (rows["all"]["scored_tasks"], rows["all"]["pass@2"]) == (3, pytest.approx(2 / 3))
+    assert "maj@2" in rows["mcqa"]
+    assert "maj@2" not in rows["all"]
+
+
+def test_a_row_is_one_task_whatever_its_failures_call_the_environment(tmp_path: Path) -> None:
+    """A failure from before the stack knew its agent, of a rollout that finished later, and of another one that did not."""
+    failures = [
+        {**line(0, r, None, environment=""), "final": True, "error": {"kind": "data"}} for r in (0, 1)
+    ]
+    for shard, lines in ((1, [line(0, 0, 1.0)]), (2, [])):
+        write_run(
+            tmp_path / f"shard-{shard}-of-2",
+            lines,
+            failures=failures[shard - 1 : shard],
+            extent={"shard": [shard, 2]},
+        )
+    [task] = read_runs([tmp_path]).ordered()
+    assert (task.environment, len(task.scores), task.failed) == ("mcqa", 1, 1)
+
+
+def test_a_rollout_that_is_in_two_runs_is_missing_in_neither(tmp_path: Path) -> None:
+    first = write_run(tmp_path / "a", [line(0, 0, 1.0), line(0, 1, 1.0)], extent={"rollouts": 2})
+    second = write_run(tmp_path / "b", [line(0, 1, 0.0), line(0, 2, 0.0)], extent={"rollouts": 2})
+    assert read_runs([first, second], first_of_overlap=True).missing == []
+
+
+def test_a_directory_without_a_run_beside_others_is_missing(tmp_path: Path) -> None:
+    """As a seed of an array that never began."""
+    run = write_run(tmp_path / "seed-0", [line(0, 0, 1.0)])
+    for arguments, code in (((), 0), (("--complete",), 1)):
+        done = CliRunner().invoke(command, [str(run), str(tmp_path / "seed-1"), *arguments])
+        assert done.exit_code == code, done.output
+        assert str(tmp_path / "seed-1") in done.stderr
+        assert "mcqa" in done.stdout
+
+
+def test_bounds_need_a_file_to_write(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, [str(write_run(tmp_path, UNEQUAL)), "--keep", "0.1..0.9"])
+    assert isinstance(done.exception, ConfigError)
+    assert "0.1..0.9" in str(done.exception)
 
 
 def test_overlapping_shards_are_named(tmp_path: Path) -> None:
@@ -334,7 +415,7 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
     [row] = summary_rows(collected)
     assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 2, 2)
     assert [task.failed for task in collected.ordered()] == [0, 1, 1]
-    write_report([path], tmp_path / "report.html")
+    write_report(Runs([path]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "agent_run_error" in page
     assert "500, attempt 1" in page

@@ -7,6 +7,7 @@ good. `@DIRECTORY@` stands for the directory that holds it.
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,79 @@ def test_it_is_exported(directory: Path, form: str, name: str, count: int) -> No
     if form == "gym":
         inputs = (directory / "g_materialized_inputs.jsonl").read_bytes().splitlines()
         assert len(inputs) == 4
+
+
+FORMS = [("dataset", "d.jsonl"), ("gym", "g.jsonl"), ("rows", "r.jsonl"), ("traces", "traces.jsonl")]
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_what_is_in_two_runs_is_exported_once_or_not_at_all(directory: Path, form: str, name: str) -> None:
+    if form == "traces":
+        pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    shutil.copytree("run", "again")
+    arguments = ["run", "again", "--to", form, "-o", name]
+    done = CliRunner().invoke(export, arguments)
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "4 rollouts of again are in run too" in str(done.exception)
+    assert not (directory / name).exists()
+    done = CliRunner().invoke(export, [*arguments, "--overlap", "first"], catch_exceptions=False)
+    assert "4 rollouts of again are in run too" in done.stderr
+    assert len((directory / name).read_bytes().splitlines()) == 4
+
+
+@pytest.mark.parametrize(("form", "name"), FORMS)
+def test_two_policies_are_not_exported_as_one(directory: Path, form: str, name: str) -> None:
+    if form == "traces":
+        pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+    shutil.copytree("run", "other")
+    described = orjson.loads((directory / "other" / "run.json").read_bytes())
+    described["settings"]["policy"] = {"type": "http", "model": "another"}
+    (directory / "other" / "run.json").write_bytes(orjson.dumps(described))
+    rollouts = directory / "other" / ROLLOUTS
+    rollouts.write_text(rollouts.read_text().replace('"repeat":0', '"repeat":1'))
+    done = CliRunner().invoke(export, ["run", "other", "--to", form, "-o", name])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "'another'" in str(done.exception)
+    assert not (directory / name).exists()
+
+
+@pytest.mark.parametrize("form", ["gym", "rows"])
+def test_a_file_without_input_rows_is_refused(directory: Path, form: str) -> None:
+    value = {"_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {"name": "a"}, "reward": 1.0}
+    (directory / "theirs.jsonl").write_bytes(orjson.dumps(value) + b"\n")
+    (directory / "ours.jsonl").write_text("kept\n")
+    done = CliRunner().invoke(export, ["theirs.jsonl", "--to", form, "-o", "ours.jsonl"])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "theirs.jsonl" in str(done.exception)
+    assert (directory / "ours.jsonl").read_text() == "kept\n"
+
+
+def test_a_report_counts_what_is_in_two_runs_once(directory: Path) -> None:
+    shutil.copytree("run", "again")
+    done = CliRunner().invoke(report, ["run", "again"])
+    assert isinstance(done.exception, ConfigError), done.output
+    done = CliRunner().invoke(report, ["run", "again", "-o", "r.html", "--overlap", "first"])
+    assert done.exit_code == 0, done.output
+    page = (directory / "r.html").read_text()
+    assert "n=4" in page
+    assert "n=8" not in page
+
+
+def test_rows_of_several_environments_name_their_agents(directory: Path) -> None:
+    """Rows of two environments in one file, whose rollouts were told apart by environment alone."""
+    rollouts = directory / "run" / ROLLOUTS
+    lines = [value for _, value in read_values(rollouts)]
+    rows = [orjson.loads(line) for line in (directory / "rows.jsonl").read_bytes().splitlines()]
+    assert not any("agent_ref" in rows[line["line"] - 1] for line in lines)
+    for environments in ([ENVIRONMENT] * 4, [ENVIRONMENT, "other"] * 2):
+        changed = [
+            {**line, "environment": environment, "agent": f"{environment}_agent"}
+            for line, environment in zip(lines, environments, strict=True)
+        ]
+        rollouts.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in changed))
+        done = CliRunner().invoke(export, ["run", "--to", "rows", "-o", "kept.jsonl"])
+        assert done.exit_code == 0, done.output
+        kept = [orjson.loads(line) for line in (directory / "kept.jsonl").read_bytes().splitlines()]
+        agents = Counter((row.get("agent_ref") or {}).get("name") for row in kept)
+        several = len(set(environments)) > 1
+        assert agents == ({f"{ENVIRONMENT}_agent": 2, "other_agent": 2} if several else {None: 4})

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from gymgate.cli.report import command
 from gymgate.collection import charts
+from gymgate.collection.aggregate import Runs
 from gymgate.collection.export import export_dataset
 from gymgate.collection.report import LONGEST_TEXT, write_report
 from gymgate.collection.report_data import time_split
@@ -170,7 +171,7 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
 
 def test_a_report_of_hostile_rollouts_runs_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", HOSTILE)
-    write_report([run], tmp_path / "r.html")
+    write_report(Runs([run]), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     page = Elements(text)
     assert (page.tags["script"], page.tags["img"]) == (1, 0)
@@ -185,7 +186,7 @@ def test_a_report_of_hostile_rollouts_runs_nothing(tmp_path: Path) -> None:
 
 def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
-    write_report([run], tmp_path / "r.html", tasks=1, per_task=2)
+    write_report(Runs([run]), tmp_path / "r.html", tasks=1, per_task=2)
     page = Elements((tmp_path / "r.html").read_text())
     assert page.tags["details.task"] == 1
     assert f"... and {50_000 - LONGEST_TEXT} more characters" in page.text
@@ -196,7 +197,7 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     datasets = pytest.importorskip("datasets")
     run = make_run(tmp_path / "run")
     path = tmp_path / f"rollouts{ending}"
-    assert export_dataset([run], path) == 12
+    assert export_dataset(Runs([run]), path) == 12
     loader = "parquet" if ending == ".parquet" else "json"
     loaded = datasets.load_dataset(
         loader, data_files=str(path), split="train", cache_dir=str(tmp_path / "cache")
@@ -208,11 +209,11 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     ]
     assert sum(loaded["reward"]) == 3.0
     with pytest.raises(ConfigError, match="the ending must be one of"):
-        export_dataset([run], tmp_path / "rollouts.txt")
+        export_dataset(Runs([run]), tmp_path / "rollouts.txt")
 
 
 def test_reasoning_and_tools_are_folded(tmp_path: Path) -> None:
-    write_report([make_run(tmp_path / "run", tasks=1)], tmp_path / "r.html")
+    write_report(Runs([make_run(tmp_path / "run", tasks=1)]), tmp_path / "r.html")
     page = Elements((tmp_path / "r.html").read_text())
     turns = {name: page.tags[f"div.{name}"] for name in ("system", "user", "assistant", "reasoning", "tool")}
     assert turns == {"system": 4, "user": 4, "assistant": 8, "reasoning": 4, "tool": 8}
@@ -224,7 +225,7 @@ def test_a_report_of_replayed_answers_says_so(tmp_path: Path) -> None:
     described = orjson.loads((run / "run.json").read_bytes())
     described["settings"]["policy"] = {"type": "replay"}
     (run / "run.json").write_bytes(orjson.dumps(described))
-    write_report([run], tmp_path / "r.html")
+    write_report(Runs([run]), tmp_path / "r.html")
     text = (tmp_path / "r.html").read_text()
     assert "<title>recorded answers on hello, 2023-11-14</title>" in text
     assert "Recorded answers were replayed" in text
@@ -272,7 +273,7 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
     if browser is None:
         pytest.skip("no chromium on PATH")
     path = tmp_path / "r.html"
-    write_report([make_run(tmp_path / "run", HOSTILE)], path)
+    write_report(Runs([make_run(tmp_path / "run", HOSTILE)]), path)
     common = [
         browser,
         "--headless",

@@ -11,7 +11,7 @@ import pytest
 
 from gymgate.cli.progress import state
 from gymgate.cli.run import as_dict
-from gymgate.collection.aggregate import read_runs
+from gymgate.collection.aggregate import Runs, read_runs
 from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
 from gymgate.collection.metrics import keep, summary_rows, task_rows
@@ -109,13 +109,13 @@ def test_metrics_of_runs(run: Path) -> None:
 
 
 def test_the_report(run: Path) -> None:
-    assert list(gather([run], 1, 9).rewards) == [1.0, 0.5]
-    write_report([run], run / "report.html", per_task=9)
+    assert list(gather(Runs([run]), 1, 9).rewards) == [1.0, 0.5]
+    write_report(Runs([run]), run / "report.html", per_task=9)
     assert "rewards 1, 0.5, masked, unscored, failed" in (run / "report.html").read_text()
 
 
 def test_the_flat_table(run: Path) -> None:
-    export_dataset([run], run / "flat.jsonl")
+    export_dataset(Runs([run]), run / "flat.jsonl")
     rows = [orjson.loads(line) for line in (run / "flat.jsonl").read_bytes().splitlines()]
     assert [row["reward"] for row in rows] == [1.0, 0.5, None, None, None]
     assert [orjson.loads(row["details"])["reward_parts"] for row in rows] == [{}] * 5
@@ -126,7 +126,7 @@ def test_verifiers_traces(run: Path) -> None:
     from gymgate.cli.eval_report import read_metrics
     from gymgate.integrations.verifiers.traces import export_traces
 
-    export_traces([run], run / "traces.jsonl")
+    export_traces(Runs([run]), run / "traces.jsonl")
     lines = [orjson.loads(line) for line in (run / "traces.jsonl").read_bytes().splitlines()]
     traces = [line["traces"][0] for line in lines]
     assert [trace["rewards"] for trace in traces[:2]] == [

@@ -7,10 +7,17 @@ from pathlib import Path
 import click
 
 from gymgate.cli.metrics_tables import print_summary
-from gymgate.cli.options import json_option, keep_option
+from gymgate.cli.options import json_option, keep_option, overlap_option
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
+from gymgate.collection.metrics import (
+    keep,
+    notes_on_tasks,
+    parse_bounds,
+    parse_ks,
+    summary_rows,
+    task_rows,
+)
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.errors import ConfigError, DataError
 
@@ -36,12 +43,13 @@ from gymgate.errors import ConfigError, DataError
     metavar="FIELD",
     help="Field of the result that holds the answer, for maj@k. [known names]",
 )
+@overlap_option
 @click.option(
-    "--overlap",
-    type=click.Choice(["refuse", "first"]),
-    default="refuse",
-    show_default=True,
-    help="What to do with a rollout that is in two runs.",
+    "-k",
+    "--ks",
+    "ks",
+    metavar="K,...",
+    help="k of pass@k and maj@k, over the tasks with enough scored rollouts.",
 )
 @click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
@@ -53,6 +61,7 @@ def command(
     bounds: str | None,
     answer_key: str | None,
     overlap: str,
+    ks: str | None,
     complete: bool,
     markdown: bool,
     as_json: bool,
@@ -67,11 +76,15 @@ def command(
         raise ConfigError("--markdown and --json are two forms of one table: give one of them")
     for path in (*outputs, *([summary] if summary else [])):
         checked_table(path)
+    if bounds is not None and not outputs:
+        raise ConfigError(f"--keep {bounds} selects rows of a file: name it with -o")
     limits = parse_bounds(bounds) if bounds else None
+    wanted_ks = parse_ks(ks) if ks else None
     collected = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
-    for note in collected.notes:
+    notes = [*collected.notes, *(() if wanted_ks else notes_on_tasks(collected))]
+    for note in notes:
         log(note)
-    metrics = summary_rows(collected)
+    metrics = summary_rows(collected, wanted_ks)
     if not metrics and not collected.missing:
         raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
     rows = list(task_rows(collected)) if outputs else []
@@ -83,7 +96,7 @@ def command(
     if summary is not None:
         write_table(summary, metrics)
     if as_json:
-        print_json({"environments": metrics, "replayed": collected.replayed, "notes": collected.notes})
+        print_json({"environments": metrics, "replayed": collected.replayed, "notes": notes})
     else:
         print_summary(metrics, replayed=collected.replayed, markdown=markdown)
     if complete and collected.missing:

@@ -29,7 +29,7 @@ from gymgate.cli.options import (
 from gymgate.cli.output import Log, print_json
 from gymgate.cli.progress import OTHER_OUTCOMES, Show, showing_progress, state
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.metrics import summary_rows
+from gymgate.collection.metrics import notes_on_tasks, summary_rows
 from gymgate.collection.pace import Pace, parse_budgets
 from gymgate.collection.plan import WHOLE, parse_seeds, parse_shard
 from gymgate.collection.run import Collection
@@ -196,6 +196,8 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
     assert directory is not None
     collected = read_runs([directory])
     metrics = summary_rows(collected)
+    for note in notes_on_tasks(collected):
+        log(note)
     if as_json:
         print_json(
             {

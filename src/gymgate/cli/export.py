@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import keep_option
+from gymgate.cli.options import keep_option, overlap_option
 from gymgate.cli.output import log
-from gymgate.collection.aggregate import expand, read_runs
+from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.export import export_dataset, export_rows
 from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.metrics import parse_bounds
@@ -31,23 +31,32 @@ from gymgate.errors import ConfigError
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
 )
 @keep_option
-def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None) -> None:
+@overlap_option
+def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None, overlap: str) -> None:
     """Write rollouts or rows in a form that others read.
 
-    RUN is a directory of gymgate collect, with its shards, or (not for gym) a rollouts.jsonl of NeMo Gym's collector.
+    RUN is a directory of gymgate collect, with its shards, or (not for gym and rows) a rollouts.jsonl of NeMo Gym's
+    collector.
     """
     if bounds is not None and form != "rows":
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
+    found = Runs(runs, first_of_overlap=overlap == "first")
+    if form in ("gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
+        raise ConfigError(
+            f"--to {form} needs the input rows, which {files[0]} does not hold: name a directory of gymgate collect"
+        )
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
-        collected = read_runs(runs, first_of_overlap=True)
-        count = export_rows(collected, output, *limits)
-        log(f"{output}: {count} of {len(collected.tasks)} rows")
-        return
-    log(f"{output}: {_export(expand(runs), form, output)} rollouts")
+        collected = read_tasks(found)
+        written = f"{export_rows(collected, output, *limits)} of {len(collected.tasks)} rows"
+    else:
+        written = f"{_export(found, form, output)} rollouts"
+    for note in (*found.notes, *found.missing):
+        log(note)
+    log(f"{output}: {written}")
 
 
-def _export(runs: list[Path], form: str, output: Path) -> int:
+def _export(runs: Runs, form: str, output: Path) -> int:
     if form == "dataset":
         return export_dataset(runs, output)
     if form == "gym":

@@ -69,7 +69,7 @@ def print_summary(rows: Rows, *, replayed: bool, markdown: bool = False) -> None
 def _summary(rows: Rows) -> tuple[Sequence[str], list[Sequence[str]]]:
     names = [*_numbered("pass@", rows), *(name for name in _numbered("maj@", rows) if name != "maj@1")]
     header = ["environment", *COUNTS]
-    lines = [[str(row["environment"]), *(str(row[name]) for name in COUNTS)] for row in rows]
+    lines = [[str(row["environment"]), _tasks(row), str(row["rollouts"]), str(row["failed"])] for row in rows]
     for name in names:
         header.append(name)
         for line, row in zip(lines, rows, strict=True):
@@ -80,6 +80,12 @@ def _summary(rows: Rows) -> tuple[Sequence[str], list[Sequence[str]]]:
                 error = row.get("pass@1_se_runs")
                 line.append("-" if error is None else f"±{error:.4f}")
     return header, list(lines)
+
+
+def _tasks(row: Mapping[str, Any]) -> str:
+    """The number of tasks, behind the number that the metrics are over if that is another."""
+    tasks, scored = row["tasks"], row["scored_tasks"]
+    return str(tasks) if scored == tasks else f"{scored} of {tasks}"
 
 
 def _with_policy(

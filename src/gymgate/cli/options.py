@@ -260,6 +260,15 @@ keep_option = click.option(
 )
 
 
+overlap_option = click.option(
+    "--overlap",
+    type=click.Choice(["refuse", "first"]),
+    default="refuse",
+    show_default=True,
+    help="What to do with a rollout that is in two runs.",
+)
+
+
 @dataclass(frozen=True)
 class EndpointOptions:
     """Values of `endpoint_options`, which a command gets as `endpoint`."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from gymgate.cli.options import overlap_option
+from gymgate.collection.aggregate import Runs
 from gymgate.collection.report import write_report
 
 
@@ -33,7 +35,8 @@ from gymgate.collection.report import write_report
     metavar="N",
     help="Conversations of each task, shown side by side.",
 )
-def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int) -> None:
+@overlap_option
+def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int, overlap: str) -> None:
     """Write runs as one HTML file.
 
     The file opens from disk and loads nothing else; it has metrics, charts, failures and conversations. RUN is a directory
@@ -41,5 +44,5 @@ def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: i
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"
-    write_report(runs, path, tasks=tasks, per_task=per_task)
+    write_report(Runs(runs, first_of_overlap=overlap == "first"), path, tasks=tasks, per_task=per_task)
     click.echo(path)

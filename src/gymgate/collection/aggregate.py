@@ -2,61 +2,165 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gymgate.collection.gym_rollouts import read_gym_failures, read_gym_rollouts
-from gymgate.collection.plan import Identity
+from gymgate.collection.plan import Identity, IdentitySet
 from gymgate.collection.record import identity_of, line_error, read_values
 from gymgate.collection.settings import differences
-from gymgate.collection.store import FAILURES, ROLLOUTS, RUN, read_run, run_directories
+from gymgate.collection.store import FAILURES, ROLLOUTS, RUN, read_planned, read_run, run_directories
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import ConfigError, DataError
 
-Key = tuple[str, Identity]
-"""Environment and identity of a rollout."""
+
+class Run(NamedTuple):
+    """A run or shard on disk, or a file of rollouts that NeMo Gym collected."""
+
+    path: Path
+    policy: Mapping[str, Any] | None
+    """As in its settings; `None` for NeMo Gym's."""
+    extent: Mapping[str, Any]
+    created: int | None
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Index and count; (1, 1) for a whole run."""
+        index, count = self.extent.get("shard") or (1, 1)
+        return index, count
+
+    @property
+    def whole(self) -> Path:
+        """The path of the whole run that a shard is a part of."""
+        return self.path.parent if self.shard[1] > 1 else self.path
+
+
+class Runs:
+    """Runs read as one, each rollout once: what every table, report and export is made of."""
+
+    def __init__(self, paths: Iterable[Path], *, first_of_overlap: bool = False) -> None:
+        """Find the runs at `paths`, directories (shards included) and files of rollouts that NeMo Gym collected.
+
+        A rollout that is in two runs is refused, or taken from the first one (`first_of_overlap`). Raises `DataError` if no
+        path holds a run, and `ConfigError` for runs of different policies.
+        """
+        self.given = list(paths)
+        found = {path: [path] if path.is_file() else run_directories(path) for path in self.given}
+        self._without = [
+            f"{path} holds no run: neither it nor a shard in it has a {RUN}"
+            for path, runs in found.items()
+            if not runs
+        ]
+        self.runs = [_read_description(run) for path in self.given for run in found[path]]
+        if not self.runs:
+            raise DataError(self._without[0], path=str(self.given[0]))
+        described = [run for run in self.runs if run.policy is not None]
+        self.policy = described[0].policy if described else None
+        """The policy of all runs; `None` for rollouts that NeMo Gym collected."""
+        self.created = described[0].created if described else None
+        """Start of the first run, in seconds since 1970."""
+        for run in described[1:]:
+            if changed := differences({"policy": self.policy}, {"policy": run.policy}):
+                raise ConfigError(
+                    f"{described[0].path} and {run.path} have different policies ({'; '.join(changed)}); take them apart"
+                )
+        self.missing: list[str] = []
+        """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
+        self.notes: list[str] = []
+        """Notes on rollouts that are in two runs, or in a run but not in its plan; complete after `rollouts`."""
+        self._first_of_overlap = first_of_overlap
+        self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
+        self._environments = {_row(run, value): "" for run, value in self._final_failures()}
+        """Environments of rows that failed, as their finished rollouts name them: a failure may not know it."""
+
+    def rollouts(self) -> Iterator[dict[str, Any]]:
+        """Yield every finished rollout. Raises `ConfigError` at the end if some are in two runs."""
+        self._finished = defaultdict(IdentitySet)
+        self.missing, self.notes = [*self._without], []
+        overlaps = []
+        for run in self.runs:
+            planned = read_planned(run.path, run.extent) if run.extent else None
+            there, strange, twice = IdentitySet(), IdentitySet(), IdentitySet()
+            also_in: Path | None = None
+            for environment, identity, value in _keyed_rollouts(run.path):
+                (there if planned is None or identity in planned else strange).add(identity)
+                if (row := _row(run, value)) in self._environments:
+                    self._environments[row] = environment
+                if self._finished[environment].add(identity):
+                    yield value
+                else:
+                    also_in = also_in or self._first_with(environment, identity)
+                    twice.add(identity)
+            if twice.first:
+                overlaps.append(f"{len(twice)} rollouts of {run.path} are in {also_in} too ({twice.first})")
+            if strange.first:
+                self.notes.append(
+                    f"{run.path}: {len(strange)} rollouts are of rows, repeats or seeds that its last command left out, "
+                    f"and count too ({strange.first})"
+                )
+            total = run.extent.get("rollouts")
+            if isinstance(total, int) and len(there) < total:
+                self.missing.append(f"{run.path}: {total - len(there)} of {total} rollouts are missing")
+        self.missing += self._missing_shards()
+        if overlaps and not self._first_of_overlap:
+            raise ConfigError(
+                f"{'; '.join(overlaps)}; leave one out, or take each from the first: --overlap first"
+            )
+        self.notes += (f"{overlap}; the first is taken" for overlap in overlaps)
+
+    def failures(self) -> Iterator[dict[str, Any]]:
+        """Yield the failure of every rollout that failed for good and finished in no run; call it after `rollouts`."""
+        failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
+        for run, value in self._final_failures():
+            environment = self._environments[_row(run, value)] or str(value.get("environment", ""))
+            identity = identity_of(value)
+            if identity not in self._finished[environment] and failed[environment].add(identity):
+                yield {**value, "environment": environment}
+
+    def failed_attempts(self) -> Iterator[dict[str, Any]]:
+        """Yield every failed attempt."""
+        for path in {run.path.resolve(): run.path for run in self.runs}.values():
+            yield from _failed_attempts(path)
+
+    def _final_failures(self) -> Iterator[tuple[Run, dict[str, Any]]]:
+        for run in self.runs:
+            yield from ((run, value) for value in _failed_attempts(run.path) if value.get("final"))
+
+    def _first_with(self, environment: str, identity: Identity) -> Path:
+        return next(
+            run.path
+            for run in self.runs
+            if any(key[:2] == (environment, identity) for key in _keyed_rollouts(run.path))
+        )
+
+    def _missing_shards(self) -> Iterator[str]:
+        shards: dict[tuple[Path, int], set[int]] = {}
+        for run in self.runs:
+            index, count = run.shard
+            shards.setdefault((run.whole, count), set()).add(index)
+        for (path, count), there in shards.items():
+            if absent := sorted({*range(1, count + 1)} - there):
+                yield f"{path}: shards {', '.join(map(str, absent))} of {count} are missing"
 
 
 def read_runs(
     paths: Iterable[Path], *, answer_key: str | None = None, first_of_overlap: bool = False
 ) -> CollectedTasks:
-    """Read the runs at `paths` by task, as `expand` finds them.
+    """Read the runs at `paths` by task. Raises as `Runs` does."""
+    return read_tasks(Runs(paths, first_of_overlap=first_of_overlap), answer_key)
 
-    Raises `DataError` for a directory without a run and `ConfigError` for runs of different policies, and for a
-    rollout that is in two runs (unless `first_of_overlap`, which takes the first).
-    """
-    runs = expand(paths)
-    collected = CollectedTasks()
-    described = [read_run(run) if run.is_dir() else None for run in runs]
-    _read_policy(collected, runs, described)
-    run_of: dict[Key, int] = {}
-    overlaps: Counter[int] = Counter()
-    example: dict[int, Key] = {}
-    for index, run in enumerate(runs):
-        for key, value in _keyed_rollouts(run):
-            if key in run_of:
-                overlaps[index] += 1
-                example.setdefault(index, key)
-            else:
-                run_of[key] = index
-                collected.add(value, answer_key)
-    given_up: set[Key] = set()
-    for run in runs:
-        for value in read_failures(run):
-            key = _key(value)
-            if value.get("final") and key not in run_of and key not in given_up:
-                given_up.add(key)
-                collected.task_of(value).failed += 1
-    named = [
-        f"{count} rollouts of {runs[index]} are in {runs[run_of[example[index]]]} too ({example[index][1]})"
-        for index, count in sorted(overlaps.items())
-    ]
-    if named and not first_of_overlap:
-        raise ConfigError(f"{'; '.join(named)}; leave one out, or take each from the first: --overlap first")
-    collected.missing = _missing(runs, described, Counter(run_of.values()))
-    collected.notes = [*(f"{each}; the first is taken" for each in named), *collected.missing]
+
+def read_tasks(runs: Runs, answer_key: str | None = None) -> CollectedTasks:
+    """Read runs by task; the answer is in `answer_key`, else in the first known field."""
+    collected = CollectedTasks(policy=runs.policy, created=runs.created)
+    for value in runs.rollouts():
+        collected.add(value, answer_key)
+    for value in runs.failures():
+        collected.task_of(value).failed += 1
+    collected.missing = runs.missing
+    collected.notes = [*runs.notes, *runs.missing]
     if collected.not_numbers:
         collected.notes.append(
             f"{collected.not_numbers} rewards are not finite numbers and are counted as unscored"
@@ -64,86 +168,41 @@ def read_runs(
     return collected
 
 
-def expand(paths: Iterable[Path]) -> list[Path]:
-    """The directories of runs at `paths`, shards included, and the files of rollouts that NeMo Gym collected.
-
-    Raises `DataError` for a directory without a run.
-    """
-    found: list[Path] = []
-    for path in paths:
-        runs = [path] if path.is_file() else run_directories(path)
-        if not runs:
-            raise DataError(f"{path} holds no run: neither it nor a shard in it has a {RUN}", path=str(path))
-        found += runs
-    return found
+def _read_description(path: Path) -> Run:
+    if path.is_file():
+        return Run(path, None, {}, None)
+    described = read_run(path)
+    policy = described["settings"].get("policy")
+    policy = policy if isinstance(policy, Mapping) else {"type": policy}
+    return Run(path, policy, described.get("extent") or {}, described.get("created"))
 
 
-def read_rollouts(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Every finished rollout of the runs at `paths`, one by one."""
-    for run in expand(paths):
-        if run.is_file():
-            yield from read_gym_rollouts(run)
-        else:
-            yield from (value for _, value in read_values(run / ROLLOUTS))
-
-
-def read_failures(run: Path) -> Iterator[dict[str, Any]]:
-    """Failed attempts in a run's directory, or those noted beside a file of rollouts that NeMo Gym collected."""
-    if run.is_file():
-        yield from read_gym_failures(run)
-    else:
-        yield from (value for _, value in read_values(run / FAILURES))
-
-
-def _keyed_rollouts(run: Path) -> Iterator[tuple[Key, dict[str, Any]]]:
-    if run.is_file():
-        yield from ((_key(value), value) for value in read_gym_rollouts(run))
+def _keyed_rollouts(path: Path) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
+    """Yield finished rollouts with environment and identity."""
+    if path.is_file():
+        for value in read_gym_rollouts(path):
+            yield value["environment"], identity_of(value), value
         return
-    for line, value in read_values(run / ROLLOUTS):
+    for line, value in read_values(path / ROLLOUTS):
         try:
-            yield _key(value), value
+            yield str(value.get("environment", "")), identity_of(value), value
         except ValueError as error:
-            raise line_error(run / ROLLOUTS, line, error) from error
+            raise line_error(path / ROLLOUTS, line, error) from error
 
 
-def _key(value: Mapping[str, Any]) -> Key:
-    return str(value.get("environment", "")), identity_of(value)
+def _failed_attempts(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield failed attempts in a run's directory, or those noted beside a file of rollouts that NeMo Gym collected."""
+    if path.is_file():
+        yield from read_gym_failures(path)
+        return
+    for line, value in read_values(path / FAILURES):
+        try:
+            identity_of(value)
+        except ValueError as error:
+            raise line_error(path / FAILURES, line, error) from error
+        yield value
 
 
-def _read_policy(
-    collected: CollectedTasks, runs: Sequence[Path], described: Sequence[Mapping[str, Any] | None]
-) -> None:
-    """Raises `ConfigError` for two policies: their rollouts have no common mean."""
-    first: tuple[Path, Mapping[str, Any]] | None = None
-    for run, value in zip(runs, described, strict=True):
-        if value is None:
-            continue
-        policy = value["settings"].get("policy")
-        compared = {"policy": policy if isinstance(policy, Mapping) else {"type": policy}}
-        if first is None:
-            first = run, compared
-            collected.policy, collected.created = compared["policy"], value.get("created")
-        elif changed := differences(first[1], compared):
-            raise ConfigError(
-                f"{first[0]} and {run} have different policies ({'; '.join(changed)}); aggregate them apart"
-            )
-
-
-def _missing(
-    runs: Sequence[Path], described: Sequence[Mapping[str, Any] | None], counts: Counter[int]
-) -> list[str]:
-    """Name the shards and rollouts that the runs planned and have not finished."""
-    found: list[str] = []
-    shards: dict[tuple[Path, int], set[int]] = {}
-    for index, (run, value) in enumerate(zip(runs, described, strict=True)):
-        extent = (value or {}).get("extent") or {}
-        planned = extent.get("rollouts")
-        if isinstance(planned, int) and counts[index] < planned:
-            found.append(f"{run}: {planned - counts[index]} of {planned} rollouts are missing")
-        shard, count = extent.get("shard") or (1, 1)
-        if count > 1:
-            shards.setdefault((run.parent, count), set()).add(shard)
-    for (parent, count), there in shards.items():
-        if absent := sorted({*range(1, count + 1)} - there):
-            found.append(f"{parent}: shards {', '.join(map(str, absent))} of {count} are missing")
-    return found
+def _row(run: Run, value: Mapping[str, Any]) -> tuple[Path, str, int]:
+    """Names a rollout's row within its run, whatever its environment is called."""
+    return run.whole, str(value["row_key"]), int(value.get("occurrence", 0))

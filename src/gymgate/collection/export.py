@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gymgate.collection.aggregate import read_rollouts
+from gymgate.collection.aggregate import Runs
+from gymgate.collection.gym_rollouts import agent_ref
 from gymgate.collection.metrics import keep
 from gymgate.collection.rows import RowReader
 from gymgate.collection.tables import checked_table, write_table
-from gymgate.collection.tasks import CollectedTasks, calls_and_tokens
+from gymgate.collection.tasks import CollectedTasks, Task, calls_and_tokens
 from gymgate.collection.transcript import transcript
 from gymgate.rollout import outcome_of
 
 
-def export_dataset(runs: Iterable[Path], output: Path) -> int:
+def export_dataset(runs: Runs, output: Path) -> int:
     """Write a row per finished rollout, as JSONL or Parquet by the file's ending; how many.
 
     The columns, the same for every environment: `environment`, `agent`, `row_key`, `occurrence`, `repeat`, `seed`,
     `status`, `reward` (null where it does not count, see `gymgate.outcome_of`), `messages` (role and content, tool calls
     as text), `details` (reward parts and metrics as JSON), `calls`, `output_tokens`, `seconds`. Raises `ConfigError` for
-    another ending, `MissingExtraError` without pyarrow, `DataError` if the file cannot be written.
+    another ending and for rollouts that are in two runs, `MissingExtraError` without pyarrow, `DataError` if the file
+    cannot be written.
     """
     checked_table(output, (".jsonl", ".parquet"))
-    return write_table(output, (_flat(value) for value in read_rollouts(runs)), _schema)
+    return write_table(output, (_flat(value) for value in runs.rollouts()), _schema)
 
 
 def export_rows(collected: CollectedTasks, output: Path, low: float, high: float) -> int:
     """Write the input rows of the tasks whose mean reward lies between two bounds, read again from their files; how many.
 
-    Raises `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
+    Rows of several environments name the agent that ran them, so that each goes to its own environment again. Raises
+    `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
     """
     checked_table(output, (".jsonl",))
     rows = RowReader()
-    kept = keep(collected, low, high)
-    return write_table(output, (rows.read(task.source, task.row_key) for task in kept))
+    tasks = list(keep(collected, low, high))
+    several = len({task.environment for task in tasks}) > 1
+
+    def row_of(task: Task) -> dict[str, Any]:
+        row = rows.read(task.source, task.row_key)
+        return {**row, "agent_ref": agent_ref(task.agent)} if several else row
+
+    return write_table(output, map(row_of, tasks))
 
 
 def _flat(value: Mapping[str, Any]) -> dict[str, Any]:

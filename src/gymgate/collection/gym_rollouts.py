@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
 from gymgate.collection.record import read_values
 from gymgate.collection.rows import RowReader
-from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.collection.tasks import task_name
 from gymgate.errors import DataError
 from gymgate.files import replacing
@@ -18,14 +17,17 @@ from gymgate.rollout.breakdowns import breakdown
 from gymgate.rollout.outcome import outcome_of
 from gymgate.rollout.result import status_of
 
+if TYPE_CHECKING:
+    from gymgate.collection.aggregate import Runs
+
 TASK, ROLLOUT = "_ng_task_index", "_ng_rollout_index"
 
 
-def export_rollouts(runs: Iterable[Path], output: Path) -> int:
+def export_rollouts(runs: Runs, output: Path) -> int:
     """Write finished rollouts as NeMo Gym's collector does; how many.
 
-    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `DataError` if a row's
-    file has changed since, or if a file cannot be written.
+    The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `ConfigError` for
+    rollouts that are in two runs, `DataError` if a row's file has changed since, or if a file cannot be written.
     """
     inputs = output.with_name(f"{output.stem}_materialized_inputs.jsonl")
     count = 0
@@ -37,21 +39,24 @@ def export_rollouts(runs: Iterable[Path], output: Path) -> int:
     return count
 
 
-def _numbered_rollouts(runs: Iterable[Path]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Results and inputs with NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat)."""
-    files = [run / ROLLOUTS for path in runs for run in run_directories(path)]
     rows = RowReader()
     tasks: dict[tuple[str, str, int], int] = {}
-    orders = sorted({_order(value) for file in files for _, value in read_values(file)})
-    for file in files:
-        for _, value in read_values(file):
-            numbers = {
-                TASK: tasks.setdefault(task_name(value), len(tasks)),
-                ROLLOUT: orders.index(_order(value)),
-                "agent_ref": {"type": "responses_api_agents", "name": value["agent"]},
-            }
-            row = rows.read(value["source"], value["row_key"])
-            yield to_gym(value, numbers), {**row, **numbers}
+    orders = sorted({_order(value) for value in runs.rollouts()})
+    for value in runs.rollouts():
+        numbers = {
+            TASK: tasks.setdefault(task_name(value), len(tasks)),
+            ROLLOUT: orders.index(_order(value)),
+            "agent_ref": agent_ref(value["agent"]),
+        }
+        row = rows.read(value["source"], value["row_key"])
+        yield to_gym(value, numbers), {**row, **numbers}
+
+
+def agent_ref(name: str) -> dict[str, str]:
+    """What a row names its agent with."""
+    return {"type": "responses_api_agents", "name": name}
 
 
 def _order(value: Mapping[str, Any]) -> tuple[int, int]:

@@ -18,7 +18,6 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
     """A row per task: counts, mean and deviation of its rewards, pass@k, maj@k."""
     for task in collected.ordered():
         rewards = task.rewards()
-        answers = [score.answer for score in task.measured()]
         row: dict[str, Any] = {
             "environment": task.environment,
             "agent": task.agent,
@@ -35,7 +34,7 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
         for k in st.wanted_ks(len(rewards)):
             row[f"pass@{k}"] = st.pass_at_k(rewards, k)
             if task.environment in collected.answer_keys:
-                row[f"maj@{k}"] = st.majority_at_k(rewards, answers, k)
+                row[f"maj@{k}"] = _vote(task, k)
         finished = len(task.scores) or 1
         row["mean_calls"] = task.calls / finished
         row["mean_output_tokens"] = task.output_tokens / finished
@@ -44,12 +43,35 @@ def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def summary_rows(collected: CollectedTasks) -> list[dict[str, Any]]:
-    """A row per environment and, if there are several, one over all tasks."""
+def summary_rows(collected: CollectedTasks, ks: Sequence[int] | None = None) -> list[dict[str, Any]]:
+    """A row per environment and, if there are several, one over all tasks.
+
+    All of a row's pass@k, maj@k and what describes their spread are over the same tasks, `scored_tasks` of them: those
+    with a scored rollout. So k ends at `max_k`, the fewest scored rollouts of such a task. `ks` chooses other k, and only
+    the tasks that have rollouts for each of them.
+    """
     tasks = collected.ordered()
     names = sorted({task.environment for task in tasks})
-    rows = [_summary(name, [task for task in tasks if task.environment == name], collected) for name in names]
-    return [*rows, _summary(OVERALL, tasks, collected)] if len(names) > 1 else rows
+    rows = [
+        _summary(name, [task for task in tasks if task.environment == name], collected, ks) for name in names
+    ]
+    return [*rows, _summary(OVERALL, tasks, collected, ks)] if len(names) > 1 else rows
+
+
+def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:
+    """Name the environments whose k ends early because tasks have different numbers of scored rollouts."""
+    counts: dict[str, list[int]] = {}
+    for task in collected.ordered():
+        if rewards := task.rewards():
+            counts.setdefault(task.environment, []).append(len(rewards))
+    for environment, numbers in counts.items():
+        fewest, most = min(numbers), max(numbers)
+        if fewest < most:
+            short = sum(number < most for number in numbers)
+            yield (
+                f"{environment}: {short} of {len(numbers)} tasks have fewer than {most} scored rollouts, so pass@k ends at "
+                f"k={fewest}; -k {most} takes the other tasks alone"
+            )
 
 
 def keep(collected: CollectedTasks, low: float, high: float) -> Iterator[Task]:
@@ -72,9 +94,21 @@ def parse_bounds(text: str) -> tuple[float, float]:
     return bounds
 
 
-def _summary(name: str, tasks: Sequence[Task], collected: CollectedTasks) -> dict[str, Any]:
-    scored = [rewards for task in tasks if (rewards := task.rewards())]
-    every = [reward for rewards in scored for reward in rewards]
+def parse_ks(text: str) -> tuple[int, ...]:
+    """`K,...`. Raises `ConfigError`."""
+    ks = [item.strip() for item in text.split(",")]
+    if not all(k.isdecimal() and int(k) > 0 for k in ks):
+        raise ConfigError(f"-k {text!r}: write one number or several, such as 1,8")
+    return tuple(sorted({int(k) for k in ks}))
+
+
+def _summary(
+    name: str, tasks: Sequence[Task], collected: CollectedTasks, ks: Sequence[int] | None
+) -> dict[str, Any]:
+    every = [reward for task in tasks for reward in task.rewards()]
+    measured = [task for task in tasks if len(task.rewards()) >= max(ks or (1,))]
+    scored = [task.rewards() for task in measured]
+    max_k = min(map(len, scored), default=0)
     means = [math.fsum(rewards) / len(rewards) for rewards in scored]
     runs = st.run_means(scored)
     mean, error = st.mean(means), st.standard_error(means)
@@ -82,6 +116,8 @@ def _summary(name: str, tasks: Sequence[Task], collected: CollectedTasks) -> dic
     row: dict[str, Any] = {
         "environment": name,
         "tasks": len(tasks),
+        "scored_tasks": len(scored),
+        "max_k": max_k,
         **_counts(tasks),
         "mean_reward": st.mean(every),
         "std_reward": st.deviation(every),
@@ -91,15 +127,16 @@ def _summary(name: str, tasks: Sequence[Task], collected: CollectedTasks) -> dic
         "pass@1_ci95_high": high,
         "pass@1_std_runs": st.deviation(runs),
         "pass@1_se_runs": st.standard_error(runs),
-        "task_std": st.mean([spread for rewards in scored if (spread := st.deviation(rewards)) is not None]),
+        "task_std": st.mean([st.deviation(rewards) or 0.0 for rewards in scored]) if max_k > 1 else None,
     }
-    for k in st.wanted_ks(max(map(len, scored), default=0)):
+    votes = all(task.environment in collected.answer_keys for task in measured)
+    for k in (ks or st.wanted_ks(max_k)) if scored else ():
         if k > 1:
             values = [value for rewards in scored if (value := st.pass_at_k(rewards, k)) is not None]
             row[f"pass@{k}"], row[f"pass@{k}_se"] = st.mean(values), st.standard_error(values)
-        votes = _votes(tasks, collected, k)
         if votes:
-            row[f"maj@{k}"], row[f"maj@{k}_se"] = st.mean(votes), st.standard_error(votes)
+            values = [_vote(task, k) for task in measured]
+            row[f"maj@{k}"], row[f"maj@{k}_se"] = st.mean(values), st.standard_error(values)
     return row
 
 
@@ -112,12 +149,8 @@ def _interval(
     return max(bounds[0], mean - st.Z95 * error), min(bounds[1], mean + st.Z95 * error)
 
 
-def _votes(tasks: Sequence[Task], collected: CollectedTasks, k: int) -> list[float]:
-    return [
-        st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
-        for task in tasks
-        if task.environment in collected.answer_keys and task.measured()
-    ]
+def _vote(task: Task, k: int) -> float:
+    return st.majority_at_k(task.rewards(), [score.answer for score in task.measured()], k)
 
 
 def _counts(tasks: Sequence[Task]) -> dict[str, int]:

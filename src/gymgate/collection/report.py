@@ -18,8 +18,8 @@ from typing import Any, get_args
 import orjson
 
 from gymgate.collection import charts
-from gymgate.collection.aggregate import read_runs
-from gymgate.collection.metrics import summary_rows, task_rows
+from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.metrics import notes_on_tasks, summary_rows, task_rows
 from gymgate.collection.report_data import ReportData, gather
 from gymgate.collection.tables import columns_of
 from gymgate.collection.tasks import CollectedTasks
@@ -35,12 +35,12 @@ FOLDED = ("reasoning", "output", "call ")
 """Beginnings of the roles whose entries are folded."""
 
 
-def write_report(runs: Sequence[Path], output: Path, *, tasks: int = 50, per_task: int = 4) -> None:
+def write_report(runs: Runs, output: Path, *, tasks: int = 50, per_task: int = 4) -> None:
     """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks.
 
-    Raises `DataError` and `ConfigError` as `read_runs` does, and `DataError` if the file cannot be written.
+    Raises `ConfigError` for rollouts that are in two runs, and `DataError` if the file cannot be written.
     """
-    collected = read_runs(runs, first_of_overlap=True)
+    collected = read_tasks(runs)
     data = gather(runs, tasks, per_task)
     with replacing(output) as file:
         file.writelines(part.encode() for part in _page(runs, collected, data))
@@ -57,7 +57,7 @@ def title_of(collected: CollectedTasks) -> str:
     return f"{who} on {', '.join(names[:SHOWN_NAMES])}{more}{date}"
 
 
-def _page(runs: Sequence[Path], collected: CollectedTasks, data: ReportData) -> Iterator[str]:
+def _page(runs: Runs, collected: CollectedTasks, data: ReportData) -> Iterator[str]:
     style, script = (
         resources.files(__package__).joinpath(name).read_text() for name in ("report.css", "report.js")
     )
@@ -68,10 +68,10 @@ def _page(runs: Sequence[Path], collected: CollectedTasks, data: ReportData) -> 
     yield f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
     yield "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     yield f"<title>{title}</title><style>{style}</style></head><body><h1>{title}</h1>"
-    yield f"<p class='runs'>{_escaped(', '.join(map(str, runs)))}</p>"
+    yield f"<p class='runs'>{_escaped(', '.join(map(str, runs.given)))}</p>"
     if collected.replayed:
         yield "<p class='note'>Recorded answers were replayed: the rewards say nothing about a model.</p>"
-    for note in collected.notes:
+    for note in (*collected.notes, *notes_on_tasks(collected)):
         yield f"<p class='note'>{_escaped(note)}</p>"
     yield "<h2>Environments</h2>"
     yield from _table(summary_rows(collected))

@@ -6,10 +6,9 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from gymgate.collection.aggregate import expand, read_failures, read_rollouts
+from gymgate.collection.aggregate import Runs
 from gymgate.collection.tasks import calls_and_tokens, task_name
 from gymgate.config import POLICY
 from gymgate.rollout import outcome_of
@@ -43,13 +42,13 @@ class ReportData:
                 shown.append(value)
 
 
-def gather(runs: Iterable[Path], tasks: int, per_task: int) -> ReportData:
-    """Read runs, shards included, and files of rollouts that NeMo Gym collected.
+def gather(runs: Runs, tasks: int, per_task: int) -> ReportData:
+    """Read runs for a report.
 
     Of each of the first `tasks` tasks, up to `per_task` finished rollouts are kept, and as many failed ones.
     """
-    data, found = ReportData(), expand(runs)
-    for value in read_rollouts(found):
+    data = ReportData()
+    for value in runs.rollouts():
         if (reward := outcome_of(value).reward) is not None:
             data.rewards.append(reward)
         calls, tokens = calls_and_tokens(value)
@@ -60,14 +59,13 @@ def gather(runs: Iterable[Path], tasks: int, per_task: int) -> ReportData:
             for name, seconds in time_split(total, value.get("calls") or ()).items():
                 data.times[name] += seconds
         data.show(value, tasks, per_task)
-    for run in found:
-        for failure in read_failures(run):
-            error = failure.get("error") or {}
-            kind = (str(error.get("kind")), str(error.get("type")))
-            data.failures[kind] += 1
-            data.messages.setdefault(kind, str(error.get("message")))
-            if failure.get("final"):
-                data.show({"status": "failed", **failure}, tasks, 2 * per_task)
+    for failure in runs.failures():
+        data.show({"status": "failed", **failure}, tasks, 2 * per_task)
+    for attempt in runs.failed_attempts():
+        error = attempt.get("error") or {}
+        kind = (str(error.get("kind")), str(error.get("type")))
+        data.failures[kind] += 1
+        data.messages.setdefault(kind, str(error.get("message")))
     return data
 
 

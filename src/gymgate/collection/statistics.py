@@ -70,10 +70,9 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
-    """Mean over tasks of the first rollouts, of the second ones, and so on: one value per run of the whole set."""
-    longest = max(map(len, tasks), default=0)
-    runs = ([scores[run] for scores in tasks if run < len(scores)] for run in range(longest))
-    return [math.fsum(run) / len(run) for run in runs]
+    """Mean over all tasks of the first rollouts, of the second ones, and so on, as far as every task has one."""
+    shortest = min(map(len, tasks), default=0)
+    return [math.fsum(scores[run] for scores in tasks) / len(tasks) for run in range(shortest)]
 
 
 def wanted_ks(longest: int) -> list[int]:

@@ -25,9 +25,8 @@ from inspect_ai.log import (
 )
 from inspect_ai.model import ChatMessage, ChatMessageAssistant, ModelOutput, ModelUsage
 
-from gymgate.collection.aggregate import expand, read_failures, read_rollouts
-from gymgate.collection.record import CollectedRollout, identity_of
-from gymgate.collection.store import read_run
+from gymgate.collection.aggregate import Runs
+from gymgate.collection.record import CollectedRollout
 from gymgate.config import POLICY
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
@@ -46,17 +45,15 @@ _STOPS = {
 }
 
 
-def export_log(runs: Iterable[Path], output: Path) -> int:
+def export_log(runs: Runs, output: Path) -> int:
     """Write one sample per finished rollout, and one with an error per rollout given up; returns how many.
 
-    Repeats of a row are the epochs of one sample. `runs` are directories of runs, shards included, and files of NeMo Gym's
-    rollouts. All of it is in memory at once. Raises `ConfigError` for another suffix than .eval or .json, `DataError` if the file
-    cannot be written.
+    Repeats of a row are the epochs of one sample. All of it is in memory at once. Raises `ConfigError` for another suffix
+    than .eval or .json and for rollouts that are in two runs, `DataError` if the file cannot be written.
     """
     if output.suffix not in (".eval", ".json"):
         raise ConfigError(f"-o {str(output)!r}: the name of an Inspect log must end in .eval or .json")
-    paths = expand(runs)
-    log = asyncio.run(_log_of(paths))
+    log = asyncio.run(_log_of(runs))
     recompute_metrics(log)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -69,9 +66,10 @@ def export_log(runs: Iterable[Path], output: Path) -> int:
     return len(log.samples)
 
 
-async def _log_of(paths: list[Path]) -> EvalLog:
-    model = _policy_of(paths)
-    rollouts = sorted(_rollouts(paths), key=_order)
+async def _log_of(runs: Runs) -> EvalLog:
+    policy = runs.policy or {}
+    model = str(policy.get("model") or policy.get("type") or "unknown")
+    rollouts = sorted(_rollouts(runs), key=_order)
     epochs: Counter[str] = Counter()
     samples = []
     for rollout in rollouts:
@@ -93,7 +91,7 @@ async def _log_of(paths: list[Path]) -> EvalLog:
             model=model,
             config=EvalConfig(epochs=max(epochs.values(), default=1)),
             packages={name: metadata.version(name) for name in ("gymgate", "inspect-ai")},
-            metadata={"runs": [str(path) for path in paths]},
+            metadata={"runs": [str(run.path) for run in runs.runs]},
             scorers=[  # names, as its eval writes them: Inspect has no public class for these
                 {"name": SCORER, "metrics": [{"name": "inspect_ai/mean"}, {"name": "inspect_ai/stderr"}]}
             ],
@@ -107,22 +105,15 @@ async def _log_of(paths: list[Path]) -> EvalLog:
     )
 
 
-def _rollouts(paths: list[Path]) -> Iterator[CollectedRollout]:
+def _rollouts(runs: Runs) -> Iterator[CollectedRollout]:
     """Yield the finished rollouts, and those of which no attempt finished."""
-    found = set()
-    for value in read_rollouts(paths):
-        identity = identity_of(value)
-        found.add((value.get("environment"), identity))
+    for value in runs.rollouts():
         yield CollectedRollout.model_validate({"id": _rollout_id(value), **value})
-    for path in paths:
-        for value in read_failures(path):
-            key = (value.get("environment"), identity_of(value))
-            if value.get("final") and key not in found:
-                found.add(key)
-                timing = {"total_s": value.get("seconds") or 0.0}
-                yield CollectedRollout.model_validate(
-                    {"id": _rollout_id(value), **value, "status": "failed", "timing": timing}
-                )
+    for value in runs.failures():
+        timing = {"total_s": value.get("seconds") or 0.0}
+        yield CollectedRollout.model_validate(
+            {"id": _rollout_id(value), **value, "status": "failed", "timing": timing}
+        )
 
 
 async def _sample(rollout: CollectedRollout, epoch: int, model: str) -> EvalSample:
@@ -197,16 +188,6 @@ def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
             reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in counted) or None,
         )
     }
-
-
-def _policy_of(paths: list[Path]) -> str:
-    """Return the name of the model that the runs asked, or the kind of their policy; `unknown` if no run says."""
-    for path in paths:
-        described = read_run(path) if path.is_dir() else None
-        policy = ((described or {}).get("settings") or {}).get("policy")
-        if isinstance(policy, Mapping):
-            return str(policy.get("model") or policy.get("type"))
-    return "unknown"
 
 
 def _order(rollout: CollectedRollout) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from verifiers.v1.state import State
 from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import AgentInfo, AgentSpan, ModelCall, Reward, TimeSpan, Timing, Trace, TraceTask
 
-from gymgate.collection.aggregate import read_rollouts
+from gymgate.collection.aggregate import Runs
 from gymgate.collection.record import CollectedRollout
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
@@ -37,11 +37,11 @@ WireEpisode = Episode[WireTaskData, State, WireAgentConfig]
 _FINISH_REASONS = ("stop", "length", "tool_calls")
 
 
-def export_traces(runs: Iterable[Path], output: Path) -> int:
+def export_traces(runs: Runs, output: Path) -> int:
     """Write an episode per finished rollout, as verifiers saves them (`traces.jsonl`); returns how many.
 
-    `runs` are directories of runs, shards included, and files of NeMo Gym's rollouts. Raises `ConfigError` for another
-    suffix than .jsonl, `DataError` if the file cannot be written.
+    Raises `ConfigError` for another suffix than .jsonl and for rollouts that are in two runs, `DataError` if the file
+    cannot be written.
     """
     if output.suffix != ".jsonl":
         raise ConfigError(
@@ -50,7 +50,7 @@ def export_traces(runs: Iterable[Path], output: Path) -> int:
     adapter = TypeAdapter(WireEpisode)
     count = 0
     with replacing(output) as file:
-        for value in read_rollouts(runs):
+        for value in runs.rollouts():
             file.write(adapter.dump_json(episode_of(value), exclude_none=True) + b"\n")
             count += 1
     return count

@@ -1,0 +1,126 @@
+"""The plan that a command leaves in its run's directory, and what later commands and readers make of it.
+
+The endpoint answers nothing, so that each command ends after it has opened the directory and before it starts a stack.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gymgate
+from gymgate.cli.aggregate import command
+from gymgate.collection.aggregate import read_runs
+from gymgate.collection.plan import RolloutPlan, Shard
+from gymgate.collection.record import CollectedRollout, collected, to_line
+from gymgate.collection.run import Collection
+from gymgate.collection.store import ROLLOUTS, open_run, read_run
+from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.dataset import RowSource
+from gymgate.dataset.row import make_row, row_key
+from gymgate.errors import ConfigError, PolicyError
+from gymgate.rollout import Rollout
+
+NOWHERE = "http://127.0.0.1:9/v1"
+STACK = StackConfig(environments=("mcqa",))
+
+
+def row(text: str) -> dict[str, Any]:
+    return {"responses_create_params": {"input": text}}
+
+
+async def command_over(output: Path, texts: Sequence[str], **fields: Any) -> RolloutPlan:
+    """A command over these rows, with -r and the like in `fields`."""
+    rows = [make_row(row(text), "rows", number) for number, text in enumerate(texts, 1)]
+    plan = RolloutPlan([RowSource(rows, "mcqa")], **fields)
+    run = Collection(
+        STACK, HTTPEndpoint(base_url=NOWHERE, model="m"), plan, ["rows"], output, wait_for_policy_s=0
+    )
+    with contextlib.suppress(PolicyError):  # nothing is left where all has finished
+        await run.run()
+    return plan
+
+
+def finish(path: Path, plan: RolloutPlan) -> None:
+    with (path / ROLLOUTS).open("ab") as file:
+        for planned in plan.rollouts():
+            rollout = Rollout(id="x", environment="mcqa", agent="a", status="completed", reward=1.0)
+            file.write(to_line(collected(planned, rollout, 0)))
+
+
+def missing(path: Path) -> tuple[int, str]:
+    """The exit code of `aggregate --complete`, and its notes."""
+    done = CliRunner().invoke(command, [str(path), "--complete"])
+    return done.exit_code, done.stderr
+
+
+async def test_rollouts_of_rows_that_left_the_input_complete_nothing(tmp_path: Path) -> None:
+    finish(tmp_path, await command_over(tmp_path, "abc"))
+    assert missing(tmp_path) == (0, "")
+    plan = await command_over(tmp_path, "abd")
+    code, notes = missing(tmp_path)
+    assert code == 1
+    assert "1 of 3 rollouts are missing" in notes
+    assert row_key(row("c")) in notes
+    finish(tmp_path, RolloutPlan([RowSource([make_row(row("d"), "rows", 3)], "mcqa")]))
+    assert plan.total() == 3
+    code, notes = missing(tmp_path)
+    assert (code, "missing" in notes) == (0, False)
+    assert row_key(row("c")) in notes
+
+
+@pytest.mark.parametrize(
+    ("texts", "before", "after", "strangers"),
+    [
+        ("ab", {"repeats": 4}, {"repeats": 2}, 4),
+        ("ab", {"seeds": (0, 1)}, {"seeds": (1, 2)}, 2),
+        ("aab", {}, {"repeats": 2}, 0),
+        ("aaab", {"shard": Shard(1, 2)}, {"shard": Shard(1, 2), "repeats": 3}, 0),
+    ],
+)
+async def test_what_the_plan_holds_is_what_readers_take_for_it(
+    tmp_path: Path, texts: str, before: dict[str, Any], after: dict[str, Any], strangers: int
+) -> None:
+    """Repeats, seeds, equal rows and shards: a reader counts as the plan itself does."""
+    path = tmp_path / "shard-1-of-2" if "shard" in before else tmp_path
+    plan = await command_over(tmp_path, texts, **before)
+    finish(path, plan)
+    grown = await command_over(tmp_path, texts, **after)
+    left = len(set(grown.identities()) - set(plan.identities()))
+    found = [note for note in read_runs([path]).missing if "rollouts" in note]
+    assert found == ([f"{path}: {left} of {grown.total()} rollouts are missing"] if left else [])
+    assert (f" {strangers} rollouts are of rows" in missing(path)[1]) == bool(strangers)
+
+
+async def stream(output: Path, model: str, into: list[CollectedRollout]) -> None:
+    policy = HTTPEndpoint(base_url=NOWHERE, model=model)
+    rollouts = gymgate.collect(STACK, [row("a"), row("b")], policy=policy, output=output, wait_for_policy_s=0)
+    async for rollout in rollouts:
+        into.append(rollout)
+
+
+async def test_another_policys_rollouts_are_not_yielded(tmp_path: Path) -> None:
+    found: list[CollectedRollout] = []
+    finish(tmp_path, await command_over(tmp_path, "ab"))
+    with pytest.raises(ConfigError, match="'m' there, 'new' here"):
+        await stream(tmp_path, "new", found)
+    assert found == []
+    await stream(tmp_path, "m", found)
+    assert len(found) == 2
+
+
+async def test_rollouts_of_a_run_that_another_process_writes_are_not_yielded(tmp_path: Path) -> None:
+    found: list[CollectedRollout] = []
+    finish(tmp_path, await command_over(tmp_path, "ab"))
+    described = read_run(tmp_path)
+    with (
+        open_run(tmp_path, described["settings"], described["extent"]),
+        pytest.raises(ConfigError, match="is being written by"),
+    ):
+        await stream(tmp_path, "m", found)
+    assert found == []
