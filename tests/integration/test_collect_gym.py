@@ -190,6 +190,20 @@ def test_a_signal_drains_it(tmp_path: Path) -> None:
     assert 1 <= len(identities(tmp_path / "run")) < 500
 
 
+def test_a_signal_ends_the_wait_for_a_policy(tmp_path: Path) -> None:
+    arguments = (SIMPLE, "-o", tmp_path / "run", "-b", "http://127.0.0.1:9/v1", "-m", "m")
+    with subprocess.Popen(
+        command(*arguments, "--wait-for-policy", "80"), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert any("waiting for the policy" in line for line in process.stderr)
+        began = time.monotonic()
+        process.send_signal(signal.SIGUSR1)
+        said = process.stderr.read()
+        assert process.wait(60) == 75, said
+    assert time.monotonic() - began < 20
+
+
 def until_written(path: Path, size: int) -> None:
     deadline = time.monotonic() + 60
     while _size(path) < size and time.monotonic() < deadline:
@@ -289,6 +303,17 @@ def test_a_file_without_rows_is_refused(tmp_path: Path, content: str, reason: st
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_whose_agent_is_in_two_environments_need_one_named(tmp_path: Path) -> None:
+    row = {"responses_create_params": {"input": "x"}, "agent_ref": {"name": "calendar_simple_agent"}}
+    (tmp_path / "rows.jsonl").write_bytes(orjson.dumps(row) + b"\n")
+    arguments = (tmp_path / "rows.jsonl", "-o", tmp_path / "run", "-b", "http://127.0.0.1:9/v1", "-m", "m")
+    done = gymgate_collect(*arguments)
+    assert done.returncode == 1
+    assert "calendar, calendar_v2" in done.stderr
+    named = gymgate_collect(*arguments, "--env", "calendar_v2")
+    assert "no policy endpoint answers" in named.stderr
 
 
 async def test_rollouts_come_one_by_one_in_python(tmp_path: Path) -> None:

@@ -104,15 +104,18 @@ def _environments_of_rows(data: str, catalog: Catalog) -> list[str]:
 
 
 def _environment_of(agent: str, catalog: Catalog) -> str | None:
-    """The environment whose default config starts the agent."""
+    """The environment whose default config starts the agent. Raises `ConfigError` for several of different names."""
+    found: list[Environment] = []
     for environment in catalog.environments():
         try:
             config = environment.config(None)
         except ConfigError:
             continue
         if any(instance.name == agent for instance in config.agents):
-            return f"{environment.kind}/{environment.name}"
-    return None
+            found.append(environment)
+    if len(names := sorted({environment.name for environment in found})) > 1:
+        raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; name the environment: --env ENV")
+    return f"{found[0].kind}/{found[0].name}" if found else None
 
 
 def _sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[RowSource]:
