@@ -64,7 +64,7 @@ class Runs:
         for run in described[1:]:
             if changed := differences({"policy": self.policy}, {"policy": run.policy}):
                 raise ConfigError(
-                    f"{described[0].path} and {run.path} have different policies ({'; '.join(changed)}); take them apart"
+                    f"{described[0].path} and {run.path} have different policies ({'; '.join(changed)}); read them separately"
                 )
         self.missing: list[str] = []
         """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
@@ -114,7 +114,7 @@ class Runs:
         """Yield the failure of every rollout that failed for good and finished in no run; call it after `rollouts`."""
         failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
         for run, value in self._final_failures():
-            environment = self._environments[_row(run, value)] or str(value.get("environment", ""))
+            environment = self._environments.get(_row(run, value)) or str(value.get("environment", ""))
             identity = identity_of(value)
             if identity not in self._finished[environment] and failed[environment].add(identity):
                 yield {**value, "environment": environment}

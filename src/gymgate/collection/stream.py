@@ -55,7 +55,8 @@ async def collect(
     answer, at the start and after its failures: 0 asks it once, `None` never. `progress` gets messages.
 
     To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
-    Raises `ConfigError` for an output that holds a run with other settings, `DataError` if it cannot be written.
+    Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
+    first rollout, and `DataError` if it cannot be written.
     """
     stack = _stack_config(environments, runtime)
     sources, names = await asyncio.to_thread(_sources, stack, rows, limit)
