@@ -198,7 +198,7 @@ def test_a_larger_k_takes_the_tasks_that_have_it(tmp_path: Path) -> None:
     assert (row["tasks"], row["scored_tasks"], row["max_k"]) == (3, 1, 3)
     assert (row["pass@1"], row["pass@3"], row["maj@3"]) == (pytest.approx(2 / 3), 1.0, 1.0)
     assert "pass@2" not in row
-    for arguments, cells in (([], ["2 of 3", "pass@2"]), (["-k", "3"], ["1 of 3", "pass@3"])):
+    for arguments, cells in (([], ["2/3", "pass@2"]), (["-k", "3"], ["1/3", "pass@3"])):
         done = CliRunner().invoke(command, [str(run), *arguments])
         assert all(cell in done.stdout for cell in cells), done.output
         assert ("-k 3 takes" in done.output) == (not arguments)

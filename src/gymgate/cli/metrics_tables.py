@@ -83,9 +83,9 @@ def _summary(rows: Rows) -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def _tasks(row: Mapping[str, Any]) -> str:
-    """The number of tasks, behind the number that the metrics are over if that is another."""
+    """The number of tasks, after the number that the metrics are over if it is another."""
     tasks, scored = row["tasks"], row["scored_tasks"]
-    return str(tasks) if scored == tasks else f"{scored} of {tasks}"
+    return str(tasks) if scored == tasks else f"{scored}/{tasks}"
 
 
 def _with_policy(
