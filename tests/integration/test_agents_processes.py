@@ -24,7 +24,7 @@ from gymgate.errors import ConfigError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 Policy = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
 

@@ -19,7 +19,7 @@ from gymgate.errors import StackStartError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 COUNTER, OFFICE = "example_session_state_mgmt", "workplace_assistant"
 ROLLOUTS = 32

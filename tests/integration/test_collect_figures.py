@@ -17,7 +17,7 @@ from gymgate.collection.metrics import summary_rows, task_rows
 from gymgate.dataset.row import row_key
 from gymgate.runtime import clean_env, ensure_runtime
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 SCRIPT = """
 import json, sys

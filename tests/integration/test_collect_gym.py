@@ -28,7 +28,7 @@ import gymgate
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"
 VLLM = Path(__file__).parents[1] / "socket" / "collect_vllm_program.py"
 

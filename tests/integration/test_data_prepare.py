@@ -28,7 +28,7 @@ from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
 
 # The first use of a release installs it.
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
 
 AIME = "HuggingFaceH4/aime_2024"
 CALENDAR = "nvidia/Nemotron-RL-agent-calendar_scheduling"

@@ -13,7 +13,7 @@ import gymgate
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OWN = EXAMPLES / "own_environment" / "resources_servers" / "letter_share" / "configs" / "letter_share.yaml"
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from stack_support import runtime
 from gymgate.gateway.server import Gateway
 from gymgate.runtime import clean_env, ensure_runtime
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 CLIENT = """
 import asyncio, sys

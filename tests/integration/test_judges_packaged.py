@@ -20,7 +20,11 @@ from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import HeldPort
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
+pytestmark = [
+    pytest.mark.gym,
+    pytest.mark.warm,
+    pytest.mark.timeout(900),
+]  # the first use of a release installs it
 
 COHORT = 2
 COMPARE = "genrm_compare_resources_server.resources_servers.genrm_compare"

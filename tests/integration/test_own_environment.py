@@ -14,7 +14,7 @@ from scripted_chat import scripted_chat
 
 from gymgate.dataset import open_rows
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 APP = """
 import os

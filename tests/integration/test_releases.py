@@ -24,7 +24,7 @@ from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, Runti
 from gymgate.runtime import Runtime, ensure_runtime
 from gymgate.stack import acquire
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(600)]
 
 AGENT = """
 from typing import ClassVar

@@ -27,6 +27,7 @@ from gymgate.stack import Stack, acquire
 
 pytestmark = [
     pytest.mark.gym,
+    pytest.mark.warm,
     pytest.mark.timeout(900),  # the first use of a release installs it
     pytest.mark.asyncio(loop_scope="module"),
 ]

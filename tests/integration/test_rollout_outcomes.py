@@ -21,7 +21,7 @@ from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire, acquire_sync
 from gymgate.stack.gym_config import policy_servers
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 AGENT = """
 from typing import ClassVar

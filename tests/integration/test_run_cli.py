@@ -20,7 +20,7 @@ from gymgate.cli import main
 from gymgate.cli.serve import ReplayServer
 
 # The first use of a release installs it.
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
 
 COMMAND = [sys.executable, "-m", "gymgate", "run"]
 THREE = ("calendar", "example_multi_step", "xlam_fc")
@@ -233,6 +233,7 @@ def all_end(watched: list[int], within_s: float) -> bool:
     return all(select.select([each], [], [], within_s)[0] for each in watched)
 
 
+@pytest.mark.warm(False)  # it looks for the fork server among the processes
 def test_an_interrupt_says_what_was_done_and_stops_everything(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with running("-o", str(output)) as (process, watched):
@@ -246,6 +247,7 @@ def test_an_interrupt_says_what_was_done_and_stops_everything(tmp_path: Path) ->
         assert all_end(watched, 10)
 
 
+@pytest.mark.warm(False)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_a_second_interrupt_or_a_kill(number: signal.Signals) -> None:
     with running() as (process, watched):

@@ -12,7 +12,7 @@ from verifiers_support import ScriptedPolicy
 import gymgate
 from gymgate import api
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 COUNTER = "example_session_state_mgmt"
 

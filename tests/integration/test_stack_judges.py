@@ -16,7 +16,7 @@ from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from gymgate.stack.ports import HeldPort
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 KEYED = ("post", "task", "call_judge", "raising", "timeout")
 KEYLESS = {"empty_context": "judge_model", "client": "judge_model", "thread": "judge_model"}

@@ -18,7 +18,7 @@ from gymgate.errors import ConfigError, DataError
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 AGENT = f"{SIMPLE}_simple_agent"
 

@@ -15,7 +15,7 @@ from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, S
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire, acquire_sync
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 JUDGEMENT = {
     "id": "c",

@@ -27,7 +27,7 @@ from gymgate.config import EnvironmentConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
 
-pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 AGENT, SERVER = f"{SESSIONS}_simple_agent", f"{SESSIONS}_resources_server"
 SERVER_KEY = f"{SERVER}.resources_servers.{SESSIONS}.num_workers"

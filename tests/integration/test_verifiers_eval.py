@@ -20,7 +20,7 @@ from verifiers_support import MARK, ScriptedPolicy, marked, until_none_is_left
 
 from nemo_gym_env import load_environment
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 GYMGATE = [sys.executable, "-m", "gymgate", "eval", "run"]
 VF_EVAL = [sys.executable, "-c", "from verifiers.v1.cli.eval.main import main; main()"]

@@ -18,7 +18,7 @@ from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.verifiers.taskset import UNSCORED
 from nemo_gym_env import load_environment
 
-pytestmark = [pytest.mark.gym, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.asyncio(loop_scope="module")]
 
 ENVIRONMENT = "example_session_state_mgmt"
 TURNS = len(COUNTER_PLAN) + 1

@@ -13,7 +13,7 @@ from stack_support import ROW, SIMPLE, call_then_answer, stack_config
 from gymgate.errors import ConfigError, DataError
 from gymgate.stack import Stack, acquire
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 SIZE = 100_000_000
 INJECTION = "a\r\nX-Evil: 1\r\n\r\nGET / HTTP/1.1\r\n"

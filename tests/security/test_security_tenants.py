@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from stack_support import CONFIG, answer
 
-pytestmark = pytest.mark.gym
+pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
 SERVER = """
 from typing import ClassVar
