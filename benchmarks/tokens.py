@@ -45,9 +45,9 @@ from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import CallableEngine, VLLMGenerateEngine
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "training"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
-from token_conversations import Story, Turn, renderer, sampled_ids  # noqa: E402
+from support.conversations import Story, Turn, renderer, sampled_ids  # noqa: E402
 
 POLICY_S = 0.05
 SAMPLED = 8
@@ -263,7 +263,7 @@ def make_policy() -> TokenPolicy:
 
 
 def _tool_call() -> list[int]:
-    from token_conversations import tokenizer
+    from support.conversations import tokenizer
 
     said = '\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "San Francisco"}}\n</tool_call>'
     return list(tokenizer().encode(said, add_special_tokens=False))

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from benchmarks.machine import describe, print_table
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "training"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from token_conversations import CONFIGS, Story, Turn, drifted, plain_prompts, play
+from support.conversations import CONFIGS, Story, Turn, drifted, plain_prompts, play
 
 WORDS = (
     "the",

@@ -20,9 +20,9 @@ from agentlightning.schemas import RolloutState
 from agentlightning.verl.agl_rollout_manager import AglRolloutManager, CompletedRollout
 from aiohttp import web
 from aiohttp.test_utils import unused_port
-from verifiers_support import ScriptedPolicy
 
 import gymgate
+from support.scripted import ScriptedPolicy
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]
 

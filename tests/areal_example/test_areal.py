@@ -36,7 +36,7 @@ def post(url: str, value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def token_server() -> Iterator[Any]:
-    from token_server import TokenServer
+    from support.token_server import TokenServer
 
     with TokenServer() as server:
         yield server
@@ -139,7 +139,7 @@ def engine(config: Any, proxy: str, token_server: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module", autouse=True)
 def stack() -> Iterator[None]:
     """The rollouts' stack, which ends with the tests."""
-    from token_server import ENVIRONMENT
+    from support.token_server import ENVIRONMENT
 
     with gymgate.acquire_sync(gymgate.StackConfig(environments=(ENVIRONMENT,), share="machine")):
         yield
@@ -147,7 +147,7 @@ def stack() -> Iterator[None]:
 
 def row(**changes: Any) -> dict[str, Any]:
     """The first row, as `train.py` gives rows to AReaL."""
-    from token_server import ENVIRONMENT
+    from support.token_server import ENVIRONMENT
 
     read_rows = runpy.run_path(str(EXAMPLE / "train.py"))["read_rows"]
     value = {**json.loads(read_rows(ENVIRONMENT, "example")[0]["nemo_gym_row"]), **changes}
@@ -156,7 +156,7 @@ def row(**changes: Any) -> dict[str, Any]:
 
 def roll_out(engine: Any, proxy: str, data: dict[str, Any], group_size: int = 1) -> dict[str, Any] | None:
     """What AReaL trains on for a row; `None` if it rejects it."""
-    from token_server import ENVIRONMENT
+    from support.token_server import ENVIRONMENT
 
     settings = {"environment": ENVIRONMENT, "max_tokens": 256, "linger_s": 0.0}
     task = engine.submit(

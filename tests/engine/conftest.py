@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/training")]
+sys.path.insert(0, str(ROOT))  # `benchmarks` and `examples` as packages
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from token_conversations import TOOLS
 
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import HuggingFaceEngine, VLLMCompletionsEngine, VLLMGenerateEngine
+from support.conversations import TOOLS
 
 torch = pytest.importorskip("torch", reason="needs torch: run ./dev engine")
 

@@ -12,9 +12,9 @@ pytest.importorskip("trl", reason="needs trl: run ./dev engine")
 
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
-from trl_server_mode import weights_over_files
 
 from gymgate.trl import NeMoGymSpec
+from support.trl_server_mode import weights_over_files
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
 

@@ -18,7 +18,7 @@ pytestmark = [
 FULL = """
 from trl.experimental.async_grpo import AsyncGRPOConfig
 from transformers import AutoTokenizer
-from trl_support import arguments
+from support.trl_rows import arguments
 from gymgate.trl import NeMoGymSpec
 
 environment, data, folder, url, model = sys.argv[1:]

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "training")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import pytest  # noqa: E402
 import trl.generation.vllm_generation as generation_module  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments  # noqa: E402
 
 from gymgate.trl import NeMoGymSpec  # noqa: E402
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments  # noqa: E402
 
 
 def on_cpu(patch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults_support import Ledger, adopt_orphans
+
+from support.ledger import Ledger, adopt_orphans
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from faults_support import all_gone, daemon_of, held, idle, program, until
-from stack_support import ROW, call_then_answer, pids_of, stack_config
 
 from gymgate import errors
 from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync, connect
+from support.ledger import all_gone, daemon_of, held, idle, program, until
+from support.stacks import ROW, call_then_answer, pids_of, stack_config
 
 MANY = 400
 """More steps than anything here takes."""

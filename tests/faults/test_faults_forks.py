@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from faults_support import children
-from stack_support import runtime
 
 from gymgate.runtime import clean_env, ensure_runtime
 from gymgate.stack.forkserver_client import ForkServerClient
+from support.ledger import children
+from support.stacks import runtime
 
 pytestmark = pytest.mark.gym
 

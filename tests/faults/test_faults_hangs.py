@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from faults_environment import FAULTS, VERIFY_FAULTS, failing, obedient, row
-from faults_support import all_gone, held, idle
-from gateway_upstream import Script, Seen, drop_midway, responses_answer, upstream
-from stack_support import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
 
 from gymgate.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, client
+from support.failing import FAULTS, VERIFY_FAULTS, failing, obedient, row
+from support.ledger import all_gone, held, idle
+from support.stacks import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
+from support.upstream import Script, Seen, drop_midway, responses_answer, upstream
 
 pytestmark = pytest.mark.gym
 

@@ -14,15 +14,15 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from faults_support import daemon_of, held, idle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stack_support import ROW, call_then_answer, stack_config
 
 from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import DataError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
+from support.ledger import daemon_of, held, idle
+from support.stacks import ROW, call_then_answer, stack_config
 
 pytestmark = pytest.mark.gym
 

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from agents_support import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
-from faults_environment import failing, obedient, row
-from faults_support import held
-from stack_support import SIMPLE, server_pid, stack_config
 from test_faults_hangs import none_harmed
 
 from gymgate.config import RolloutLimits, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
+from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
+from support.failing import failing, obedient, row
+from support.ledger import held
+from support.stacks import SIMPLE, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 

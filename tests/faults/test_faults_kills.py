@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-from faults_support import all_gone, children, daemon_of, fork_server_of, program, until
-from stack_support import SIMPLE, pids_of, server_pid, stack_config
 
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.stack import Stack, acquire, connect
+from support.ledger import all_gone, children, daemon_of, fork_server_of, program, until
+from support.stacks import SIMPLE, pids_of, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 

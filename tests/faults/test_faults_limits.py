@@ -12,14 +12,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from agents_support import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
-from faults_support import Program, program
-from stack_support import ROW, SIMPLE, call_then_answer, runtime, server_pid, stack_config
 
 from gymgate.config import RolloutLimits, cache_dir
 from gymgate.rollout import Rollout
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
+from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
+from support.ledger import Program, program
+from support.stacks import ROW, SIMPLE, call_then_answer, runtime, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 

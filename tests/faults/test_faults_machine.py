@@ -14,10 +14,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from faults_support import Program, all_gone, daemon_of, program, until
-from stack_support import SIMPLE, alive, server_pid, stack_config
 
 from gymgate.stack import acquire
+from support.ledger import Program, all_gone, daemon_of, program, until
+from support.stacks import SIMPLE, alive, server_pid, stack_config
 
 pytestmark = pytest.mark.gym
 

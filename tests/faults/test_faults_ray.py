@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import all_gone, pids_of, server_pid, stack_config
 
 from gymgate.catalog import Catalog
 from gymgate.config import RolloutLimits
@@ -18,6 +17,7 @@ from gymgate.rollout import Rollout
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
+from support.stacks import all_gone, pids_of, server_pid, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(600)]
 

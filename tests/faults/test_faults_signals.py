@@ -9,7 +9,8 @@ import signal
 import time
 
 import pytest
-from faults_support import Ledger, program
+
+from support.ledger import Ledger, program
 
 pytestmark = pytest.mark.gym
 

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from faults_support import daemon_of
 from inspect_ai.event import ModelEvent
 from inspect_ai.model import ChatMessageAssistant, ChatMessageTool
-from inspect_support import INSPECT, run, samples_of, score_of, start, the_log
-from verifiers_support import FINAL, MARK, ScriptedPolicy, until_none_is_left
 
 import gymgate
+from support.inspected import INSPECT, run, samples_of, score_of, start, the_log
+from support.ledger import daemon_of
+from support.scripted import FINAL, MARK, ScriptedPolicy, until_none_is_left
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(180)]
 

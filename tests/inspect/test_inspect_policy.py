@@ -24,10 +24,10 @@ from inspect_ai.model import (
     get_model,
 )
 from inspect_ai.tool import ToolCall
-from inspect_support import samples_of, score_of
-from judge_support import judged, row
 
 from gymgate.inspect import nemo_gym
+from support.inspected import samples_of, score_of
+from support.judges import judged, row
 
 CONTINUED = '[{"role": "user", "content": "hello"}, {"role": "assistant", "content": text}, {"role": "user", "content": text}]'
 """A judge's question that repeats the agent's conversation: Inspect's bridge takes it for the agent's next turn."""

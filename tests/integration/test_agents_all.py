@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_support import (
+
+from gymgate.config import RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.runtime import ensure_runtime
+from gymgate.stack import acquire, acquire_sync
+from support.agents import (
     ECHO,
     TOOLS,
     StampingPolicy,
@@ -26,11 +30,7 @@ from agents_support import (
     stamped_row,
     verifiers_environment,
 )
-from stack_support import stack_config
-
-from gymgate.config import RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.runtime import ensure_runtime
-from gymgate.stack import acquire, acquire_sync
+from support.stacks import stack_config
 
 ROLLOUTS = 8
 Json = dict[str, Any]

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from stack_support import runtime, stack_config
 
 from gymgate.catalog.resolve import AGENTS, ServerInstance
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import plan
 from gymgate.stack.forkserver_pool import ForkServerPool
+from support.stacks import runtime, stack_config
 
 pytestmark = pytest.mark.gym
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_support import (
+
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import ConfigError
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack, acquire, acquire_sync
+from support.agents import (
     TOOLS,
     StampingPolicy,
     environment_with,
     environment_with_forgetful_agent,
     stamped_row,
 )
-from stack_support import all_gone, pids_of, stack_config
-
-from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError
-from gymgate.rollout import Rollout
-from gymgate.stack import Stack, acquire, acquire_sync
+from support.stacks import all_gone, pids_of, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from agents_support import TOOLS, StampingPolicy, environment_with, stamped_row
 from aiohttp import web
-from stack_support import stack_config
 
 from gymgate.stack import acquire
+from support.agents import TOOLS, StampingPolicy, environment_with, stamped_row
+from support.stacks import stack_config
 
 
 async def answer(request: web.Request) -> web.Response:

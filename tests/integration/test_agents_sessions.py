@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_support import STAMP, stamp_of
-from stack_support import ROW, SIMPLE, call_then_answer, faulty, server_pid, stack_config
 
 from gymgate.config import EnvironmentConfig
 from gymgate.errors import StackStartError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
+from support.agents import STAMP, stamp_of
+from support.stacks import ROW, SIMPLE, call_then_answer, faulty, server_pid, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_support import CONFIG, home_with, recorded
 from click.testing import CliRunner
-from scripted_chat import scripted_chat
-from stack_support import SIMPLE
 
 import gymgate.check
 from gymgate.check import CheckRequest, CheckResult, load_report, save_report
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
+from support.chat import scripted_chat
+from support.checks import CONFIG, home_with, recorded
+from support.stacks import SIMPLE
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 

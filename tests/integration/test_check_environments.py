@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from check_support import CONFIG, PARIS, checked, home_with, made_in, message, recorded
 
 from gymgate.check import CheckRequest, check_all, load_report
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
+from support.checks import CONFIG, PARIS, checked, home_with, made_in, message, recorded
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 

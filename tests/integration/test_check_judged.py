@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import LOOPBACK, listening
 
 from gymgate.catalog import Catalog
 from gymgate.check import CheckRequest, CheckResult, check_all
@@ -20,6 +19,7 @@ from gymgate.gateway.replay.backend import response_object
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
+from support.stacks import LOOPBACK, listening
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from check_support import PARIS, home_with, message, recorded
 from click.testing import CliRunner
-from scripted_chat import scripted_chat
 
 import gymgate.check
 from gymgate.check import CheckRequest
 from gymgate.check.record.files import load_record
 from gymgate.check.record.record import QualityRecord
 from gymgate.cli import cli
+from support.chat import scripted_chat
+from support.checks import PARIS, home_with, message, recorded
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import orjson
 import pytest
-from stack_support import runtime
 
 from gymgate.collection.aggregate import Runs, read_runs
 from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.metrics import summary_rows, task_rows
 from gymgate.dataset.row import row_key
 from gymgate.runtime import clean_env, ensure_runtime
+from support.stacks import runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import orjson
 import pytest
-from scripted_chat import served
-from stack_support import ROW, SIMPLE, runtime, stack_config
 
 import gymgate
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
+from support.chat import served
+from support.stacks import ROW, SIMPLE, runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"

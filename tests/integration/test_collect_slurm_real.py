@@ -17,11 +17,11 @@ from typing import Any
 
 import orjson
 import pytest
-from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import ROLLOUTS, run_directories
 from gymgate.serving.slurm_nodes import expand
+from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]
 VLLM = Path(__file__).parents[1] / "socket" / "collect_vllm_program.py"

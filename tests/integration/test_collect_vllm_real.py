@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import read_values
 from gymgate.collection.store import ROLLOUTS
 from gymgate.serving.servers import gpus_here
+from support.stacks import SIMPLE, runtime
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(1800)]
 

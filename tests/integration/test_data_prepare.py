@@ -15,8 +15,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hub_stand_in import Hub, serving
-from scripted_chat import scripted_chat
 
 from gymgate.api import load_catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig, cache_dir
@@ -26,6 +24,8 @@ from gymgate.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
 from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
+from support.chat import scripted_chat
+from support.hub import Hub, serving
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, upstream
-from stack_support import runtime
 
 from gymgate.gateway.server import Gateway
 from gymgate.runtime import clean_env, ensure_runtime
+from support.stacks import runtime
+from support.upstream import Seen, chat_answer, upstream
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from judge_support import MortalJudge, endpoint, saying
-from stack_support import stack_config
 
 from gymgate.catalog import Catalog
 from gymgate.config import EnvironmentConfig, RuntimeConfig
@@ -19,6 +17,8 @@ from gymgate.rollout import Rollout
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
 from gymgate.stack.ports import HeldPort
+from support.judges import MortalJudge, endpoint, saying
+from support.stacks import stack_config
 
 pytestmark = [
     pytest.mark.gym,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_chat import scripted_chat
 
 from gymgate.dataset import open_rows
+from support.chat import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -9,7 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents_support import (
+from test_agents_remote import service
+
+from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
+from gymgate.runtime import Runtime, ensure_runtime
+from gymgate.stack import acquire
+from support.agents import (
     ECHO,
     TOOLS,
     StampingPolicy,
@@ -17,12 +22,7 @@ from agents_support import (
     environment_with_forgetful_agent,
     stamped_row,
 )
-from stack_support import ROW, SIMPLE, call_then_answer, stack_config
-from test_agents_remote import service
-
-from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, Routing, RuntimeConfig
-from gymgate.runtime import Runtime, ensure_runtime
-from gymgate.stack import acquire
+from support.stacks import ROW, SIMPLE, call_then_answer, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(600)]
 

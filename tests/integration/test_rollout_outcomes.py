@@ -10,7 +10,6 @@ from typing import Any
 import orjson
 import pytest
 import yaml
-from stack_support import answer, runtime, stack_config
 
 from gymgate.catalog import ServerInstance
 from gymgate.config import EnvironmentConfig, StackConfig
@@ -20,6 +19,7 @@ from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire, acquire_sync
 from gymgate.stack.gym_config import policy_servers
+from support.stacks import answer, runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import web
-from verifiers_support import ScriptedPolicy
 
 import gymgate
 from gymgate import api
+from support.scripted import ScriptedPolicy
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -11,14 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
-from check_support import home_with
-from stack_support import SIMPLE
 
 from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import SetupError
 from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
 from gymgate.runtime.cache import cache_entries
 from gymgate.stack import acquire
+from support.checks import home_with
+from support.stacks import SIMPLE
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 

@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import (
+
+from gymgate.config import CallableEndpoint
+from gymgate.errors import ServerDiedError, StackLostError, StackStartError
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack, acquire
+from support.stacks import (
     ROW,
     SESSIONS,
     SIMPLE,
@@ -22,11 +27,6 @@ from stack_support import (
     server_pid,
     stack_config,
 )
-
-from gymgate.config import CallableEndpoint
-from gymgate.errors import ServerDiedError, StackLostError, StackStartError
-from gymgate.rollout import Rollout
-from gymgate.stack import Stack, acquire
 
 pytestmark = pytest.mark.gym
 
@@ -185,7 +185,7 @@ async def helper_of(stack: Stack) -> int:
 
 SDK = """
 import asyncio, sys
-from stack_support import *
+from support.stacks import *
 from gymgate.stack import acquire
 
 async def main():
@@ -237,7 +237,7 @@ async def no_program_outlives_its_test() -> AsyncIterator[None]:
 
 
 async def start_sdk(code: str) -> asyncio.subprocess.Process:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     process = await asyncio.create_subprocess_exec(
         sys.executable,

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import pytest
-from judge_support import Death, MortalJudge, endpoint, judged, row, saying
-from stack_support import stack_config
 
 from gymgate.config import StackConfig
 from gymgate.errors import NeedMissingError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from gymgate.stack.ports import HeldPort
+from support.judges import Death, MortalJudge, endpoint, judged, row, saying
+from support.stacks import stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

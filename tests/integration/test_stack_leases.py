@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import ROW, SIMPLE, alive, all_gone, call_then_answer, pids_of, stack_config
 
 from gymgate.errors import StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
 from gymgate.stack.leases import current_registry
+from support.stacks import ROW, SIMPLE, alive, all_gone, call_then_answer, pids_of, stack_config
 
 pytestmark = pytest.mark.gym
 
@@ -134,7 +134,7 @@ def daemons() -> list[int]:
 
 FORKED = """
 import asyncio, os, sys
-from stack_support import *
+from support.stacks import *
 from gymgate.errors import StackLostError
 from gymgate.stack import acquire, connect
 
@@ -185,7 +185,7 @@ async def test_forked_children_have_their_own_stack_and_hold_no_lease() -> None:
 
 SHARED = """
 import asyncio, sys
-from stack_support import *
+from support.stacks import *
 from gymgate.stack import acquire
 
 async def main():
@@ -217,7 +217,7 @@ async def test_processes_share_a_stack_of_the_machine() -> None:
 async def test_leases_left_open_end_with_the_interpreter() -> None:
     code = """
 import asyncio, threading
-from stack_support import *
+from support.stacks import *
 from gymgate.stack import connect
 
 async def main():
@@ -239,7 +239,7 @@ async def printed(code: str) -> list[int]:
 
 
 async def start(code: str, *arguments: str) -> asyncio.subprocess.Process:
-    here = Path(__file__).parent
+    here = Path(__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-c", code, *arguments]

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import ROW, SESSIONS, SIMPLE, answer, call_then_answer, faulty, stack_config
 
 from gymgate.catalog import Catalog
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, DataError
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync
+from support.stacks import ROW, SESSIONS, SIMPLE, answer, call_then_answer, faulty, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import ROW, SIMPLE, call_then_answer, faulty, runtime, stack_config
 
 import gymgate
 from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire, acquire_sync
+from support.stacks import ROW, SIMPLE, call_then_answer, faulty, runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

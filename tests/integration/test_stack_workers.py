@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import (
+
+from gymgate.config import EnvironmentConfig
+from gymgate.rollout import Rollout
+from gymgate.stack import Stack, acquire
+from support.stacks import (
     ROW,
     SESSIONS,
     all_gone,
@@ -22,10 +26,6 @@ from stack_support import (
     server_pid,
     stack_config,
 )
-
-from gymgate.config import EnvironmentConfig
-from gymgate.rollout import Rollout
-from gymgate.stack import Stack, acquire
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import verifiers.v1 as vf
 from verifiers.v1.serve import EnvClient, env_config_data
-from verifiers_support import MARK, ScriptedPolicy, marked, until_none_is_left
 
 from nemo_gym_env import load_environment
+from support.scripted import MARK, ScriptedPolicy, marked, until_none_is_left
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -12,11 +12,11 @@ import pytest_asyncio
 import verifiers.v1 as vf
 from renderers.base import load_tokenizer
 from renderers.configs import Qwen3RendererConfig
-from verifiers_support import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer
 
 from gymgate.errors import ConfigError, DataError
 from gymgate.integrations.verifiers.taskset import UNSCORED
 from nemo_gym_env import load_environment
+from support.scripted import COUNTER_PLAN, FINAL, ScriptedPolicy, make_tokenizer
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.asyncio(loop_scope="module")]
 

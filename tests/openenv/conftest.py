@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def token_server() -> Iterator[object]:
-    from token_server import TokenServer
+    from support.token_server import TokenServer
 
     with TokenServer() as server:
         yield server

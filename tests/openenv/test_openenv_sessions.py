@@ -8,13 +8,13 @@ from concurrent.futures import CancelledError
 from typing import Any
 
 import pytest
-from token_server import CALLS, ENVIRONMENT, TOKENIZER, TokenServer
 
 from gymgate.errors import ConfigError, DataError, PolicyError, RolloutTimeoutError, TokenDataError
 from gymgate.integrations.training.rollouts import MIN_FAILED_GROUPS
 from gymgate.openenv import NeMoGymSessionFactory
 from gymgate.tokens import assemble
 from gymgate.trl import NeMoGymSpec
+from support.token_server import CALLS, ENVIRONMENT, TOKENIZER, TokenServer
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 

@@ -17,12 +17,12 @@ import pytest
 trl = pytest.importorskip("trl", reason="needs trl: run ./dev inspect")
 
 from accelerate import PartialState  # noqa: E402
-from token_server import ENVIRONMENT, TOKENIZER, TokenServer  # noqa: E402
 from trl.experimental.async_grpo.openenv_harness import HarnessRolloutWorker  # noqa: E402
 
 from gymgate.openenv import NeMoGymSessionFactory  # noqa: E402
 from gymgate.tokens import TokenTurn, assemble  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
+from support.token_server import ENVIRONMENT, TOKENIZER, TokenServer  # noqa: E402
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
 

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from sandbox_support import CONFIG, EXAMPLE, ROWS, SOLVE, chat, no_containers, stack_config
 
 from gymgate import acquire
 from gymgate.config import EnvironmentConfig
+from support.sandboxes import CONFIG, EXAMPLE, ROWS, SOLVE, chat, no_containers, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]
 

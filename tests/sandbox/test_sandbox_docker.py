@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from sandbox_support import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 
 from gymgate import acquire, acquire_sync
 from gymgate.cli import cli
@@ -25,6 +24,7 @@ from gymgate.runtime.owners import place
 from gymgate.stack.client import Stack
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver import rollout_label
+from support.sandboxes import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 
@@ -221,9 +221,9 @@ async def test_containers_are_gone_after_the_daemon_was_killed(docker: str) -> N
 
 
 async def test_containers_are_gone_after_the_sdk_process_was_killed(docker: str) -> None:
-    here = str(Path(__file__).parent)
+    here = [str(Path(__file__).parents[n]) for n in (0, 1)]
     program = (
-        f"import sys, asyncio; sys.path.insert(0, {here!r})\n"
+        f"import sys, asyncio; sys.path[:0] = {here!r}\n"
         "from test_sandbox_docker import *\n"
         "async def main():\n"
         f"    async with acquire(stack_config(in_docker({docker!r}))) as stack:\n"

@@ -6,11 +6,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from sandbox_support import CONFIG, GIVE_UP, ROWS, SOLVE, fix_repo, follows, stack_config
 
 from gymgate import acquire
 from gymgate.config import EnvironmentConfig
 from gymgate.errors import ConfigError, NeedMissingError
+from support.sandboxes import CONFIG, GIVE_UP, ROWS, SOLVE, fix_repo, follows, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240)]
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_support import EXAMPLE, REPAIRED, chat, containers, no_containers, stack_config
 
 from gymgate import acquire
 from gymgate.config import EnvironmentConfig
 from gymgate.stack.client import Stack
+from support.sandboxes import EXAMPLE, REPAIRED, chat, containers, no_containers, stack_config
 
 pytestmark = [
     pytest.mark.gym,

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from stack_support import ROW, call_then_answer, faulty, pids_of, stack_config
 
 from gymgate.config import HTTPEndpoint, cache_dir
 from gymgate.runtime.owners import owner
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 from gymgate.stack.paths import base_directory
+from support.stacks import ROW, call_then_answer, faulty, pids_of, stack_config
 
 pytestmark = pytest.mark.gym
 

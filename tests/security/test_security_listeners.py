@@ -7,11 +7,11 @@ import re
 
 import aiohttp
 import pytest
-from stack_support import LOOPBACK, ROW, SIMPLE, call_then_answer, listening, pids_of, stack_config
 
 from gymgate.errors import StackLostError
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
+from support.stacks import LOOPBACK, ROW, SIMPLE, call_then_answer, listening, pids_of, stack_config
 
 
 @pytest.mark.gym

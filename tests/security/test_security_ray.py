@@ -7,11 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from stack_support import LOOPBACK, alive, listening, stack_config
 
 from gymgate.runtime import clean_env, ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
+from support.stacks import LOOPBACK, alive, listening, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(300)]
 

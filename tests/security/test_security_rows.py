@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stack_support import ROW, SIMPLE, call_then_answer, stack_config
 
 from gymgate.errors import ConfigError, DataError
 from gymgate.stack import Stack, acquire
+from support.stacks import ROW, SIMPLE, call_then_answer, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from stack_support import CONFIG, answer
+
+from support.stacks import CONFIG, answer
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
@@ -45,7 +46,7 @@ if __name__ == "__main__":
 """
 TENANT = """
 import asyncio, sys
-from stack_support import *
+from support.stacks import *
 from gymgate.config import HTTPEndpoint
 from gymgate.stack import acquire
 
@@ -97,7 +98,7 @@ def environment_in(directory: Path) -> str:
 
 async def start(name: str, *arguments: str) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
-    support = str(Path(__file__).parents[1] / "integration")
+    support = str(Path(__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": support, "THE_JUDGE_KEY": f"key-of-{name}"}
     command = [sys.executable, "-c", TENANT, name, *arguments]
     return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)

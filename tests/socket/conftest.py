@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from gateway_upstream import Upstream, upstream
+
+from support.upstream import Upstream, upstream
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from aiohttp import web
-from gateway_upstream import Seen, say_hello
+
+from support.upstream import Seen, say_hello
 
 KEY = "sk-hosted-key"
 _QUOTA = "You exceeded your current quota, please check your plan and billing details."

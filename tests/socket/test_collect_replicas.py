@@ -17,7 +17,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from gateway_upstream import Seen, chat_answer, upstream
 from pydantic import ValidationError
 
 from gymgate.config import HTTPEndpoint
@@ -26,6 +25,7 @@ from gymgate.gateway.backends import balance
 from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.server import Gateway
 from gymgate.http_client import HTTPClient
+from support.upstream import Seen, chat_answer, upstream
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from gateway_upstream import Seen, upstream
 
 from gymgate.cli.policies import http_endpoint
 from gymgate.collection import collector
@@ -28,6 +27,7 @@ from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.http_client import HTTPClient
 from gymgate.rollout import Rollout, RolloutError
+from support.upstream import Seen, upstream
 
 PROGRAM = Path(__file__).with_name("replica_program.py")
 NOWHERE = "http://127.0.0.1:9/v1"

@@ -7,9 +7,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from gateway_upstream import Seen, upstream
 
 from gymgate.gateway.server import Gateway
+from support.upstream import Seen, upstream
 
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -8,9 +8,9 @@ from typing import Any
 import anthropic
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, responses_answer, upstream
 
 from gymgate.gateway.server import Gateway
+from support.upstream import Seen, chat_answer, responses_answer, upstream
 
 TOOL: Any = {
     "name": "Bash",

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 from gymgate import codec, http_client
 from gymgate.gateway.server import Gateway
+from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 PLAIN = json.dumps(BODY).encode()

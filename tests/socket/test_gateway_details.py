@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
+from support.upstream import Seen, chat_answer, upstream
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
 from gymgate import retrying
 from gymgate.config import HTTPEndpoint
@@ -22,6 +21,7 @@ from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.handler import StreamTimes
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from support.upstream import RawConnection, Script, Seen, chat_answer, drop, drop_midway, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 SECRET = "sk-very-secret"

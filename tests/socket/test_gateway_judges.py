@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 FAILS = {"model": "m", "messages": [{"role": "user", "content": "fail"}]}
 OTHER = {"model": "m", "messages": [{"role": "user", "content": "another question"}]}

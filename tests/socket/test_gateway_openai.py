@@ -7,9 +7,9 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_upstream import upstream
 
 from gymgate.gateway.server import Gateway
+from support.upstream import upstream
 
 ENDPOINTS = ["chat", "responses"]
 

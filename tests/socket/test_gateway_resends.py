@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import uvloop
 from aiohttp import web
-from gateway_upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.call import Call
@@ -21,6 +20,7 @@ from gymgate.gateway.retries import KEPT_BYTES, MARKED_ANSWERS, RECENT_ANSWERS, 
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.rollout.record import ModelCall
+from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
 
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from gateway_upstream import Seen, Upstream, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.errors import ConfigError
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from support.upstream import Seen, Upstream, chat_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "vendor_field": {"kept": [1, 2.50]}}
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from gateway_upstream import Upstream
 from pydantic import ValidationError
 
 from gymgate.config import StackConfig
 from gymgate.errors import ConfigError
 from gymgate.gateway.server import Gateway
+from support.upstream import Upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OUTSIDE = "127.0.0.2"

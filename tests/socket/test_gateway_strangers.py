@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from gateway_upstream import RawConnection, Upstream
 
 from gymgate.gateway import handler, peers
 from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.server import Gateway
+from support.upstream import RawConnection, Upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 NOBODY = 65534

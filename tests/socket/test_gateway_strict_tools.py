@@ -6,9 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_upstream import upstream
 
 from gymgate.gateway.server import Gateway
+from support.upstream import upstream
 
 FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object"}}
 CUSTOM = {"type": "custom", "custom": {"name": "c"}}

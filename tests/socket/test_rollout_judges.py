@@ -9,12 +9,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client
+from support.upstream import Seen, chat_answer, upstream
 
 SCORED = {"response": {"output": []}, "reward": 0.0}
 OVERFLOW = "This model's maximum context length is 4096 tokens"

@@ -13,12 +13,12 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 from gymgate.config import RolloutLimits
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client
+from support.upstream import Seen, chat_answer, drop, responses_answer, upstream
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 OVERFLOW = {"error": {"message": "This model's maximum context length is 32768 tokens"}}

@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import aiohttp
 import pytest
-from gateway_upstream import upstream
 
 from gymgate.errors import StackStartError
 from gymgate.gateway.route import Route
@@ -22,6 +21,7 @@ from gymgate.gateway.server import Gateway
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
 from gymgate.stack.forkserver_client import ForkServerClient
+from support.upstream import upstream
 
 PROGRAM = "import os, sys; sys.stdin.read()"
 

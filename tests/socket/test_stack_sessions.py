@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from gateway_upstream import Seen, chat_answer, upstream
 
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.errors import StackLostError
@@ -22,6 +21,7 @@ from gymgate.stack.daemon import Daemon
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.running import RunningStack
 from gymgate.stack.session import Session
+from support.upstream import Seen, chat_answer, upstream
 
 ENDPOINT = HTTPEndpoint(base_url="http://127.0.0.1:9/v1")
 CONFIG = StackConfig(environments=("none",))

@@ -10,13 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
-from gateway_upstream import chat_answer
 from test_stack_sessions import ENDPOINT, joined
 
 from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import OpenRoute, Stack, SyncOpenRoute, SyncStack
 from gymgate.stack.sync import LoopThread
+from support.upstream import chat_answer
 
 
 def offered(cls: type[Any]) -> dict[str, list[tuple[str, Any, Any]]]:

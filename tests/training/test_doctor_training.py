@@ -11,10 +11,10 @@ pytest.importorskip("torch", reason="training tests need torch: see docs/trainin
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
 from click.testing import CliRunner
-from judged_support import judged
-from trl_support import tiny
 
 from gymgate.cli.doctor import command
+from support.judged_trl import judged
+from support.trl_rows import tiny
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 

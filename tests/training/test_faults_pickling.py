@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ray_support import ray_on_loopback
 from test_faults_cancel import crosses, pickled
 
 from gymgate.rollout import ModelCall, Rollout, RolloutError, Segment
+from support.ray_cluster import ray_on_loopback
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
 

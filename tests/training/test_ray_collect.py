@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ray_nodes import ray_cluster
-from stack_support import SIMPLE, runtime
 
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import ROLLOUTS
+from support.stacks import SIMPLE, runtime
 
 pytestmark = [
     pytest.mark.gym,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from benchmarks.ray_nodes import ray_cluster
 from pydantic import SecretStr
-from stack_support import ROW, call_then_answer, stack_config
 
 from gymgate import HTTPEndpoint, RayCluster, Rollout, RolloutLimits, Stack, StackStartError, acquire
+from support.stacks import ROW, call_then_answer, stack_config
 
 pytestmark = [
     pytest.mark.gym,

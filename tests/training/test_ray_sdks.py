@@ -13,22 +13,22 @@ import pytest
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need TRL: see docs/training.md")
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
-pytest.importorskip("verl_quiet")
+pytest.importorskip("support.verl_quiet")
 
 from benchmarks.ray_nodes import ray_cluster
 from trl import GRPOConfig, GRPOTrainer
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl.protocol import DataProto
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
-from verl_support import Scripted, example_rows, make_config
 
 from gymgate.config import RuntimeConfig
 from gymgate.integrations.verl.worker import _workers
 from gymgate.runtime import ensure_runtime
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.trl import NeMoGymSpec
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny
+from support.verl_parts import Scripted, example_rows, make_config
 
 pytestmark = [
     pytest.mark.gym,

@@ -13,7 +13,10 @@ pytest.importorskip("transformers", reason="needs transformers: see docs/trainin
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_conversations import (
+
+from gymgate.tokens import TokenPolicy, assemble, prefix_misses
+from gymgate.tokens.engines import CallableEngine, Sample
+from support.conversations import (
     CONFIGS,
     TOOLS,
     Played,
@@ -26,9 +29,6 @@ from token_conversations import (
     sampled_ids,
     tokenizer,
 )
-
-from gymgate.tokens import TokenPolicy, assemble, prefix_misses
-from gymgate.tokens.engines import CallableEngine, Sample
 
 WORDS = st.sampled_from(
     [

@@ -12,13 +12,12 @@ import pytest
 pytest.importorskip("renderers", reason="needs the renderers package: see docs/training.md")
 pytest.importorskip("transformers", reason="needs transformers: see docs/training.md")
 
-from token_conversations import CONFIGS, Story, Turn, renderer, sampled_ids, tokenizer
-
 from gymgate import open_rows
 from gymgate.config import StackConfig
 from gymgate.stack import acquire
 from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses, recorded_turns
 from gymgate.tokens.engines import CallableEngine, Sample
+from support.conversations import CONFIGS, Story, Turn, renderer, sampled_ids, tokenizer
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
 

@@ -17,10 +17,10 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
 
 from trl.experimental.async_grpo import AsyncGRPOConfig
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny
 
 from gymgate.errors import ConfigError, GymgateError, PolicyError
 from gymgate.trl import NeMoGymSpec
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
-from faults_support import Ledger, adopt_orphans, children, program
+from support.ledger import Ledger, adopt_orphans, children, program
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600), pytest.mark.filterwarnings("default")]
 
@@ -57,7 +57,7 @@ async def killed(
     """Kill a trainer that has said so; nothing of it stays."""
     adopt_orphans()
     ledger = Ledger(runtime_directory)
-    async with program(code, *ROWS, *arguments, PYTHONPATH_FIRST=f"{HERE}:{HERE.parents[1]}") as trainer:
+    async with program(code, *ROWS, *arguments, PYTHONPATH_FIRST=str(HERE.parents[1])) as trainer:
         await trainer.until_line(line, within_s)
         assert children(trainer.pid)
         trainer.signal(9)

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
-from judged_support import judged
 from trl import GRPOConfig, GRPOTrainer
-from trl_support import arguments, tiny
 
 from gymgate.tokens import Sample
 from gymgate.tokens.engines import CallableEngine
 from gymgate.trl import NeMoGymSpec
+from support.judged_trl import judged
+from support.trl_rows import arguments, tiny
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 

@@ -17,12 +17,12 @@ torch = pytest.importorskip("torch", reason="training tests need torch: see docs
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 from gymgate.errors import PolicyError  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 

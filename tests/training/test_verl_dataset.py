@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
-pytest.importorskip("verl_quiet")
+pytest.importorskip("support.verl_quiet")
 
 import yaml
 from hydra import compose, initialize_config_dir

@@ -14,14 +14,11 @@ import pytest
 
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
-pytest.importorskip("verl_quiet")
+pytest.importorskip("support.verl_quiet")
 
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
-from ray_support import ray_on_loopback
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ
-from verl_support import VERSION, Scripted, example_rows, make_config
-from verl_trainer import CPUTrainer
 
 from gymgate.config import RuntimeConfig
 from gymgate.errors import PolicyError
@@ -31,6 +28,9 @@ from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.verl import NeMoGymReplayBufferAsync
+from support.ray_cluster import ray_on_loopback
+from support.verl_parts import VERSION, Scripted, example_rows, make_config
+from support.verl_trainer import CPUTrainer
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
 
@@ -67,7 +67,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
 @pytest.fixture(scope="module")
 def queue(config: DictConfig) -> Iterator[None]:
     """Ray and verl's TransferQueue, on this machine's loopback."""
-    variables = {"PYTHONPATH": str(Path(__file__).parent), "TRANSFER_QUEUE_ENABLE": "1"}
+    variables = {"PYTHONPATH": str(Path(__file__).parents[1]), "TRANSFER_QUEUE_ENABLE": "1"}
     with ray_on_loopback(num_cpus=3, object_store_memory=200_000_000, runtime_env={"env_vars": variables}):
         tq.init(config.transfer_queue)
         yield

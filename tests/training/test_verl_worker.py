@@ -15,15 +15,23 @@ import pytest_asyncio
 
 pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
-pytest.importorskip("verl_quiet")
+pytest.importorskip("support.verl_quiet")
 
 from omegaconf import DictConfig, OmegaConf
-from token_conversations import tokenizer
 from verl.experimental.agent_loop import AgentLoopWorker
 from verl.protocol import DataProto
 from verl.trainer.ppo.utils import create_rl_dataset
 from verl.utils.dataset.rl_dataset import collate_fn
-from verl_support import (
+
+from gymgate.config import RuntimeConfig
+from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
+from gymgate.integrations.training.rollouts import SampledRollout
+from gymgate.integrations.verl.worker import Groups, LoopConfig, _workers
+from gymgate.rollout import Rollout, RolloutError, Segment
+from gymgate.runtime import ensure_runtime
+from gymgate.verl import NeMoGymAgentLoop
+from support.conversations import tokenizer
+from support.verl_parts import (
     BLEND,
     LOGPROB,
     PROMPT_LENGTH,
@@ -34,14 +42,6 @@ from verl_support import (
     make_config,
     script,
 )
-
-from gymgate.config import RuntimeConfig
-from gymgate.errors import ConfigError, DataError, EnvironmentServerError, PolicyError
-from gymgate.integrations.training.rollouts import SampledRollout
-from gymgate.integrations.verl.worker import Groups, LoopConfig, _workers
-from gymgate.rollout import Rollout, RolloutError, Segment
-from gymgate.runtime import ensure_runtime
-from gymgate.verl import NeMoGymAgentLoop
 
 BROKEN = RolloutError(kind="environment", message="its container is gone", type="EnvironmentServerError")
 
@@ -151,7 +151,7 @@ async def test_a_history_that_breaks_gives_an_output_for_each_piece(
     """The policy spells its calls out, and each turn is rendered anew: no prompt continues the ids before it."""
     rollout = config.actor_rollout_ref.rollout
     entries = OmegaConf.load(rollout.agent.agent_loop_config_path)
-    entries[0].renderer = {"name": "custom", "import_path": "verl_support:Forgetful"}
+    entries[0].renderer = {"name": "custom", "import_path": "support.verl_parts:Forgetful"}
     OmegaConf.save(entries, tmp_path / "agent.yaml")
     other = {
         "actor_rollout_ref": {"rollout": {"agent": {"agent_loop_config_path": str(tmp_path / "agent.yaml")}}}

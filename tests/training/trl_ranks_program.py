@@ -17,19 +17,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE.parent / "engine")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent)]
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
-from trl_support import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 from gymgate.errors import PolicyError  # noqa: E402
 from gymgate.integrations.trl.policy import TRLServerEngine  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
 
 STEPS = 4
 SAMPLES_BY_S = 5.0
@@ -40,7 +40,8 @@ def watch_transfers(folder: Path, url: str, early: list[str]) -> None:
     """Hold each transfer of weights until another rank samples, or for `SAMPLES_BY_S`; `early` gets those that did."""
     patch = pytest.MonkeyPatch()
     from trl.generation.vllm_client import VLLMClient
-    from trl_server_mode import weights_over_files
+
+    from support.trl_server_mode import weights_over_files
 
     weights_over_files(patch, url)
 

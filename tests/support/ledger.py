@@ -13,15 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stack_support import alive, all_gone
-
 from gymgate.config import StackConfig
 from gymgate.runtime.owners import owner
 from gymgate.runtime.venv import MARKER
 from gymgate.stack import Stack, connect
 from gymgate.stack.forkserver import PR_SET_CHILD_SUBREAPER, descendants, prctl
+from support.stacks import alive, all_gone
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 GONE_S = 5.0
 """In which everything has to be gone when its owner is."""
 
@@ -169,7 +168,7 @@ async def idle(stack: Stack, seconds: float = 3.0) -> None:
 
 PRELUDE = """
 import asyncio, os, signal, sys, time
-from stack_support import *
+from support.stacks import *
 from gymgate.config import RolloutLimits
 from gymgate.errors import *
 from gymgate.stack import acquire, acquire_sync, connect
@@ -217,7 +216,7 @@ async def program(
 ) -> AsyncIterator[Program]:
     """Run a program, `PRELUDE` in front; it is killed at the end of the block if it still runs."""
     first = environment.pop("PYTHONPATH_FIRST", "")
-    paths = [first, str(HERE), str(HERE.parent / "integration"), os.environ.get("PYTHONPATH", "")]
+    paths = [first, str(TESTS), os.environ.get("PYTHONPATH", "")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **environment}
     process = await asyncio.create_subprocess_exec(
         *[*wrap, sys.executable, "-c", PRELUDE + code, *map(str, arguments)],

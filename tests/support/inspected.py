@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log
-from verifiers_support import ScriptedPolicy
+
+from support.scripted import ScriptedPolicy
 
 INSPECT = str(Path(sys.executable).with_name("inspect"))
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stack_support import ROW, answer
-
 from gymgate.config import EnvironmentConfig
+from support.stacks import ROW, answer
 
 FAILING = """
 import asyncio, subprocess, sys, threading, time

@@ -17,9 +17,10 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig
 from renderers.configs import Qwen3RendererConfig
 from renderers.qwen3 import Qwen3Renderer
-from token_conversations import tokenizer
 from transformers import Qwen3Config
 from verl.workers.rollout.replica import TokenOutput
+
+from support.conversations import tokenizer
 
 BLEND = ("workplace_assistant", "math_with_judge", "mcqa")
 SLOWER = {

@@ -11,7 +11,8 @@ from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
-from verl_support import LOGPROB
+
+from support.verl_parts import LOGPROB
 
 
 class Weights:
