@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,12 +142,24 @@ def test_generated_docs_are_current() -> None:
     assert done.returncode == 0, f"{done.stdout}{done.stderr}run ./dev python docs/generate.py"
 
 
+def tracked() -> list[str]:
+    """Names of the files that git tracks."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    if listed.returncode != 0:
+        pytest.skip(f"not a clone: {listed.stderr.strip()}")
+    return [name for name in listed.stdout.split("\0") if (ROOT / name).is_file()]
+
+
 def test_nothing_names_a_home_directory_or_an_index() -> None:
     """Locks and sources must work on any machine."""
-    listed = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
-    ).stdout.split()
-    for name in [path for path in listed if path.startswith(("locks/", "src/"))]:
+    for name in [path for path in tracked() if path.startswith(("locks/", "src/"))]:
         text = (ROOT / name).read_text(errors="replace")
         assert "/simple/" not in text, name
         assert "--index-url" not in text, name
+
+
+def test_no_file_holds_a_conflict_that_git_marked() -> None:
+    marked = [name for name in tracked() if re.search(rb"(?m)^(<{7}|>{7})( |$)", (ROOT / name).read_bytes())]
+    assert marked == []
