@@ -116,7 +116,7 @@ async def test_a_rollout_whose_time_runs_out_names_the_rate_limit(monkeypatch: p
         environment: Any = SimpleNamespace(name="e", agents={"solver": "simple_agent"}, agent_processes={})
         running = RolloutRun(environment, "solver", b"{}", route, timeout_s=0.5)
         monkeypatch.setattr(running, "_on_servers", lambda stack: running.post(client, server.url))
-        await running.run(SimpleNamespace())  # type: ignore[arg-type]
+        await running.run(SimpleNamespace(gateway=SimpleNamespace(keyless_policy_calls=0)))  # type: ignore[arg-type]
         await route.close()
     assert running.fields["error"]["type"] == "RolloutTimeoutError"
     assert "HTTP 429" in running.fields["error"]["message"]

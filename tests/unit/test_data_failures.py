@@ -150,20 +150,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "said", "status"),
     [
-        (["aime24", "gsm8k"], "one environment at a time, not 'gsm8k' as well"),
-        (["aime24", "--input", "x", "--", "--task", "y"], "name only one of them"),
-        (["aime24", "--arg", "split"], "write KEY=VALUE"),
-        (["aime24", "--arg", "split=["], "not YAML"),
+        (["aime24", "gsm8k"], "one environment at a time, not 'gsm8k' as well", 1),
+        (["aime24", "--input", "x", "--", "--task", "y"], "name only one of them", 1),
+        (["aime24", "--arg", "split"], "write KEY=VALUE", 2),
+        (["aime24", "--arg", "split=["], "not YAML", 2),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_made(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], said: str, status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["data", "prepare", *arguments])
-    assert ended.value.code == 1
+    assert ended.value.code == status
     message = capsys.readouterr().err
     assert said in message
     assert message.count("\n") == 1

@@ -51,4 +51,4 @@ async def test_a_judge_is_reached_as_verifiers_reaches_its_model(
     assert f"{ours.base_url.rstrip('/')}/chat/completions" == join_url(theirs.base_url, CHAT.upstream_path)
     assert ours.api_key is not None
     assert ours.api_key.get_secret_value() == theirs.api_key
-    assert dict(ours.headers) == theirs.headers
+    assert {name: value.get_secret_value() for name, value in ours.headers} == theirs.headers

@@ -98,7 +98,7 @@ def parse_ks(text: str) -> tuple[int, ...]:
     """`K,...`. Raises `ConfigError`."""
     ks = [item.strip() for item in text.split(",")]
     if not all(k.isdecimal() and int(k) > 0 for k in ks):
-        raise ConfigError(f"-k {text!r}: write one number or several, such as 1,8")
+        raise OptionError(f"-k {text!r}: write one number or several, such as 1,8")
     return tuple(sorted({int(k) for k in ks}))
 
 

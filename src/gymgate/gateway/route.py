@@ -124,7 +124,9 @@ class Route:
     @property
     def rate_limit(self) -> PolicyError | None:
         """The rate limit of an endpoint that a call waits out at this moment, if one does."""
-        backends = (target.backend for call in self._running if (target := self.target(call.model_server)))
+        backends = (
+            target.backend for call in self._running if (target := self.target(call.record.model_server))
+        )
         found = (getattr(backend, "rate_limit", None) for backend in backends)
         return next((error for error in found if error is not None), None)
 

@@ -95,9 +95,9 @@ class TokenPolicy:
     `sampling` wins over what a row asks for; a difference is reported once (see `SamplingGuard`). A call that would have no
     room within `max_model_len` (prompt and answer), or after `max_completion_len` ids beyond the first prompt of the rollout or
     of its segment, samples nothing: the agent gets an empty answer with finish reason `length`, and the rollout ends as
-    truncated. `version` gives the version of the weights in use, for an engine that does not. `answers_with_ids` puts ids and logprobs into the
-    agent's answers too, as vLLM's `return_token_ids` does, and so into the rollout's record; they grow with the square of a
-    rollout's length there, and `segments` has them without.
+    truncated. `version` gives the version of the weights in use, for an engine that does not. `answers_with_ids` puts ids
+    and logprobs into the agent's answers too, as vLLM's `return_token_ids` does, and so into the rollout's record; they grow
+    with the square of a rollout's length there, and `segments` has them without.
     """
 
     engine: Engine
