@@ -160,7 +160,7 @@ class Installation:
     def _resolve(self) -> str:
         """Return a lock for a release that has none."""
         release = self.recipe.version
-        self.progress(f"warning: gymgate has no lock for nemo-gym {release}; resolving its requirements now")
+        self.progress(f"resolving the requirements of nemo-gym {release}, for which gymgate ships no lock")
         command = ("pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate")
         quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
         with _file([f"nemo-gym=={release}"]) as wanted:

@@ -118,7 +118,10 @@ class RolloutRun:
             self._fail(error)
         failure = self.fields.get("error")
         if failure and self.keys_dropped and not asked_policy(calls):
-            failure["message"] += f"; {DROPPED_KEY}"
+            # First: what follows quotes the agent, and summaries cut it.
+            failure["message"] = (
+                f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
+            )
         return pack_rollout(self.described(), self.route, self.result)
 
     def described(self) -> dict[str, Any]:
