@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.api import load_catalog
 from gymgate.catalog.resolve import MISSING, SandboxReference, walk
 from gymgate.catalog.scan import images_of_rows
 from gymgate.cli.options import gym_option, json_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
+from gymgate.runtime import open_catalog
 
 if TYPE_CHECKING:
     from gymgate.catalog import EnvConfig, Environment
@@ -39,7 +39,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
 
     The needs are estimated from its files; nothing is run. The record was measured before and ships with gymgate.
     """
-    catalog = load_catalog(gym, progress=log)
+    catalog = open_catalog(gym, progress=log)
     found = catalog.look_up(environment, config_names)
     config = found.config(config_names or None)
     from gymgate.check.record.files import shipped_record

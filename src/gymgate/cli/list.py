@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.api import load_catalog
 from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
+from gymgate.runtime import open_catalog
 
 if TYPE_CHECKING:
     from gymgate.catalog import Environment
@@ -53,7 +53,7 @@ def command(
     PATTERN is part of a name, or a glob. The needs are those of an environment's default config. They are estimated from
     its files; nothing is run.
     """
-    catalog = load_catalog(gym, progress=log)
+    catalog = open_catalog(gym, progress=log)
     environments = catalog.agents() if kind == KINDS[AGENTS] else catalog.environments(progress=log)
     shown = [
         environment
