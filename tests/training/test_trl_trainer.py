@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,6 +199,16 @@ def test_a_deadline_ends_sampling_before_the_trainer_goes_on(tmp_path: Path) -> 
     logged = [entry for entry in trainer.state.log_history if "nemo_gym/failed_timeout" in entry]
     assert [entry["nemo_gym/failed_timeout"] for entry in logged] == [1, 1]
     assert all(entry["step_time"] < 10 for entry in logged)
+
+
+def test_a_spec_keeps_no_model_of_a_trainer_that_is_gone(spec: NeMoGymSpec, tmp_path: Path) -> None:
+    spec.engine = None
+    trainer = trainer_of(spec, tmp_path, max_steps=1)
+    trainer.train()
+    model = weakref.ref(trainer.model)
+    del trainer
+    gc.collect()
+    assert model() is None
 
 
 class ScriptedVLLM:

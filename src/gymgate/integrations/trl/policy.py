@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import urllib.request
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSou
     """Make a policy that samples as `GRPOTrainer` expects: its model and sampling parameters, and at most
     `max_completion_length` ids after a rollout's first prompt."""
     args, limit = trainer.args, None
+    weak = weakref.proxy(trainer)  # a spec outlives its trainers, whose models are large
     chosen = resolve(engine, trainer, "generate")
     if chosen is None:
         chosen, limit = trainer_engine(trainer)
@@ -90,7 +92,7 @@ def make_policy(trainer: Any, engine: EngineSource | None, renderer: RendererSou
         sampling=trainer_sampling(args),
         max_model_len=limit,
         max_completion_len=args.max_completion_length,
-        version=lambda: trainer.state.global_step,
+        version=lambda: weak.state.global_step,
     )
 
 
@@ -163,7 +165,8 @@ def trainer_engine(trainer: Any) -> tuple[Engine, int | None]:
             return colocated_engine(trainer.vllm_generation)
         url = server_url(trainer.args)
         model, limit = served_model(url)
-        return TRLServerEngine(url, model, lambda: int(trainer.state.global_step)), limit
+        weak = weakref.proxy(trainer)
+        return TRLServerEngine(url, model, lambda: int(weak.state.global_step)), limit
     engine = model_engine(trainer)
     config = trainer.accelerator.unwrap_model(trainer.model).config
     limit = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -230,11 +233,11 @@ def model_engine(trainer: Any) -> Engine:
             f"the model is sharded over processes ({sharding}), which do not sample at the same time;"
             " use use_vllm=True with vllm_mode='server'"
         )
-    tokenizer = tokenizer_of(trainer.processing_class)
+    tokenizer, weak = tokenizer_of(trainer.processing_class), weakref.proxy(trainer)
     return HuggingFaceEngine(
-        lambda: trainer.accelerator.unwrap_model(trainer.model),
+        lambda: weak.accelerator.unwrap_model(weak.model),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
-        version=lambda: trainer.state.global_step,
+        version=lambda: weak.state.global_step,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from gymgate import codec
 from gymgate.config import EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
@@ -56,7 +57,8 @@ class NeMoGymSpec:
     _loop: LoopThread | None
     _runner: RolloutRunner | None
     _guard: FailureGuard
-    _policies: dict[int, TokenPolicy]
+    _policies: WeakKeyDictionary[Any, TokenPolicy]
+    """By trainer, as long as that lives."""
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class NeMoGymSpec:
         self._loop = None
         self._runner = None
         self._guard = FailureGuard()
-        self._policies = {}
+        self._policies = WeakKeyDictionary()
 
     @cached_property
     def train_dataset(self) -> Dataset:
@@ -133,12 +135,12 @@ class NeMoGymSpec:
         from accelerate.utils import gather_object
 
         trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
-        if id(trainer) not in self._policies:  # a renderer takes a while to make, and warnings are given once
-            self._policies[id(trainer)] = make_policy(trainer, self.engine, self.renderer)
+        if trainer not in self._policies:  # a renderer takes a while to make, and warnings are given once
+            self._policies[trainer] = make_policy(trainer, self.engine, self.renderer)
         if self._loop is None:
             self._loop = LoopThread()
             self._loop.enter()
-        policy = self._policies[id(trainer)]
+        policy = self._policies[trainer]
         serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
         with vllm_awake(trainer):
             rollouts = self._loop.call(self._run_all(prompts, policy), meanwhile=serve)
