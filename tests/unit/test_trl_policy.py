@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from gymgate.config import RolloutLimits
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.integrations.trl.policy import (
     TRLServerEngine,
+    check_timeout,
     model_engine,
     resolve,
     served_model,
@@ -19,6 +21,7 @@ from gymgate.integrations.trl.policy import (
     trainer_sampling,
     vllm_awake,
 )
+from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.tokens.engines import CallableEngine, ColocatedEngine, Sample
 
 
@@ -141,3 +144,15 @@ async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_server_that_does_not_answer_is_named() -> None:
     with pytest.raises(PolicyError, match=r"no list of models at http://127.0.0.1:9/v1/models"):
         served_model("http://127.0.0.1:9/v1/")
+
+
+def test_a_rollout_ends_before_ranks_give_up_waiting_for_each_other() -> None:
+    def check(ranks: int, timeout_s: float) -> None:
+        args, accelerator = SimpleNamespace(ddp_timeout=1800), SimpleNamespace(num_processes=ranks)
+        check_timeout(SimpleNamespace(args=args, accelerator=accelerator), timeout_s)
+
+    check(1, 1800)
+    for limits in (None, {"max_calls": 5}, RolloutLimits(max_calls=5)):
+        check(2, NeMoGymSpec("mcqa", limits=limits).limits.timeout_s)
+    with pytest.raises(ConfigError, match=r"timeout_s=1800.*ddp_timeout=1800"):
+        check(2, 1800)

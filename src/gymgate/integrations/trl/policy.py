@@ -145,6 +145,15 @@ def find_renderer(
     return renderer
 
 
+def check_timeout(trainer: Any, timeout_s: float) -> None:
+    """Raise `ConfigError` if a rollout may last as long as the trainer's ranks wait for each other."""
+    if trainer.accelerator.num_processes > 1 and timeout_s >= trainer.args.ddp_timeout:
+        raise ConfigError(
+            f"limits has timeout_s={timeout_s:g}, and the trainer ddp_timeout={trainer.args.ddp_timeout}: ranks would give up"
+            " waiting for a rank with a slow rollout; raise ddp_timeout in the trainer's config, or lower timeout_s"
+        )
+
+
 def trainer_sampling(args: Any) -> dict[str, Any]:
     """Return the sampling parameters that a `GRPOConfig` or `AsyncGRPOConfig` sets, `generation_kwargs` included."""
     chosen = {name: getattr(args, name, None) for name in _SAMPLING}

@@ -20,6 +20,7 @@ from gymgate.integrations.trl.policy import (
     EngineSource,
     RendererSource,
     TRLServerEngine,
+    check_timeout,
     make_policy,
     tokenizer_of,
     vllm_awake,
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from gymgate.integrations.trl.async_worker import RolloutWorker
+
+
+TIMEOUT_S = 1500.0
+"""Of a rollout, unless `limits` says another; below the 1800 s that ranks wait for each other (`ddp_timeout`)."""
 
 
 class NeMoGymSpec:
@@ -85,7 +90,8 @@ class NeMoGymSpec:
         self.seed = seed
         self.engine = engine
         self.renderer = renderer
-        self.limits = RolloutLimits.model_validate(limits or {"timeout_s": 1800})
+        named = limits.model_dump(exclude_unset=True) if isinstance(limits, RolloutLimits) else limits or {}
+        self.limits = RolloutLimits.model_validate({"timeout_s": TIMEOUT_S, **named})
         self.segment_choice: SegmentChoice = segment_choice
         self.score_truncated = score_truncated
         several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
@@ -136,6 +142,7 @@ class NeMoGymSpec:
 
         trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
         if trainer not in self._policies:  # a renderer takes a while to make, and warnings are given once
+            check_timeout(trainer, self.limits.timeout_s)
             self._policies[trainer] = make_policy(trainer, self.engine, self.renderer)
         if self._loop is None:
             self._loop = LoopThread()
