@@ -161,3 +161,31 @@ def test_a_failing_vllm_ends_everything(vllm: ScriptedVLLM, loop: LoopThread) ->
     with pytest.raises(PolicyError, match="vLLM in this process failed: RuntimeError: CUDA out of memory"):
         serve(vllm, loop, work)
     assert vllm.requests == {}
+
+
+def test_a_request_that_arrives_while_vllm_fails_fails_too(vllm: ScriptedVLLM, loop: LoopThread) -> None:
+    """The caller goes on although the thread that served has ended."""
+    engine = ColocatedEngine(SimpleNamespace(llm_engine=vllm))
+    arrived = threading.Event()
+
+    async def work() -> list[Any]:
+        asked = [asyncio.create_task(ask(engine, 9))]
+
+        async def another() -> None:
+            asked.append(asyncio.create_task(ask(engine, 9)))
+            await asyncio.sleep(0)  # it has asked
+            arrived.set()
+
+        def fail(number: int) -> None:
+            asyncio.run_coroutine_threadsafe(another(), running)
+            assert arrived.wait(30)
+            raise RuntimeError("CUDA out of memory")
+
+        running, vllm.on_step = asyncio.get_running_loop(), fail
+        await asyncio.wait(asked)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    future = loop.submit(work())
+    with pytest.raises(PolicyError, match="CUDA out of memory"):
+        engine.serve_until(future)
+    assert [type(error) for error in future.result(10)] == [PolicyError, PolicyError]

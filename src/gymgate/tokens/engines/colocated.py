@@ -65,7 +65,7 @@ class ColocatedEngine:
     def serve_until(self, work: concurrent.futures.Future[Any]) -> None:
         """Sample what `generate` is asked for until `work` has ended.
 
-        Raises `PolicyError`, also in every unfinished `generate`, if vLLM fails. Requests whose caller was cancelled are
+        Raises `PolicyError`, also in every `generate` that has no answer, if vLLM fails. Requests whose caller was cancelled are
         aborted, and so are those that are left when `work` ends.
         """
         work.add_done_callback(lambda _: self._arriving.put(None))  # wakes this thread
@@ -78,8 +78,9 @@ class ColocatedEngine:
                         self._deliver(output)
         except Exception as error:
             failure = PolicyError(f"vLLM in this process failed: {described(error)}", retryable=False)
-            for request in self._running.values():
-                request.resolve(failure)
+            for request in (*self._running.values(), *self._arrived()):
+                if request is not None:
+                    request.resolve(failure)
             raise failure from error
         finally:
             self._abort(list(self._running.values()))
@@ -87,9 +88,7 @@ class ColocatedEngine:
     def _admit(self) -> None:
         """Give vLLM the requests that arrived; wait for one if none is running."""
         arrived = [] if self._running else [self._arriving.get()]
-        while not self._arriving.empty():
-            arrived.append(self._arriving.get())
-        for request in arrived:
+        for request in (*arrived, *self._arrived()):
             if request is None or request.done.cancelled():
                 continue
             try:
@@ -99,6 +98,10 @@ class ColocatedEngine:
                 request.resolve(PolicyError(f"vLLM refused the request: {error}", retryable=False))
             else:
                 self._running[request.request_id] = request
+
+    def _arrived(self) -> list[_Request | None]:
+        """Take the requests that have arrived; this thread alone takes any."""
+        return [self._arriving.get() for _ in range(self._arriving.qsize())]
 
     def _deliver(self, output: Any) -> None:
         if not output.finished or (request := self._running.pop(output.request_id, None)) is None:
