@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import orjson
@@ -13,6 +14,10 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
+from gymgate.doctor.policy import check_two_turns
+from gymgate.tokens import TokenPolicy
+from gymgate.tokens.conversation import make_renderer
+from gymgate.tokens.engines import HuggingFaceEngine
 from support.judged_trl import judged
 from support.trl_rows import tiny
 
@@ -40,6 +45,16 @@ def test_a_model_in_this_process(folder: str) -> None:
     code, checks = doctor("--trl", "--model", folder, "--renderer", "qwen3")
     assert code == 0, checks
     assert checks["two turns"][0] is True
+
+
+@pytest.mark.parametrize("length", [4, 60])
+def test_a_model_without_room_for_two_turns(length: int) -> None:
+    """The first prompt has 33 ids; it may have room, or the second one may have none."""
+    model, tokenizer, _ = tiny()
+    policy = TokenPolicy(HuggingFaceEngine(model), make_renderer(tokenizer, "qwen3"), max_model_len=length)
+    finding = asyncio.run(check_two_turns(policy))
+    assert finding.ok is False
+    assert f"{length} ids" in finding.detail
 
 
 def test_each_missing_thing_is_one_line(folder: str) -> None:

@@ -108,6 +108,9 @@ async def check_two_turns(policy: TokenPolicy) -> Finding:
         await conversation({"messages": [*_FIRST, message, _NEXT], "max_tokens": 16})
     except GymgateError as error:
         return Finding("two turns", False, str(error))
+    if conversation.call_count < 2:
+        limit = f"the model's length of {policy.max_model_len} ids leaves no room for two short turns"
+        return Finding("two turns", False, f"{limit}; serve it with a larger --max-model-len")
     first, second = conversation.turns
     seen = [*first.prompt_ids, *first.completion_ids]
     if list(second.prompt_ids[: len(seen)]) == seen:
