@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 import gymgate.check
-from gymgate.check import CheckRequest, CheckResult, load_report, save_report
+from gymgate.check import CheckRequest, CheckResult, RowResult, load_report, save_report
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
@@ -170,6 +170,50 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
     assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
     assert questions == ["Is this right: Lyon"]
     assert json.loads(results.read_text())["checks"][0]["rows"][0]["judged_by"] == "endpoint"
+
+
+def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tuple(
+        RowResult(recording=f"r:{number}", recorded=1.0, reward=0.5, verdict="differs")
+        for number in range(1, 8)
+    )
+
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        result = made(wanted[0]).model_copy(update={"verdict": "differs", "rows": rows})
+        done(wanted[0], result)
+        return [result]
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    done = check("calendar")
+    assert done.exit_code == 1
+    assert "  r:5: expected 1, got 0.5\n  and 2 more\n" in done.output
+
+
+@pytest.mark.parametrize(
+    ("code", "fault", "verdict", "shown"),
+    [
+        ("", "name", "failed 0/1", ["text = txt", "NameError: name 'txt' is not defined"]),
+        ("import nosuchmodule", "none", "failed (package: nosuchmodule)", ["import nosuchmodule"]),
+    ],
+)
+def test_the_author_of_a_server_sees_its_exception_and_its_output(
+    tmp_path: Path, code: str, fault: str, verdict: str, shown: list[str]
+) -> None:
+    config, logs = home_with(tmp_path, recorded("capital of France?", "Paris", 1.0)), tmp_path / "logs"
+    app = config.parents[1] / "app.py"
+    app.write_text(f"{code}\n{app.read_text()}")
+    arguments = [str(config), "--set", f"own.resources_servers.own.fault={fault}", "--logs", str(logs), "-v"]
+    command = [sys.executable, "-m", "gymgate", "check", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    first, *more = done.stdout.splitlines()
+    assert first.startswith(f"own: {verdict}")
+    assert more[0].startswith(f'  File "{app}", line ')
+    assert all(any(text in line for line in more) for text in shown)
+    output = (logs / "own" / "own.log").read_text()
+    assert shown[-1] in output
+    assert output in done.stderr
+    assert {path.suffix for path in (logs / "own").iterdir()} == {".log"}
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -145,6 +145,20 @@ def test_an_agents_422_is_the_rows_fault() -> None:
     assert (error.server, error.status_code) == ("a", 500)
 
 
+def test_an_exception_of_a_server_that_the_agent_called_is_told_as_it_was() -> None:
+    inner = json.dumps(repr(NameError("name 'txt' is not defined"))).encode()
+    for name in ("SimpleAgent___own_agent", "LegacyAgent___own_environment"):
+        inner = json.dumps(f"Hit an exception in {name} calling an inner server: {inner!r}").encode()
+        error = results.refused(500, inner, "own_agent")
+        assert "NameError(\"name 'txt' is not defined\")" in error.message
+        assert "own_environment" not in error.message
+        assert "\\" not in error.message
+    lacking = b'{"detail":[{"type":"missing","loc":["body","letter"],"msg":"Field required"}]}'
+    told = json.dumps(f"Hit an exception in A___a calling an inner server: {lacking!r}").encode()
+    assert "letter: Field required" in results.refused(500, told, "a").message
+    assert "calling an inner server: b'" in results.refused(500, told[:-9] + b'"', "a").message
+
+
 def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
     body = json.dumps({"log": f"at {KEY}", "reward": 1.0}).encode()
     found = results.read_result(body, key=KEY, rollout_id='a"b\\c')

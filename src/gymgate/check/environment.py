@@ -34,6 +34,7 @@ from gymgate.check.record.measure import measured
 from gymgate.check.recordings import RecordedRow, config_for, other_configs, packaged_rows, read_recordings
 from gymgate.check.replay import Replayer, ServerLogs
 from gymgate.check.summary import summarize
+from gymgate.check.tracebacks import last_traceback
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RuntimeConfig, Settings, StackConfig
 from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 from gymgate.runtime import ensure_runtime
@@ -43,6 +44,8 @@ from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
 
 OTHER_CONFIGS = 2
 """How many other configs are tried if the first gave no reward."""
+_OWN_FAULTS = ("package: ", "file: ")
+"""Missing needs that a user's own environment is to bring along itself."""
 
 
 async def check_environment(request: CheckRequest, progress: Progress = lambda _: None) -> CheckResult:
@@ -126,7 +129,7 @@ class _ConfigCheck:
 
     async def run(self) -> dict[str, Any]:
         """Return fields of the result."""
-        fields = await self._found()
+        fields = self._blamed(await self._found())
         notes = list(self.notes)
         if replayed := self._replayed_with():
             settings = " ".join(f"--set {key}={orjson.dumps(value).decode()}" for key, value in replayed)
@@ -140,6 +143,13 @@ class _ConfigCheck:
             "notes": tuple(notes),
             **fields,
         }
+
+    def _blamed(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields with `failed` where an environment of the user's own lacks a module or a file: that is its fault."""
+        is_lacking = fields["detail"].startswith(_OWN_FAULTS) and self.left_out is None
+        if fields["verdict"] == "blocked" and is_lacking and self.environment.kind == "config":
+            fields = {**fields, "verdict": "failed"}
+        return fields if fields["verdict"] == "failed" else {**fields, "traceback": ""}
 
     async def _found(self) -> dict[str, Any]:
         try:
@@ -232,6 +242,7 @@ class _ConfigCheck:
             models=tuple(sorted({"*": judge, **dict(request.models)}.items())),
             env_vars=request.env_vars,
             start_timeout_s=request.start_timeout_s,
+            state_dir=request.logs,
             max_restarts=1,
         )
 
@@ -240,7 +251,10 @@ class _ConfigCheck:
 
     def _not_started(self, error: GymgateError) -> Diagnosis:
         """Say why the stack did not come up."""
-        text, log = str(error), str(getattr(error, "log_tail", None) or "")
+        log = str(getattr(error, "log_tail", None) or "")
+        return self._reason_not_started(error, str(error), log)._replace(traceback=last_traceback(log))
+
+    def _reason_not_started(self, error: GymgateError, text: str, log: str) -> Diagnosis:
         if isinstance(error, NeedMissingError):
             sandbox = error.need == "sandbox"
             lacks = "docker: a sandbox provider" if sandbox else f"config: a value for {error.need}"

@@ -55,6 +55,8 @@ class CheckRequest(Config):
     """Seconds for the whole check, without installing."""
     memory_gb: float = 8.0
     """Memory of all its processes together (proportional set size) at which they are killed."""
+    logs: str | None = None
+    """Directory in which its servers' logs stay."""
 
     record: bool = False
     """Whether to measure what a quality record holds, within `timeout_s` more seconds."""
@@ -72,7 +74,7 @@ class CheckRequest(Config):
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
         optional = ("env_vars", "interpreter", "policy", "policy_rows", "record", "routing", "sandbox")
         unset = {name for name in optional if not getattr(self, name)}
-        return self.model_dump_json(exclude={"environment", *unset})
+        return self.model_dump_json(exclude={"environment", "logs", *unset})
 
     def result(self, began: float, **fields: Any) -> CheckResult:
         """A result of this request, begun at `began` (`time.monotonic()`)."""
@@ -93,6 +95,8 @@ class Diagnosis(NamedTuple):
     """The line of a log or an error that shows it."""
     log_tail: str = ""
     """For `failed`: the end of the servers' logs."""
+    traceback: str = ""
+    """For `failed`: the last exception of a server, with the frames of the environment's own code."""
 
 
 class RowResult(Config):
@@ -171,6 +175,8 @@ class CheckResult(Config):
     date: str = ""
     log_tail: str = Field(default="", repr=False)
     """For `failed`: the end of the servers' logs."""
+    traceback: str = Field(default="", repr=False)
+    """For `failed`: the last exception of a server, with the frames of the environment's own code."""
     settings: str = Field(default="", repr=False)
     sections: Sections | None = Field(default=None, repr=False)
     """What was measured for the record; `None` if nothing was."""

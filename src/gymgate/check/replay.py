@@ -26,6 +26,7 @@ from gymgate.check.model import (
 from gymgate.check.needs import MissingNeed, missing_in
 from gymgate.check.probe import RewardProbe
 from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
+from gymgate.check.tracebacks import last_traceback
 from gymgate.config import POLICY, RolloutLimits
 from gymgate.errors import GymgateError
 from gymgate.gateway.backends.callable import PolicyCallable
@@ -43,9 +44,7 @@ MAX_CALLS = 200
 LATE_LOGS, LATE_LOG_S = 3, 0.5
 """Looks at the logs for what made a reward differ or a rollout fail, and seconds between them: Ray's workers log late."""
 LOG_TAIL = 12_000
-_LACKING_FIELD = re.compile(
-    r'"type":"missing","loc":\["body","([\w.]+)"' r"|RunRequest' object has no attribute '(\w+)'"
-)
+_LACKING_FIELD = re.compile(r"[:;] ([\w.]+): Field required|RunRequest' object has no attribute '(\w+)'")
 
 
 class ServerLogs:
@@ -76,6 +75,12 @@ class ServerLogs:
         """The end of everything logged."""
         self._read.clear()
         return self.new()[-4000:]
+
+    def traceback(self) -> str:
+        """The last traceback in the first server's log that has one."""
+        paths = (path for path in sorted(self._directory.glob("*.log")) if path.name != "config.log")
+        texts = (path.read_text(errors="replace") for path in paths)
+        return next(filter(None, map(last_traceback, texts)), "")
 
 
 class Replayer:

@@ -30,7 +30,7 @@ def summarize(
     if diagnosis.verdict == "failed":
         diagnosis = diagnosis._replace(log_tail=replayer.logs.tail())
     return {
-        **diagnosis._asdict(),
+        **diagnosis._replace(traceback=replayer.logs.traceback())._asdict(),
         "rows": tuple(results),
         "rewarded": rewarded,
         "rewarded_by_stand_in": probe.by_stand_in,

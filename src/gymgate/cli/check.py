@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 _VERDICTS = ("match", "differs", "blocked", "incomplete", "failed")
 _AGENTS = "responses_api_agents"
+_SHOWN_ROWS = 5
+"""Rows of an environment whose rewards differ that are printed."""
 _file = click.Path(path_type=Path, dir_okay=False)
 _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True, metavar="SECONDS")
 
@@ -82,6 +86,13 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 )
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
+@click.option(
+    "--logs",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Keep the servers' output, in DIR/ENV/SERVER.log.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
 @record_options
 def command(
     environments: Sequence[str],
@@ -101,13 +112,16 @@ def command(
     timeout: float,
     environment_timeout: float,
     memory: float,
+    logs: Path | None,
+    verbose: bool,
     own: Sequence[str],
     recording: RecordOptions,
 ) -> None:
     """Replay recorded rollouts and compare the rewards.
 
     Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
-    incomplete, failed. Exits with 1 if one failed. Judges give their recorded answers unless --judge names an endpoint. ENV
+    incomplete, failed, with the rewards that differ, or the exception of a server. Exits with 1 if one differs or failed.
+    Judges give their recorded answers unless --judge names an endpoint. ENV
     may be a path to a config of your own, which is checked anew each time.
 
     With --record, -b or a threshold it also measures the environment for its quality record, which takes a few minutes
@@ -129,6 +143,10 @@ def command(
         _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     measuring = recording.request_fields()
+    if logs is not None:
+        writable_path(logs / "server.log")
+    elif verbose:
+        logs = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="gymgate-check-")))
     requests = [
         CheckRequest(
             environment=name,
@@ -143,6 +161,7 @@ def command(
             row_timeout_s=timeout,
             timeout_s=environment_timeout,
             memory_gb=memory,
+            logs=str((logs / Path(name).stem).absolute()) if logs is not None else None,
             **measuring,
         )
         for name in _names(gym, kind, environments, everything=everything)
@@ -163,6 +182,8 @@ def command(
         if output is not None:
             save_report(output, kept.values())
         _print(outcome)
+        if request.logs is not None:
+            _show_logs(Path(request.logs), verbose=verbose)
         if recording.wanted:
             recording.finish(outcome)
 
@@ -177,7 +198,7 @@ def command(
     _print_summary(results)
     if error := next((outcome for outcome in outcomes if isinstance(outcome, GymgateError)), None):
         raise error
-    if recording.missed or any(result.verdict == "failed" for result in results):
+    if recording.missed or any(result.verdict in ("differs", "failed") for result in results):
         click.get_current_context().exit(1)
 
 
@@ -230,8 +251,29 @@ def _print(result: CheckResult) -> None:
     rewards = f" {result.matched}/{result.compared}" if result.compared else ""
     detail = f" ({result.detail})" if result.detail else ""
     click.echo(f"{result.environment}: {result.verdict}{rewards}{detail} [{result.seconds:g} s]")
+    differing = [row for row in result.rows if row.verdict == "differs"]
+    for row in differing[:_SHOWN_ROWS]:
+        recorded = "no reward" if row.recorded is None else f"{row.recorded:g}"
+        reward = f"{row.reward:g}" if row.reward is not None else row.error or row.cause
+        click.echo(f"  {row.recording}: expected {recorded}, got {reward}")
+    if len(differing) > _SHOWN_ROWS:
+        click.echo(f"  and {len(differing) - _SHOWN_ROWS} more")
+    if result.traceback:
+        click.echo(result.traceback)
     for broken in result.broken:
         log(f"{result.environment}: skipped {broken}")
+
+
+def _show_logs(directory: Path, *, verbose: bool) -> None:
+    """Put the logs of a stack that has stopped into the directory itself, and print them."""
+    found = sorted(directory.glob("*/logs/*/*.log"))
+    for path in found:
+        path.replace(directory / path.name)
+    for stack in {path.parents[2] for path in found}:
+        shutil.rmtree(stack, ignore_errors=True)
+    for path in sorted(directory.glob("*.log")) if verbose else ():
+        text = path.read_text(errors="replace")
+        click.echo(f"== {path.name}\n{text}", err=True)
 
 
 def _print_summary(results: Sequence[CheckResult]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +26,7 @@ TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
 MAX_MESSAGE = 600
+_PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
 
 _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
     (RolloutTimeoutError, "timeout"),
@@ -170,9 +173,22 @@ def refused(status: int, body: bytes, agent: str) -> GymgateError:
     message = condensed(body)
     if status == 422:
         return DataError(f"agent {agent!r} rejects the row: {message}")
+    if (inner := _inner_answer(body)) is not None:
+        message = f"a server that it called failed: {condensed(inner)}"
     return EnvironmentServerError(
         f"agent {agent!r}: HTTP {status}: {message}", server=agent, status_code=status
     )
+
+
+def _inner_answer(body: bytes) -> bytes | None:
+    """Return the answer of the server whose failure a server of Gym passes on, as `repr` wrote it; `None` if there is none."""
+    try:
+        answer = codec.loads(body)
+        match = _PASSED_ON.fullmatch(answer)
+        inner = ast.literal_eval(match[1]) if match else None
+    except (ValueError, TypeError, SyntaxError):
+        return None
+    return (_inner_answer(inner) or inner) if isinstance(inner, bytes) else None
 
 
 def condensed(body: bytes) -> str:

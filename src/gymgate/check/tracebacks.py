@@ -1,0 +1,34 @@
+"""The author's part of a traceback: what a server's log says about an exception."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import gymgate
+
+_HEAD = "Traceback (most recent call last):"
+_PREFIX = re.compile(r"^\([\w./-]+\) ?", re.MULTILINE)
+"""NeMo Gym puts the server's name before each line."""
+_OTHERS = re.compile(
+    rf'File "(?:<|[^"]*/(?:site-packages|lib/python3[.\d]*)/|{re.escape(str(Path(gymgate.__file__).parent))}/)'
+)
+"""Frames of installed packages, of Python and of gymgate."""
+
+
+def last_traceback(log: str) -> str:
+    """Return the last traceback in a log, with the frames of the environment's own code; empty if there is none."""
+    _, head, text = _PREFIX.sub("", log).rpartition(_HEAD)
+    if not head:
+        return ""
+    frames: list[list[str]] = []
+    for line in text.strip("\n").splitlines():
+        if line.startswith('  File "'):
+            frames.append([line])
+        elif line.startswith(" "):
+            if frames:
+                frames[-1].append(line)
+        else:
+            own = [frame for frame in frames if not _OTHERS.search(frame[0])] or frames[-1:]
+            return "\n".join([*(each for frame in own for each in frame), line])
+    return ""
