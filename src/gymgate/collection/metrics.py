@@ -95,7 +95,7 @@ def parse_bounds(text: str) -> tuple[float, float]:
 
 
 def parse_ks(text: str) -> tuple[int, ...]:
-    """`K,...`. Raises `ConfigError`."""
+    """`K,...`. Raises `OptionError`."""
     ks = [item.strip() for item in text.split(",")]
     if not all(k.isdecimal() and int(k) > 0 for k in ks):
         raise OptionError(f"-k {text!r}: write one number or several, such as 1,8")
