@@ -33,22 +33,23 @@ class SharedStart(Generic[T]):
     @property
     def value(self) -> T | None:
         """What was started, if it is there and usable."""
-        result = self._result()
+        result = _result(self._task)
         return result if result is not None and self._usable(result) else None
 
     async def stop(self) -> T | None:
         """Cancel a start under way, and return what was started, usable or not, for the caller to close."""
-        if self._task is None:
+        task, self._task = self._task, None
+        if task is None:
             return None
-        self._task.cancel()
-        await asyncio.wait([self._task])
-        return self._result()
+        task.cancel()
+        await asyncio.wait([task])
+        return _result(task)
 
-    def _result(self) -> T | None:
-        task = self._task
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result()
+
+def _result(task: asyncio.Task[T] | None) -> T | None:
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

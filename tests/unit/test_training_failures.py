@@ -104,17 +104,21 @@ async def test_a_row_of_an_unknown_agent_is_a_failed_rollout(monkeypatch: pytest
     assert known.rollout.environment == "a"
 
 
-async def test_a_reconnect_that_fails_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_start_that_fails_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """All that wait for it fail together, and the next one connects."""
-    gone, back = FakeStack(lost), FakeStack(fine)
-    runner = runner_on(monkeypatch, gone, StackStartError("a did not listen"), back)
-    await runner.start()
-    assert told(await runner.run("a", ROW, CONVERSATION)) == ("infrastructure", "StackLostError", True)
+    stack = FakeStack(fine)
+    runner = runner_on(monkeypatch, StackStartError("a did not listen"), stack)
     failed = await asyncio.gather(*(runner.run("a", ROW, CONVERSATION) for _ in range(16)))
     assert {told(one) for one in failed} == {("infrastructure", "StackStartError", True)}
     assert (await runner.run("a", ROW, CONVERSATION)).rollout.reward == 1
     await runner.close()
-    assert (gone.closed, back.closed) == (1, 1)
+    assert stack.closed == 1
+
+
+async def test_a_lost_stack_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Stack` connects again by itself: tests/unit/test_stack_registry.py."""
+    runner = runner_on(monkeypatch, FakeStack(lost))
+    assert told(await runner.run("a", ROW, CONVERSATION)) == ("infrastructure", "StackLostError", True)
 
 
 async def test_a_missed_deadline_leaves_the_stack_to_the_siblings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,8 @@ class Scene:
         self.runner = RolloutRunner(StackConfig(environments=("e",)), RolloutLimits(timeout_s=timeout_s))
         self.stacks: list[FakeStack] = []
 
-    async def connect(self, config: StackConfig, **_: Any) -> FakeStack:
+    async def connect(self, config: StackConfig, *, reconnect: bool, **_: Any) -> FakeStack:
+        assert reconnect, "a stack that is lost starts again for the next rollout"
         self.stacks.append(FakeStack())
         await asyncio.sleep(0)  # others ask meanwhile
         return self.stacks[-1]
@@ -86,31 +87,24 @@ async def test_attempts_share_one_stack(scene: Scene) -> None:
     assert stack.closed == 1
 
 
-async def test_the_next_attempt_after_a_loss_connects_again(scene: Scene) -> None:
+async def test_a_loss_fails_the_attempts_on_it_and_not_the_next(scene: Scene) -> None:
     [task] = await scene.begin()
     scene.stacks[0].runs[0].set_exception(StackLostError("gone"))
     lost = (await task).rollout
     assert (lost.status, lost.reward) == ("failed", None)
     assert lost.error is not None
     assert (lost.error.kind, lost.error.message, lost.error.retryable) == ("infrastructure", "gone", True)
-    assert scene.stacks[0].closed == 1
-    await scene.begin()
-    assert len(scene.stacks) == 2
+    [task] = await scene.begin()
+    scene.stacks[0].runs[1].set_result(DONE)
+    assert (await task).rollout.reward == 1.0
+    assert (len(scene.stacks), scene.stacks[0].closed) == (1, 0)
 
 
-async def test_a_late_loss_leaves_the_next_stack_alone(scene: Scene) -> None:
-    """Two rollouts on one stack that is lost; the second hears of it when a third runs on the next stack already."""
-    first, second = await scene.begin(2)
-    scene.stacks[0].runs[0].set_exception(StackLostError("gone"))
-    await first
-    [third] = await scene.begin()
-    scene.stacks[0].runs[1].set_exception(StackLostError("gone"))
-    await second
-    assert [stack.closed for stack in scene.stacks] == [1, 0]
-    scene.stacks[1].runs[0].set_result(DONE)
-    assert (await third).rollout.reward == 1.0
-    await scene.begin()
-    assert len(scene.stacks) == 2
+async def test_a_closed_runner_connects_again(scene: Scene) -> None:
+    for count in (1, 2):
+        await scene.begin()
+        await scene.runner.close()
+        assert [stack.closed for stack in scene.stacks] == [1] * count
 
 
 async def test_a_mistake_of_the_callers_is_raised(scene: Scene) -> None:
@@ -163,7 +157,8 @@ async def test_what_is_kept_of_a_rollout_grows_with_its_ids_not_with_their_squar
 async def test_limits_and_policy_reach_the_stack(scene: Scene) -> None:
     await scene.begin()
     [asked] = scene.stacks[0].asked
-    assert (asked["environment"], asked["limits"].timeout_s, asked["record_bodies"]) == ("e", 1000.0, False)
+    assert (asked["environment"], asked["limits"].timeout_s) == ("e", 1000.0)
+    assert "record_bodies" not in asked
 
 
 async def test_a_judge_that_is_the_policy_is_a_conversation_of_its_own(scene: Scene) -> None:

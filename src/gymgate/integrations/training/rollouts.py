@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, StackLostError, from_wire
+from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, from_wire
 from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
 from gymgate.rollout.result import failed_rollout
 from gymgate.stack import AgentInfo, Stack, connect
+from gymgate.starting import SharedStart
 from gymgate.tokens import TokenConversation
 
 logger = logging.getLogger(__name__)
@@ -49,20 +49,17 @@ class RolloutRunner:
 
     config: StackConfig
     limits: RolloutLimits
-    _stack: Stack | None = None
-    _starting: asyncio.Task[Stack] | None = None
+    _stack: SharedStart[Stack] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stack = SharedStart(self._connect)
 
     async def start(self) -> Stack:
         """Connect to the stack, which starts unless it already runs. Raises the error of a failed start.
 
         Concurrent callers share one start and its error. The next call after an error tries again.
         """
-        if self._stack is not None:
-            return self._stack
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._connect())
-            self._starting.add_done_callback(self._start_ended)
-        return await asyncio.shield(self._starting)
+        return await self._stack.get()
 
     async def run(
         self, environment: str, row: Mapping[str, Any], conversation: TokenConversation
@@ -90,20 +87,15 @@ class RolloutRunner:
 
     async def close(self) -> None:
         """Release the stack; cancel a start that is under way. Idempotent."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.wait([self._starting])
-        if self._stack is not None:
-            await self._release(self._stack)
+        if (stack := await self._stack.stop()) is not None:
+            await stack.close()
 
     async def _connect(self) -> Stack:
-        self._stack = await connect(self.config, progress=lambda line: logger.info("%s", line))
-        return self._stack
-
-    def _start_ended(self, task: asyncio.Task[Stack]) -> None:
-        self._starting = None
-        if not task.cancelled() and (error := task.exception()) is not None:
+        try:
+            return await connect(self.config, progress=lambda line: logger.info("%s", line), reconnect=True)
+        except GymgateError as error:
             logger.error("the stack did not start: %s", error)
+            raise
 
     async def _run_on(
         self, stack: Stack, environment: str, row: Mapping[str, Any], conversation: TokenConversation
@@ -115,19 +107,9 @@ class RolloutRunner:
                 judge_policy=conversation.policy.judge_conversation(),
                 environment=environment,
                 limits=self.limits,
-                record_bodies=False,
             )
         except ConfigError as error:  # the row names something that this stack does not have
             raise DataError(error.message) from error
-        except StackLostError:
-            await self._release(stack)
-            raise
-
-    async def _release(self, stack: Stack) -> None:
-        """Release this stack, unless that was done already; never the one that replaced it."""
-        if self._stack is stack:
-            self._stack = None
-            await stack.close()
 
 
 def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> str:
