@@ -50,7 +50,9 @@ def load_report(path: Path) -> list[CheckResult]:
 def save_report(path: Path, results: Iterable[CheckResult]) -> None:
     """Write results. The file is replaced whole or not at all."""
     ordered = sorted(results, key=lambda result: (result.version, result.kind, result.environment))
-    body = {"checks": [result.model_dump(mode="json", exclude={"sections"}) for result in ordered]}
+    body = {
+        "checks": [result.model_dump(mode="json", exclude={"sections", "traceback"}) for result in ordered]
+    }
     with replacing(path) as file:
         file.write(orjson.dumps(body, option=orjson.OPT_INDENT_2))
 

@@ -87,10 +87,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
 @click.option(
-    "--logs",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Keep the servers' output, in DIR/ENV/SERVER.log.",
+    "--logs", type=click.Path(path_type=Path, file_okay=False), help="Directory for the servers' output."
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
 @record_options
