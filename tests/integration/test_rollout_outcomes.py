@@ -12,13 +12,13 @@ import pytest
 import yaml
 
 from gymgate.catalog import ServerInstance
+from gymgate.catalog.needs import policy_servers
 from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.rollout.breakdowns import AGENTS, breakdown
 from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire, acquire_sync
-from gymgate.stack.gym_config import policy_servers
 from support.stacks import answer, runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]

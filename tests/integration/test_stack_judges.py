@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import StackConfig
+from gymgate.config import EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.errors import NeedMissingError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from gymgate.stack.ports import HeldPort
 from support.judges import Death, MortalJudge, endpoint, judged, row, saying
-from support.stacks import stack_config
+from support.stacks import ROW, SIMPLE, answer, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
@@ -156,3 +156,19 @@ async def test_a_stack_without_a_needed_judge_does_not_start(path: str) -> None:
         assert_failed_by_judge(asked)
         (keyless,) = await run_all(stack, [("client", "a judge")])
         assert_failed_by_judge(keyless)
+
+
+async def test_the_model_server_that_an_agent_has_for_its_policy_is_its_policy() -> None:
+    """Whatever its name: it needs no endpoint, and its calls are the policy's."""
+    server = f"{SIMPLE}_simple_agent.responses_api_agents.simple_agent.model_server.name"
+    own = EnvironmentConfig(name=SIMPLE, overrides=((server, "policy_model_reasoning_off"),))
+
+    def always_calls(body: dict[str, Any]) -> dict[str, Any]:
+        return answer(call="get_weather")
+
+    async with acquire(stack_config(own)) as stack:
+        policy = stack.register("caller", always_calls, dialect="responses")
+        rollout = await stack.run(ROW, policy=policy, limits=RolloutLimits(max_calls=2))
+        assert (rollout.status, rollout.limit, rollout.error) == ("truncated", "max_calls", None)
+        assert len(rollout.policy_calls) == len(rollout.calls) == 2
+        assert rollout.timing.judge_s == 0

@@ -32,6 +32,8 @@ class Scene:
 
     def __init__(self, gateway: Gateway, route: Route, http: aiohttp.ClientSession) -> None:
         self.gateway, self.route, self.http = gateway, route, http
+        self.endpoint: Any = None
+        """The policy's."""
         self.url = ""
         self.request: Seen | None = None
         """What the agent was sent."""
@@ -78,6 +80,7 @@ async def scene(
             policy_server.endpoint(), judges={"judge": judge_server.endpoint()}, rollout_id="public", **route
         )
         played = Scene(gateway, opened, http)
+        played.endpoint = policy_server.endpoint()
 
         async def run(seen: Seen) -> web.StreamResponse:
             played.request = seen
@@ -120,6 +123,39 @@ async def test_an_answer_is_scored() -> None:
     async with scene(scores("policy_model", "judge")) as played:
         outcome = await played.run()
     assert (kind_of(outcome), outcome["reward"]) == (("completed", None), 0.5)
+
+
+OWN = "policy_model_reasoning_off"
+
+
+@pytest.mark.parametrize("judges", [{}, {"*": "none"}, {OWN: "policy"}, {OWN: "given"}])
+async def test_the_model_server_that_an_agent_has_for_its_policy_is_its_policy(
+    judges: dict[str, Any],
+) -> None:
+    """Its calls are bounded and recorded as the policy's, and go to the policy unless it has an endpoint."""
+    async with upstream(policy_says) as given:
+        async with scene(
+            scores(*[OWN] * 5), limits=RolloutLimits(max_calls=2), policy_servers=(OWN,)
+        ) as played:
+            found = {name: given.endpoint() if judge == "given" else judge for name, judge in judges.items()}
+            route = played.gateway.open(
+                played.endpoint, judges=found, limits=RolloutLimits(max_calls=2), policy_servers=(OWN,)
+            )
+            played.route = route
+            outcome = await played.run()
+            await route.close()
+        assert (kind_of(outcome), outcome["limit"]) == (("truncated", None), "max_calls")
+        assert [call.model_server for call in route.calls] == ["policy_model"] * 2
+        assert outcome["timing"]["judge_s"] == 0
+        assert len(given.seen) == (2 if OWN in judges and judges[OWN] == "given" else 0)
+
+
+async def test_a_failure_of_an_agents_own_model_server_is_the_policys() -> None:
+    async with scene(stumbles(OWN), policy=breaks, policy_servers=(OWN,)) as played:
+        outcome = await played.run()
+        assert played.route.judges.failure is None
+    assert kind_of(outcome) == ("failed", "policy")
+    assert OWN not in outcome["error"]["message"]
 
 
 @pytest.mark.parametrize("agent", [scores("policy_model"), stumbles("policy_model")])

@@ -96,4 +96,3 @@ def test_a_judges_call_is_no_call_of_the_policy() -> None:
     assert not asked_policy([])
     assert not asked_policy([judge])
     assert asked_policy([judge, policy])
-    assert asked_policy([judge], {"judge"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackC
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import gym_config
 from gymgate.stack.forkserver import preloading
+from gymgate.stack.plan import policy_host
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
 
 
@@ -349,6 +351,14 @@ def test_the_policy_moves_to_the_address_for_sandboxes_and_nothing_else_does() -
     models = {name: next(iter(placed[name]["responses_api_models"].values())) for name in ports}
     assert (models["policy_model"]["host"], models["judge_model"]["host"]) == ("192.0.2.7", "127.0.0.1")
     assert placed["maths"]["resources_servers"]["maths"]["host"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("host", "shown"), [("192.0.2.7", "192.0.2.7"), ("fd00::1", "[fd00::1]")])
+def test_the_address_for_sandboxes_stands_in_urls(host: str, shown: str) -> None:
+    plan: Any = SimpleNamespace(strategies={"solo": "url"})
+    config = StackConfig(environments=("mcqa",), gateway_host=host)
+    context: Any = SimpleNamespace(config=config, progress=print)
+    assert policy_host(plan, context) == shown
 
 
 def test_an_agent_that_replaces_loopback_is_told_where_the_policy_is() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gymgate.catalog.needs import judge_references
-from gymgate.catalog.resolve import AGENTS, NOWHERE
+from gymgate.catalog.resolve import AGENTS, NOWHERE, ServerInstance
 from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
 from gymgate.errors import NeedMissingError
 from gymgate.stack import gym_config
@@ -60,6 +60,12 @@ def test_judges_of_the_servers_that_are_started() -> None:
     }
     assert judge_references(plan("talks").servers) == {"user_model": "user of agent talks"}
     assert {*judge_references(plan(judge=model("j")).servers)} == {"j", "user_model"}
+    own = ServerInstance(
+        "a", AGENTS, "simple_agent", {"model_server": model("own_policy"), "user": model("u")}
+    )
+    assert {*judge_references([own])} == {"u"}
+    caller = ServerInstance("b", AGENTS, "multi", {"user": {"type": AGENTS, "name": "a"}})
+    assert {*judge_references([own, caller])} == {"own_policy", "u"}
     assert "policy_model_as_judge" in model_servers(plan("plain", judge=model("policy_model")))
     assert "policy_model_as_judge" not in model_servers(plan("plain", judge=model("j")))
 

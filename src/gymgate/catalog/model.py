@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from gymgate.catalog.needs import Need, judge_references
+from gymgate.catalog.needs import Need, judge_references, model_references
 from gymgate.catalog.resolve import (
     AGENTS,
     MISSING,
@@ -99,7 +99,8 @@ class EnvConfig:
     def model_servers(self) -> tuple[str, ...]:
         """Model servers other than the policy's that it defines or refers to, sorted."""
         defined = {server.name for server in self.instances if server.kind == MODELS}
-        return tuple(sorted({*defined, *self.judges} - {POLICY, MISSING}))
+        named = {name for name in model_references(self.servers) if "${" not in name}
+        return tuple(sorted({*defined, *named} - {POLICY, MISSING}))
 
     @property
     def need_kinds(self) -> tuple[str, ...]:

@@ -35,6 +35,8 @@ _KEYLIKE = re.compile(r"(api_?key|token|secret|password|base_?url|endpoint)s?'?$
 _SECRET = re.compile(r"(api_?key|token|secret|password)$", re.IGNORECASE)
 _UNSET = {"", "null", "none", "''", '""', "missing", "unset", "empty", "dummy", MISSING.lower()}
 _SANDBOX = re.compile(r"sandbox_(provider|config|spec|host|image)$|container_(formatter|image|path)$")
+_OWN_MODEL = ("model_server", "policy_model_server")
+"""Keys of an agent's block that name its policy. Other keys name judges and user simulators."""
 _LABELS = {RESOURCES: "resources server", AGENTS: "agent"}
 
 
@@ -56,12 +58,27 @@ def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
     return found
 
 
+def policy_servers(agent: ServerInstance) -> frozenset[str]:
+    """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
+    named = (references(agent.block.get(key)) for key in _OWN_MODEL)
+    found = frozenset(name for each in named for _, kind, name in each if kind == MODELS)
+    return found or frozenset({POLICY})
+
+
 def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
-    """Return the model servers other than the policy's that these servers name, each with the first setting that names it."""
-    found = model_references(servers)
-    return {
-        name: setting for name, setting in found.items() if name not in (POLICY, MISSING) and "${" not in name
-    }
+    """Return the model servers other than the policy's that these servers name, each with the first setting that names it.
+
+    An agent that another server names plays a part in that one's rollouts, such as the user. Its model is no policy.
+    """
+    called = {name for server in servers for _, kind, name in references(server.block) if kind == AGENTS}
+    found: dict[str, str] = {}
+    for server in servers:
+        leads = server.kind == AGENTS and server.name not in called
+        block = {key: value for key, value in server.block.items() if not leads or key not in _OWN_MODEL}
+        for name, setting in model_references([server._replace(block=block)]).items():
+            if name not in (POLICY, MISSING) and "${" not in name:
+                found.setdefault(name, setting)
+    return found
 
 
 def refuse_unanswered(

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,7 @@ class Route:
         base_url: str,
         rollout_id: str | None = None,
         limits: RolloutLimits | None = None,
+        policy_servers: Collection[str] = (),
         record_bodies: bool = True,
         metadata_routing: bool = False,
         on_close: Callable[[Route], None] = lambda route: None,
@@ -89,6 +90,7 @@ class Route:
         self.judges = JudgeCalls()
         self.closed = False
         self._targets = dict(targets)
+        self._policy_servers = frozenset({POLICY, *policy_servers})
         self._max_calls = limits.max_calls if limits is not None else None
         self._record_bodies = record_bodies
         self._on_close = on_close
@@ -124,10 +126,10 @@ class Route:
     @property
     def rate_limit(self) -> PolicyError | None:
         """The rate limit of an endpoint that a call waits out at this moment, if one does."""
-        backends = (
-            target.backend for call in self._running if (target := self.target(call.record.model_server))
+        names = {call.record.model_server for call in self._running}
+        found = (
+            getattr(target.backend, "rate_limit", None) for name in names if (target := self.target(name))
         )
-        found = (getattr(backend, "rate_limit", None) for backend in backends)
         return next((error for error in found if error is not None), None)
 
     async def close(self) -> None:
@@ -142,7 +144,9 @@ class Route:
 
     def target(self, model_server: str) -> Target | None:
         """Return where calls to a model server go; `None` if it has no endpoint."""
-        if model_server not in self._targets and model_server != POLICY:
+        if model_server not in self._targets and model_server in self._policy_servers:
+            return self._targets.get(POLICY)
+        if model_server not in self._targets:
             default = self._targets.get("*")
             self._targets[model_server] = None if default is None else Target(default.backend)
         return self._targets.get(model_server)
@@ -155,7 +159,8 @@ class Route:
         Raises `Refusal` if a limit forbids the call or its model server has no endpoint.
         """
         target = self._admit(key.model_server)
-        call = self._new_call(key.model_server, dialect)
+        is_policy = key.model_server in self._policy_servers
+        call = self._new_call(POLICY if is_policy else key.model_server, dialect)
         call.connection = connection
         call.streamed = body.get("stream") is True
         if self._record_bodies:
@@ -189,7 +194,7 @@ class Route:
         target = self.target(model_server)
         if target is None:
             raise self.refused(model_server)
-        if model_server != POLICY:
+        if model_server not in self._policy_servers:
             return target
         if self._max_calls is not None and self._policy_calls >= self._max_calls:
             self.truncated = "max_calls"
@@ -204,7 +209,7 @@ class Route:
             f'or in Python with models={{"{model_server}": ...}}'
         )
         error = PolicyError(message, status_code=404, retryable=False)
-        if model_server != POLICY:
+        if model_server not in self._policy_servers:
             self.judges.refused(model_server, error)
         else:
             self.failure = self.failure or error

@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Self
 
@@ -169,6 +169,7 @@ class Gateway:
         judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
         judge_policy: Endpoint | Backend | None = None,
         limits: RolloutLimits | None = None,
+        policy_servers: Collection[str] = (),
         record_bodies: bool = True,
         metadata_routing: bool = False,
     ) -> Route:
@@ -176,18 +177,22 @@ class Gateway:
 
         `judges` maps other model servers' instance names to endpoints; `"policy"` is `endpoint`, `"none"` refuses its
         calls, and the name `"*"` stands for every one not named. `judge_policy` answers in `endpoint`'s place where
-        a judge is the policy. Raises `ConfigError` if an endpoint cannot be used.
+        a judge is the policy. `policy_servers` are the model servers, besides the usual one, that the rollout's agent has for its
+        policy: their calls are the policy's, and go to `endpoint` unless `judges` gives one. Raises `ConfigError` if an
+        endpoint cannot be used.
         """
         policy = self._backend(endpoint)
         judging = policy if judge_policy is None else self._backend(judge_policy)
         targets: dict[str, Target | None] = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
         for name, judge in {**self._judges, **(judges or {})}.items():
-            targets[name] = self._judging(judge, judging)
+            if name not in policy_servers or judge != "policy":
+                targets[name] = self._judging(judge, judging)
         route = Route(
             targets,
             base_url=self.url,
             rollout_id=rollout_id,
             limits=limits,
+            policy_servers=policy_servers,
             record_bodies=record_bodies,
             metadata_routing=metadata_routing,
             on_close=self._retire,

@@ -5,7 +5,7 @@ The table is in docs/outcomes.md, where a test reads it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -76,6 +76,6 @@ def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
     return described.get("kind") != "policy" or bool(described.get("retryable"))
 
 
-def asked_policy(calls: Iterable[ModelCall], servers: Collection[str] = (POLICY,)) -> bool:
-    """Whether one of the calls went to the policy, not to a judge; `servers` are the model servers that stand for it."""
-    return any(call.model_server in servers for call in calls)
+def asked_policy(calls: Iterable[ModelCall]) -> bool:
+    """Whether one of the calls went to the policy, not to a judge."""
+    return any(call.model_server == POLICY for call in calls)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gymgate.catalog import ServerInstance
+from gymgate.catalog.needs import policy_servers
 from gymgate.config import POLICY, EnvironmentConfig
 from gymgate.errors import (
     EnvironmentServerError,
@@ -145,6 +146,11 @@ class RunningEnvironment:
             raise refuse_unroutable(agent, self.agents[agent], self._context.runtime.version)
         return strategy
 
+    def policy_servers(self, agent: str) -> frozenset[str]:
+        """Return the model servers that are an agent's policy."""
+        assert self._plan is not None
+        return policy_servers(next(item for item in self._plan.servers if item.name == agent))
+
     @contextlib.contextmanager
     def agent_port(self, agent: str) -> Iterator[int]:
         """Give a rollout the port of the agent's worker with the fewest rollouts."""
@@ -199,12 +205,7 @@ class RunningEnvironment:
         """
         assert self._plan is not None
         allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
-        instance = next(item for item in self._plan.servers if item.name == agent)
-        if (
-            result["status"] == "failed"
-            or allowed
-            or asked_policy(calls, gym_config.policy_servers(instance))
-        ):
+        if result["status"] == "failed" or allowed or asked_policy(calls):
             return None
         logs = self._logs.glob(f"{gym_config.file_name(agent)}*.log")
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)

@@ -49,8 +49,6 @@ server's address, and `anyswe_agent` and `anyterminal_agent` leave out the rollo
 
 _FOREIGN = frozenset({"tests", "site-packages", "dist-packages", "node_modules", "__pycache__"})
 """Names of directories beside a server's code that hold other code."""
-_OWN_MODEL = ("model_server", "policy_model_server")
-"""Keys of an agent's block that name its policy. Other keys name judges and user simulators."""
 
 
 def parse_order(
@@ -180,12 +178,6 @@ def policy_urls(agent: ServerInstance, urls: Collection[str]) -> set[str]:
     if any(kind == MODELS for _, kind, _ in references(agent.block)):
         return set()
     return {key for key in interpolated(agent.block) & {*urls} if "judge" not in key}
-
-
-def policy_servers(agent: ServerInstance) -> frozenset[str]:
-    """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
-    named = frozenset(name for key in _OWN_MODEL for name in _named(agent.block.get(key)))
-    return named or frozenset({POLICY})
 
 
 def servers_to_start(config: Mapping[str, Any], agent: str | None) -> list[ServerInstance]:

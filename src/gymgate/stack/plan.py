@@ -290,7 +290,7 @@ async def server_config(
 
 
 def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
-    """Return the address at which an environment's agents reach the policy.
+    """Return the address at which an environment's agents reach the policy, as URLs have it.
 
     Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
     """
@@ -299,7 +299,8 @@ def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
         context.progress(
             "warning: gateway_host has no effect: an agent does not put the rollout's key into its URL"
         )
-    return (context.config.gateway_host if by_url else None) or LOOPBACK
+    host = (context.config.gateway_host if by_url else None) or LOOPBACK
+    return f"[{host}]" if ":" in host else host
 
 
 async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -> dict[str, str]:

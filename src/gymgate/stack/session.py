@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
@@ -86,7 +86,11 @@ class Session:
         stack = self.daemon.running
         environment, agent = stack.choose(message["environment"], message["agent"])
         strategy = environment.strategy(agent)
-        route = self._open(message, metadata_routing=strategy in routing.BY_METADATA)
+        route = self._open(
+            message,
+            metadata_routing=strategy in routing.BY_METADATA,
+            policy_servers=environment.policy_servers(agent),
+        )
         try:
             body = routing.routed_row(
                 row, strategy, key=route.key, base_url=route.base_url, metadata=route.metadata
@@ -129,7 +133,9 @@ class Session:
             self.daemon.close_later(route)
         self.daemon.session_lost(self)
 
-    def _open(self, message: Mapping[str, Any], *, metadata_routing: bool) -> Route:
+    def _open(
+        self, message: Mapping[str, Any], *, metadata_routing: bool, policy_servers: Collection[str] = ()
+    ) -> Route:
         judging = message.get("judge_policy")
         return self.daemon.running.gateway.open(
             self._reachable(endpoint_from_wire(message["policy"])),
@@ -137,6 +143,7 @@ class Session:
             judges=self._judges,
             judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
             limits=RolloutLimits.model_construct(**message["limits"]),
+            policy_servers=policy_servers,
             record_bodies=message["record_bodies"],
             metadata_routing=metadata_routing,
         )
