@@ -13,7 +13,7 @@ from aiohttp import web
 from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
-from support.upstream import Seen, chat_answer, upstream
+from support.upstream import Seen, chat_answer, responses_answer, upstream
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
 
@@ -66,3 +66,28 @@ async def test_an_http_endpoint_says_its_replica_and_its_retries() -> None:
         assert (await record_of(alone, question, bodies=False)).details == {}
         two = HTTPEndpoint(base_url=policy.url, replicas=(other.url,))
         assert (await record_of(two, question, bodies=False)).details == {"replica": policy.url}
+
+
+@pytest.mark.parametrize("agent", ["responses", "chat/completions"])
+@pytest.mark.parametrize("dialect", ["responses", "chat"])
+async def test_ids_that_an_endpoint_numbers_reach_the_agent_as_text(agent: str, dialect: Any) -> None:
+    """NeMo Gym's agents refuse numbers, which would be the environment's failure."""
+    function = {"name": "look", "arguments": "{}"}
+
+    async def numbers(seen: Seen) -> web.StreamResponse:
+        if dialect == "responses":
+            item = {"type": "function_call", "id": 7, "call_id": 8, "status": "completed", **function}
+            return web.json_response(responses_answer(id=6, output=[item]))
+        calls = [{"id": 8, "type": "function", "function": function}]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        return web.json_response(chat_answer(id=6, choices=[choice]))
+
+    body = {"model": "m", "input": "q"} if agent == "responses" else {"model": "m", "messages": []}
+    async with upstream(numbers) as policy, Gateway() as gateway, httpx.AsyncClient(timeout=30) as client:
+        route = gateway.open(policy.endpoint(dialect=dialect))
+        answer = (await client.post(f"{route.base_url}/{agent}", json=body)).json()
+    assert isinstance(answer["id"], str)
+    call = answer["output"][0] if agent == "responses" else answer["choices"][0]["message"]["tool_calls"][0]
+    assert call["call_id" if agent == "responses" else "id"] == "8"
+    assert isinstance(call.get("id"), str)

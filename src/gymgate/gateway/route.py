@@ -28,6 +28,7 @@ from gymgate.gateway.dialects import (
     translate_answer,
     translate_request,
     usage_of,
+    with_text_ids,
     with_usage_details,
 )
 from gymgate.gateway.dialects.reading import without
@@ -242,7 +243,9 @@ class Route:
         if backend.dialect == call.record.dialect:
             upstream = _without_stream(body)
             answer = await backend.call(upstream, raw=raw if upstream is body else None)
-            result = with_usage_details(answer.body) if call.record.dialect == "responses" else answer.body
+            result = with_text_ids(answer.body, backend.dialect)
+            if call.record.dialect == "responses":
+                result = with_usage_details(result)
             as_it_came = answer.raw if result is answer.body else None
             response = as_it_came if as_it_came is not None else codec.dumps(result)
         else:
@@ -251,7 +254,8 @@ class Route:
             )
             upstream_raw = codec.dumps(upstream)
             answer = await backend.call(upstream, raw=upstream_raw)
-            result = translate_answer(answer.body, body, backend.dialect, call.record.dialect, target.memory)
+            named = with_text_ids(answer.body, backend.dialect)
+            result = translate_answer(named, body, backend.dialect, call.record.dialect, target.memory)
             response = codec.dumps(result)
             if self._record_bodies:
                 call.upstream_request = self.requests.add(upstream)

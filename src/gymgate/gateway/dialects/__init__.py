@@ -5,6 +5,7 @@ Where both speak the same, bodies pass unchanged. A translation keeps everything
 Anything else raises `ConfigError` (a request) or `PolicyError` (an answer), which names it.
 """
 
+from gymgate.gateway.dialects.answers import with_text_ids
 from gymgate.gateway.dialects.memory import ConversationMemory
 from gymgate.gateway.dialects.streams import encode_stream
 from gymgate.gateway.dialects.translate import error_body, translate_answer, translate_request
@@ -26,5 +27,6 @@ __all__ = [
     "translate_answer",
     "translate_request",
     "usage_of",
+    "with_text_ids",
     "with_usage_details",
 ]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gymgate.config import Dialect
 from gymgate.errors import PolicyError
 from gymgate.gateway.dialects.content import (
     THINK_TAGS,
@@ -16,7 +17,7 @@ from gymgate.gateway.dialects.content import (
     said_in,
     split_think_tags,
 )
-from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id, objects
+from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id, objects, part_of
 from gymgate.gateway.dialects.responses_request import wants_logprobs
 from gymgate.gateway.dialects.usage import (
     chat_usage_to_anthropic,
@@ -43,6 +44,35 @@ class AnswerContent(NamedTuple):
     refusal: str
     tool_calls: list[Json]
     finish_reason: str
+
+
+def with_text_ids(answer: Json, dialect: Dialect) -> Json:
+    """Return an answer whose ids are strings; the same object if they are. Some endpoints number them, and agents refuse that."""
+    if dialect == "responses":
+        output = [_with_text_ids(item) for item in answer["output"]]
+        changed = {} if output == answer["output"] else {"output": output}
+    else:
+        choices = [_with_text_call_ids(choice) for choice in answer["choices"]]
+        changed = {} if choices == answer["choices"] else {"choices": choices}
+    fixed: Json = _with_text_ids(answer)
+    return {**fixed, **changed} if changed else fixed
+
+
+def _with_text_call_ids(choice: Any) -> Any:
+    message = part_of(choice, "message")
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list) or (named := [_with_text_ids(call) for call in calls]) == calls:
+        return choice
+    return {**choice, "message": {**message, "tool_calls": named}}
+
+
+def _with_text_ids(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    numbered = {
+        name: str(part[name]) for name in ("id", "call_id") if isinstance(part.get(name), int | float)
+    }
+    return {**part, **numbered} if numbered else part
 
 
 def with_call_ids(answer: Json) -> Json:
