@@ -18,7 +18,7 @@ from gymgate.config import CallableEndpoint, EnvironmentConfig, HTTPEndpoint, Ro
 from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, client
-from support.failing import FAULTS, VERIFY_FAULTS, failing, obedient, row
+from support.faulty import FAULTS, VERIFY_FAULTS, failing, obedient, row
 from support.ledger import all_gone, held, idle
 from support.stacks import ROW, SESSIONS, SIMPLE, call_then_answer, pids_of, server_pid, stack_config
 from support.upstream import Script, Seen, drop_midway, responses_answer, upstream

@@ -16,7 +16,7 @@ from gymgate.config import RolloutLimits, StackConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
 from support.agents import TOOLS, StampingPolicy, environment_with_forgetful_agent, stamped_row
-from support.failing import failing, obedient, row
+from support.faulty import failing, obedient, row
 from support.ledger import held
 from support.stacks import SIMPLE, server_pid, stack_config
 

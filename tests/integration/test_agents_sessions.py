@@ -17,7 +17,8 @@ from gymgate.errors import StackStartError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
 from support.agents import STAMP, stamp_of
-from support.stacks import ROW, SIMPLE, call_then_answer, faulty, server_pid, stack_config
+from support.faulty import faulty
+from support.stacks import ROW, SIMPLE, call_then_answer, server_pid, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -19,7 +19,8 @@ from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from support.chat import scripted_chat
-from support.checks import CONFIG, home_with, recorded
+from support.checks import recorded
+from support.faulty import RECORDED_CONFIG, with_recordings
 from support.stacks import SIMPLE
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
@@ -134,8 +135,8 @@ def test_what_cannot_be_checked_is_one_line(arguments: list[str], said: str) -> 
 
 def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path: Path) -> None:
     """Of two at once, one hangs; the other one's result is on disk before the command ends."""
-    hanging, results = home_with(tmp_path), tmp_path / "results.json"
-    hanging.write_text(CONFIG.replace("fault: none", "fault: hang"))
+    hanging, results = with_recordings(tmp_path), tmp_path / "results.json"
+    hanging.write_text(RECORDED_CONFIG.replace("fault: none", "fault: hang"))
     command = [sys.executable, "-m", "gymgate", "check"]
     with subprocess.Popen(
         [*command, str(hanging), SIMPLE, "--jobs", "2", "-o", str(results)], stderr=subprocess.DEVNULL
@@ -156,7 +157,10 @@ def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path:
 
 def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
     """The record does not hold what its judge said; with an endpoint it is scored."""
-    config, results = home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0)), tmp_path / "r.json"
+    config, results = (
+        with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0)),
+        tmp_path / "r.json",
+    )
     questions: list[str] = []
 
     def judge(question: str) -> str:
@@ -164,10 +168,10 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
         return "No, it is Paris."
 
     with scripted_chat(judge) as url:
-        arguments = ["--set", "own.resources_servers.own.fault=judge", "--judge", f"a_judge=m@{url}"]
+        arguments = ["--set", "faulty.resources_servers.faulty.fault=judge", "--judge", f"a_judge=m@{url}"]
         command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "-o", str(results)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "own: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert (done.returncode, "faulty: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
     assert questions == ["Is this right: Lyon"]
     assert json.loads(results.read_text())["checks"][0]["rows"][0]["judged_by"] == "endpoint"
 
@@ -199,21 +203,28 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
 def test_the_author_of_a_server_sees_its_exception_and_its_output(
     tmp_path: Path, code: str, fault: str, verdict: str, shown: list[str]
 ) -> None:
-    config, logs = home_with(tmp_path, recorded("capital of France?", "Paris", 1.0)), tmp_path / "logs"
+    config, logs = with_recordings(tmp_path, recorded("capital of France?", "Paris", 1.0)), tmp_path / "logs"
     app = config.parents[1] / "app.py"
     app.write_text(f"{code}\n{app.read_text()}")
-    arguments = [str(config), "--set", f"own.resources_servers.own.fault={fault}", "--logs", str(logs), "-v"]
+    arguments = [
+        str(config),
+        "--set",
+        f"faulty.resources_servers.faulty.fault={fault}",
+        "--logs",
+        str(logs),
+        "-v",
+    ]
     command = [sys.executable, "-m", "gymgate", "check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done.stderr
     first, *more = done.stdout.splitlines()
-    assert first.startswith(f"own: {verdict}")
+    assert first.startswith(f"faulty: {verdict}")
     assert more[0].startswith(f'  File "{app}", line ')
     assert all(any(text in line for line in more) for text in shown)
-    output = (logs / "own" / "own.log").read_text()
+    output = (logs / "faulty" / "faulty.log").read_text()
     assert shown[-1] in output
     assert output in done.stderr
-    assert {path.suffix for path in (logs / "own").iterdir()} == {".log"}
+    assert {path.suffix for path in (logs / "faulty").iterdir()} == {".log"}
 
 
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckRequest, check_all, load_report
+from gymgate.check import CheckRequest, check_all
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
-from support.checks import CONFIG, PARIS, checked, home_with, made_in, message, recorded
+from support.checks import PARIS, checked, made_in, recorded
+from support.faulty import RECORDED_CONFIG, with_recordings
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 
@@ -43,80 +44,45 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.mark.heavy
 async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
-    check = await checked(home_with(tmp_path, PARIS, recorded("of Italy?", "Rome", 0.0)), version="0.6.0")
+    lines = (PARIS, recorded("of Italy?", "Rome", 0.0))
+    check = await checked(with_recordings(tmp_path, *lines), version="0.6.0")
     assert (check.version, check.verdict, check.matched, check.compared) == ("0.6.0", "differs", 1, 2)
 
 
-async def test_a_differing_reward_and_a_broken_line(tmp_path: Path) -> None:
-    check = await checked(home_with(tmp_path, PARIS, "<PLACEHOLDER>", recorded("of Italy?", "Rome", 0.0)))
-    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 1, 2, True)
-    assert all(row.packaged for row in check.rows)
+async def test_recordings_are_compared_line_by_line(tmp_path: Path) -> None:
+    """One comes out, one is broken, one differs, one has a row that lacks a field, one was made by an agent that is gone."""
+    lines = (
+        PARIS,
+        "<PLACEHOLDER>",
+        recorded("of Italy?", "Rome", 0.0),
+        recorded("of Spain?", "Madrid", 1.0),
+        recorded("of Italy?", "Rome", 1.0, agent_ref={"type": "responses_api_agents", "name": "retired"}),
+    )
+    check = await checked(with_recordings(tmp_path, *lines), "writes")
+    assert (check.kind, check.environment) == ("config", "faulty")
+    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 2, 4, True)
+    assert [row.verdict for row in check.rows] == ["match", "differs", "incomplete", "match"]
+    assert [row.packaged for row in check.rows] == [True, True, False, True]
     assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
-    assert check.detail == "cause not known"
-    assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
-
-
-@pytest.mark.parametrize(
-    ("fault", "verdict", "detail", "evidence"),
-    [
-        ("hang", "blocked", "start: not up within 6 s", ""),
-        ("memory", "blocked", "memory: more than 2 GB", "GB of memory; the limit is 2 GB"),
-        ("host", "blocked", "download: ", "<urlopen error [Errno"),
-        ("bug", "failed", "StackStartError: server 'own'", ""),
-        ("judge", "blocked", "judge: the record does not hold its answers", ""),
-        pytest.param(
-            *(
-                "binary",
-                "blocked",
-                "binary: lean4-that-is-not-here",
-                "No such file or directory: 'lean4-that",
-            ),
-            marks=pytest.mark.heavy,
-        ),
-        pytest.param(
-            "gpu", "blocked", "gpu: Found no NVIDIA driver", "RuntimeError", marks=pytest.mark.heavy
-        ),
-        pytest.param("variable", "blocked", "key: SEARCH_API_KEY", "KeyError", marks=pytest.mark.heavy),
-    ],
-)
-async def test_what_stands_in_the_way_is_named(
-    tmp_path: Path, fault: str, verdict: str, detail: str, evidence: str
-) -> None:
-    timeout = 6.0 if fault == "hang" else 60.0
-    check = await checked(home_with(tmp_path, PARIS), fault, start_timeout_s=timeout, memory_gb=2.0)
-    assert (check.kind, check.environment) == ("config", "own")
-    assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
-    assert evidence in check.evidence
-    assert not check.rewarded
-    assert ("ZeroDivisionError: of our own" in check.log_tail) == (fault == "bug")
-
-
-async def test_a_recorded_judge_judges_again(tmp_path: Path) -> None:
-    judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
-    check = await checked(home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0, **judged)), "judge")
-    assert (check.verdict, check.rows[0].judged_by) == ("match", "recorded")
-
-
-async def test_a_field_that_neither_row_nor_record_has(tmp_path: Path) -> None:
-    check = await checked(home_with(tmp_path, recorded("of Spain?", "Madrid", 1.0)))
-    assert (check.verdict, check.rewarded) == ("incomplete", True)
-    assert check.detail == "no packaged row was recorded, and the record lacks wanted"
-
-
-async def test_an_agent_that_is_gone_is_named_and_its_recording_played_by_the_one_there_is(
-    tmp_path: Path,
-) -> None:
-    line = recorded("of Italy?", "Rome", 1.0, agent_ref={"type": "responses_api_agents", "name": "retired"})
-    check = await checked(home_with(tmp_path, line), "writes")
-    assert (check.verdict, check.matched) == ("match", 1)
+    assert check.rows[2].cause == "no packaged row was recorded, and the record lacks wanted"
     assert check.notes == ("recorded agent 'retired' no longer exists",)
+    assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
     assert made_in(tmp_path)
 
 
+async def test_one_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
+    check = await checked(with_recordings(tmp_path, PARIS), "memory", memory_gb=2.0)
+    assert (check.verdict, check.detail) == ("blocked", "memory: more than 2 GB")
+    assert "the limit is 2 GB" in check.evidence
+    assert not check.rewarded
+
+
 async def test_requirements_that_conflict_and_values_that_are_missing_are_named(tmp_path: Path) -> None:
-    config = home_with(tmp_path, PARIS)
+    config = with_recordings(tmp_path, PARIS)
     (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
-    config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
+    config.write_text(
+        RECORDED_CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}")
+    )
     check = await checked(config)
     assert check.verdict == "match", check
     conflict, made_up = check.notes
@@ -125,39 +91,13 @@ async def test_requirements_that_conflict_and_values_that_are_missing_are_named(
     assert made_up == "with a placeholder for service_api_key"
 
 
-@pytest.mark.heavy
-async def test_a_reward_that_differs_with_a_made_up_value_is_blocked_by_that_value(tmp_path: Path) -> None:
-    config = home_with(tmp_path, recorded("of Italy?", "Rome", 0.0))
-    config.write_text(CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}"))
-    check = await checked(config)
-    assert (check.verdict, check.rows[0].verdict) == ("blocked", "differs")
-    assert check.detail == "config: a value for service_api_key; a made-up one lets it start"
-
-
-async def test_rows_without_a_prompt_are_said_to_be_so(tmp_path: Path) -> None:
-    config = home_with(tmp_path)
-    (config.parents[1] / "data" / "example.jsonl").write_text(
-        '{"question": "of France?", "wanted": "Paris"}\n'
-    )
-    check = await checked(config)
-    assert (check.verdict, check.rewarded) == ("incomplete", False)
-    assert check.detail.startswith(
-        "no data: the rows of example are raw and need a prompt config; `gymgate data"
-    )
-
-
-async def test_rows_without_recordings_still_get_a_reward(tmp_path: Path) -> None:
-    check = await checked(home_with(tmp_path))
-    assert (check.verdict, check.detail, check.rewarded) == ("incomplete", "no recording", True)
-
-
 async def test_an_unknown_environment_is_an_error() -> None:
     (outcome,) = await check_all([CheckRequest(environment="no_such_thing", version="0.7.0")])
     assert isinstance(outcome, ConfigError)
 
 
 def test_nothing_is_left_of_a_check_that_is_killed(tmp_path: Path) -> None:
-    config = home_with(tmp_path, PARIS)
+    config = with_recordings(tmp_path, PARIS)
     command = [
         sys.executable,
         "-m",
@@ -165,7 +105,7 @@ def test_nothing_is_left_of_a_check_that_is_killed(tmp_path: Path) -> None:
         "check",
         str(config),
         "--set",
-        "own.resources_servers.own.fault=hang",
+        "faulty.resources_servers.faulty.fault=hang",
     ]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as check:
         assert check.stderr is not None
@@ -185,21 +125,3 @@ def runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
     except OSError:
         return False
-
-
-def test_the_command_resumes(tmp_path: Path) -> None:
-    results, page = tmp_path / "results.json", tmp_path / "page.md"
-    names = ("calendar", "gymnasium")
-
-    def check(*options: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "gymgate", "check", *names, "-o", str(results), *options]
-        return subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
-
-    first = check("--jobs", "2", "--page", str(page))
-    assert "calendar: match 5/5" in first.stdout
-    assert "gymnasium: incomplete (the entrypoint of server 'gymnasium' starts no server" in first.stdout
-    assert len([line for line in page.read_text().splitlines() if "| simple_agent |" in line]) == 1
-    kept = load_report(results)
-    again = check()
-    assert "not checked again: 2 of 2" in again.stderr
-    assert load_report(results) == kept

@@ -14,11 +14,12 @@ from click.testing import CliRunner
 
 import gymgate.check
 from gymgate.check import CheckRequest
-from gymgate.check.record.files import load_record
+from gymgate.check.record.files import load_record, save_record, shipped_record
 from gymgate.check.record.record import QualityRecord
 from gymgate.cli import cli
 from support.chat import scripted_chat
-from support.checks import PARIS, home_with, message, recorded
+from support.checks import PARIS, message, recorded
+from support.faulty import with_recordings
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 
@@ -41,7 +42,7 @@ def measured(
     path = config.parents[3] / "record.json"
     command = [
         sys.executable, "-m", "gymgate", "check", "--own", str(config), "--record", str(path), "--set",
-        f"own.resources_servers.own.fault={fault}", "--max-constant-reward", "0.05", "--deterministic", "--honest",
+        f"faulty.resources_servers.faulty.fault={fault}", "--max-constant-reward", "0.05", "--deterministic", "--honest",
     ]  # fmt: skip
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=550, check=False)
     record = load_record(path)
@@ -56,7 +57,7 @@ def missed(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
-    config = home_with(tmp_path, PARIS, ROME, with_tool())
+    config = with_recordings(tmp_path, PARIS, ROME, with_tool())
 
     def answer(asked: str) -> str:
         return "Paris" if "France" in asked else "Milan"
@@ -98,47 +99,27 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
     assert (record.policy.model, record.policy.rows, record.policy.pass_at_1) == ("scripted", 2, 0.5)
 
 
-def test_an_environment_that_rewards_the_empty_answer_is_caught(tmp_path: Path) -> None:
-    done, record = measured(home_with(tmp_path, PARIS, ROME), "empty")
-    (finding,) = missed(done)
-    assert finding == (
-        "--max-constant-reward 0.05: an empty answer earns 1 on the mean, above 0 in 2 of 2 rows; "
-        "the recorded mean is 0.5"
-    )
-    assert record.trivial
-    assert record.trivial.answers["fixed sentence"].mean == 0
-
-
-def test_an_environment_that_gives_random_rewards_is_caught(tmp_path: Path) -> None:
-    done, record = measured(home_with(tmp_path, PARIS, ROME), "random")
-    found = missed(done)
-    again = "--deterministic: scored again, 2 of 2 rollouts get another reward; example_rollouts:1: 0."
-    assert any(line.startswith(again) for line in found)
-    assert any(line.startswith("--max-constant-reward") for line in found)
+def test_an_environment_that_is_wrong_in_every_respect_is_caught(tmp_path: Path) -> None:
+    """It rewards the empty answer, gives random rewards, and crashes on a long answer."""
+    done, record = measured(with_recordings(tmp_path, PARIS, ROME), "empty random long")
+    found = {line.split(" ")[0].rstrip(":"): line for line in missed(done)}
+    assert "an empty answer earns 1 on the mean, above 0 in 2 of 2 rows" in found["--max-constant-reward"]
+    assert "2 of 2 rollouts get another reward; example_rollouts:1: 0." in found["--deterministic"]
+    assert "no reward if the answer has a quarter of a million characters, in " in found["--honest"]
     assert record.deterministic
     assert len(record.deterministic.changed) == 2
-
-
-def test_an_environment_that_crashes_on_a_long_answer_is_caught(tmp_path: Path) -> None:
-    done, _ = measured(home_with(tmp_path, PARIS, ROME), "long")
-    (finding,) = missed(done)
-    assert finding.startswith("--honest: no reward if the answer has a quarter of a million characters, in ")
 
 
 JUDGED = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
 
 
-@pytest.mark.parametrize(("fault", "outcome"), [("judge", "error"), ("swallows", "number")])
-def test_an_environment_that_swallows_its_judges_failure_is_caught(
-    tmp_path: Path, fault: str, outcome: Any
-) -> None:
-    config = home_with(tmp_path, recorded("capital of France?", "Lyon", 1.0, **JUDGED))
-    done, record = measured(config, fault)
+def test_an_environment_that_swallows_its_judges_failure_is_caught(tmp_path: Path) -> None:
+    config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0, **JUDGED))
+    done, record = measured(config, "swallows")
     honest = [line for line in missed(done) if line.startswith("--honest")]
-    expected = ["--honest: a reward (0) if its judge does not answer, in 1 of 1 rollouts"]
-    assert honest == (expected if outcome == "number" else [])
+    assert honest == ["--honest: a reward (0) if its judge does not answer, in 1 of 1 rollouts"]
     assert record.failures
-    assert record.failures.cases["judge_down"].outcomes == {outcome: 1}
+    assert record.failures.cases["judge_down"].outcomes == {"number": 1}
     assert record.deterministic
     assert record.deterministic.missing == {
         "at_once": "its judge's recorded answers belong to one rollout at a time"
@@ -156,16 +137,6 @@ def test_info_shows_the_record_that_ships() -> None:
 def test_a_sweep_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record with equal settings is not made again, one with others is."""
     arguments = ["check", "example_single_tool_call", "--record", str(tmp_path)]
-
-    def sweep() -> str:
-        command = [sys.executable, "-m", "gymgate", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=500, check=True).stderr
-
-    assert "record in" in sweep()
-    path = tmp_path / "resources_servers" / "example_single_tool_call-0.7.0.json"
-    written = path.read_bytes()
-    assert "not checked again: 1 of 1" in sweep()
-    assert path.read_bytes() == written
     asked: list[CheckRequest] = []
 
     async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[Any]:
@@ -173,7 +144,16 @@ def test_a_sweep_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         return []
 
     monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    CliRunner().invoke(cli, arguments)
+    record = shipped_record("resources_servers", "example_single_tool_call", "0.7.0")
+    assert record is not None
+    path = tmp_path / "resources_servers" / "example_single_tool_call-0.7.0.json"
+    save_record(path, record.model_copy(update={"settings": asked[0].settings}))
+    written = path.read_bytes()
     for timeout, again in (("180", []), ("100", [100.0])):
         asked.clear()
-        assert CliRunner().invoke(cli, [*arguments, "--timeout", timeout]).exit_code == 0
+        done = CliRunner().invoke(cli, [*arguments, "--timeout", timeout])
+        assert done.exit_code == 0
+        assert ("not checked again: 1 of 1" in done.stderr) == (not again)
         assert [request.row_timeout_s for request in asked] == again
+    assert path.read_bytes() == written

@@ -17,7 +17,7 @@ from gymgate.errors import SetupError
 from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_runtime
 from gymgate.runtime.cache import cache_entries
 from gymgate.stack import acquire
-from support.checks import home_with
+from support.faulty import with_recordings
 from support.stacks import SIMPLE
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
@@ -88,7 +88,7 @@ ELSEWHERE = "nowhere @ http://127.0.0.1:9/nowhere-1.0-py3-none-any.whl"
 @pytest.mark.heavy  # a runtime is made before its requirements are looked for
 def test_setup_installs_what_an_index_has_and_says_what_it_cannot(tmp_path: Path) -> None:
     """Of three environments one requires what is on no index, and one downloads when it starts."""
-    config = home_with(tmp_path)
+    config = with_recordings(tmp_path)
     (config.parents[1] / "requirements.txt").write_text(f"tiktoken\n{ELSEWHERE}\n")
     done = gymgate("setup", str(config), "mcqa", "bird_sql", "--json", cwd=tmp_path, UV_HTTP_RETRIES="0")
     report = json.loads(done.stdout)

@@ -16,13 +16,13 @@ from gymgate.config import CallableEndpoint
 from gymgate.errors import ServerDiedError, StackLostError, StackStartError
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
+from support.faulty import faulty
 from support.stacks import (
     ROW,
     SESSIONS,
     SIMPLE,
     all_gone,
     call_then_answer,
-    faulty,
     pids_of,
     server_pid,
     stack_config,

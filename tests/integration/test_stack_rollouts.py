@@ -16,7 +16,8 @@ from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackCon
 from gymgate.errors import ConfigError, DataError
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync
-from support.stacks import ROW, SESSIONS, SIMPLE, answer, call_then_answer, faulty, stack_config
+from support.faulty import faulty
+from support.stacks import ROW, SESSIONS, SIMPLE, answer, call_then_answer, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

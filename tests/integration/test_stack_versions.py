@@ -13,7 +13,8 @@ import gymgate
 from gymgate.config import CallableEndpoint, EnvironmentConfig, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
 from gymgate.stack import acquire, acquire_sync
-from support.stacks import ROW, SIMPLE, call_then_answer, faulty, runtime, stack_config
+from support.faulty import faulty
+from support.stacks import ROW, SIMPLE, call_then_answer, runtime, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

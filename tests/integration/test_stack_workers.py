@@ -16,12 +16,12 @@ import pytest
 from gymgate.config import EnvironmentConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire
+from support.faulty import faulty
 from support.stacks import (
     ROW,
     SESSIONS,
     all_gone,
     call_then_answer,
-    faulty,
     pids_of,
     server_pid,
     stack_config,
@@ -76,8 +76,6 @@ async def test_a_rollout_finds_its_session_in_one_of_several_workers(version: st
 
 async def test_rollouts_are_spread_over_the_workers(tmp_path: Path) -> None:
     environment = faulty(tmp_path, num_workers=3)
-    code = tmp_path / "resources_servers" / "faulty" / "app.py"
-    code.write_text(code.read_text().replace("return {}", 'return {"pid": os.getpid()}'))
     async with acquire(stack_config(environment, models={"judge_model": "none"})) as stack:
         used = Counter(tool_output(each)["pid"] for each in await run_together(stack, 6))
         workers = workers_of(await stack.status(), "faulty")

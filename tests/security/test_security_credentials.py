@@ -21,7 +21,8 @@ from gymgate.runtime.owners import owner
 from gymgate.stack import Stack, acquire
 from gymgate.stack.forkserver import descendants
 from gymgate.stack.paths import base_directory
-from support.stacks import ROW, call_then_answer, faulty, pids_of, stack_config
+from support.faulty import faulty
+from support.stacks import ROW, call_then_answer, pids_of, stack_config
 
 pytestmark = pytest.mark.gym
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from support.stacks import CONFIG, answer
+from support.faulty import CONFIG
+from support.stacks import answer
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 

@@ -61,7 +61,7 @@ PROMISES = {
         "unit/test_trl_sources.py::test_agents_of_an_environment_with_several_configs",
     ),
     "a check by recordings": (
-        "integration/test_check_environments.py::test_a_differing_reward_and_a_broken_line",
+        "integration/test_check_environments.py::test_recordings_are_compared_line_by_line",
     ),
     "any environment by name, and the machine looked at": ("integration/test_runtime_gym.py::test_doctor",),
     "from Python": ("integration/test_examples.py::test_an_example_runs[run_environment.py-completed 1.0]",),

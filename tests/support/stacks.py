@@ -1,4 +1,4 @@
-"""What tests of real stacks share: a policy, an environment with faults of our own, and a look at processes."""
+"""What tests of real stacks share: configs, a policy, and a look at processes."""
 
 from __future__ import annotations
 
@@ -38,81 +38,6 @@ ROW: dict[str, Any] = {
 
 _IDS = itertools.count()
 
-SERVER = """
-import os, subprocess, sys, time
-from nemo_gym.base_resources_server import (
-    BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
-
-class Config(BaseResourcesServerConfig):
-    fault: str = "none"
-    tool: str = "none"
-
-class Faulty(SimpleResourcesServer):
-    ray_enabled = False
-    config: Config
-
-    def setup_webserver(self):
-        if self.config.fault == "die":
-            raise RuntimeError("no such luck")
-        if self.config.fault == "hang":
-            time.sleep(600)
-        if self.config.fault == "once":
-            marker = os.path.join(os.path.dirname(__file__), "started")
-            if os.path.exists(marker):
-                raise RuntimeError("only once")
-            open(marker, "w").close()
-        app = super().setup_webserver()
-        app.post("/get_weather")(self.get_weather)
-        return app
-
-    async def get_weather(self, body: dict) -> dict:
-        if self.config.tool == "helper":
-            helper = subprocess.Popen(["sleep", "600"], start_new_session=True)
-            return {"helper": helper.pid}
-        if self.config.tool == "exit":
-            os._exit(3)
-        return {}
-
-    async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:
-        if self.config.fault == "verify":
-            raise ValueError("the answer\\nis not\\nverifiable")
-        if self.config.fault == "judge":
-            grading = await self.server_client.post(
-                server_name="judge_model", url_path="/v1/responses", json={"input": "is it cold?"})
-            if grading.status != 200:
-                return BaseVerifyResponse(**body.model_dump(), reward=0.0, mask_sample=True, failure_kind="judge_failed")
-            return BaseVerifyResponse(**body.model_dump(), reward=1.0)
-        return BaseVerifyResponse(**body.model_dump(), reward=0.5)
-
-if __name__ == "__main__":
-    Faulty.run_webserver()
-"""
-CONFIG = """
-faulty:
-  resources_servers:
-    faulty:
-      entrypoint: app.py
-      domain: other
-      verified: false
-      description: a server with faults
-      value: tests
-      fault: none
-      tool: none
-judge_model:
-  responses_api_models:
-    openai_model:
-      entrypoint: app.py
-      openai_base_url: ${judge_base_url}
-      openai_api_key: ${judge_api_key}
-      openai_model: ???
-faulty_agent:
-  responses_api_agents:
-    simple_agent:
-      entrypoint: app.py
-      resources_server: {type: resources_servers, name: faulty}
-      model_server: {type: responses_api_models, name: policy_model}
-"""
-
 
 def runtime(version: str = "0.7.0") -> RuntimeConfig:
     """The release under test; `$GYMGATE_TEST_PYTHON_0_7_0` names an interpreter that has it."""
@@ -125,17 +50,6 @@ def stack_config(
     *environments: str | EnvironmentConfig, version: str = "0.7.0", **fields: Any
 ) -> StackConfig:
     return StackConfig(environments=environments or (SIMPLE,), runtime=runtime(version), **fields)
-
-
-def faulty(directory: Path, **settings: Any) -> EnvironmentConfig:
-    """An environment of a user's own; `settings` are those of its resources server."""
-    home = directory / "resources_servers" / "faulty"
-    if not home.exists():
-        (home / "configs").mkdir(parents=True)
-        (home / "app.py").write_text(SERVER)
-        (home / "configs" / "faulty.yaml").write_text(CONFIG)
-    overrides = tuple((f"faulty.resources_servers.faulty.{key}", value) for key, value in settings.items())
-    return EnvironmentConfig(name=str(home / "configs" / "faulty.yaml"), overrides=overrides)
 
 
 def call_then_answer(body: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,205 @@
+"""What a check concludes from a start that fails, and from recordings that are replayed: logs as servers wrote them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gymgate.errors import (
+    ConfigError,
+    EnvironmentServerError,
+    GymgateError,
+    NeedMissingError,
+    RolloutTimeoutError,
+    StackStartError,
+)
+from support.checks import PARIS, message, recorded
+from support.faulty import RECORDED_CONFIG, with_recordings
+from support.scripted_stack import ScriptedStack, check_on, wanted
+
+TRACEBACK = """Traceback (most recent call last):
+  File "<frozen runpy>", line 88, in _run_code
+  File "/tmp/x/resources_servers/faulty/app.py", line 134, in <module>
+    Faulty.run_webserver()
+    ~~~~~~~~~~~~~~~~~~~~^^
+  File "/v/lib/python3.13/site-packages/nemo_gym/server_utils.py", line 732, in run_webserver
+    app = server.setup_webserver()
+  File "/tmp/x/resources_servers/faulty/app.py", line 83, in setup_webserver
+"""
+LOGS = {
+    "bug": '    raise ZeroDivisionError("of our own")\nZeroDivisionError: of our own\n',
+    "gpu": "RuntimeError: Found no NVIDIA driver on your system.\n",
+    "variable": "  File \"<frozen os>\", line 717, in __getitem__\nKeyError: 'SEARCH_API_KEY'\n",
+    "binary": "FileNotFoundError: [Errno 2] No such file or directory: 'lean4-that-is-not-here'\n",
+    "host": "    raise URLError(err)\nurllib.error.URLError: <urlopen error [Errno -2] Name or service not known>\n",
+    "hang": "INFO:     Started\nloading the data set\n\n",
+}
+
+
+def not_started(fault: str) -> StackStartError:
+    log = LOGS[fault] if fault == "hang" else TRACEBACK + LOGS[fault]
+    said = "does not listen after 6 s" if fault == "hang" else "died while starting: exit status 1"
+    return StackStartError(
+        f"server 'faulty' {said}", server="faulty", log_tail=log, timed_out=fault == "hang" or None
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "detail", "evidence"),
+    [
+        ("hang", "blocked", "start: not up within 6 s", "loading the data set"),
+        ("bug", "failed", "StackStartError: server 'faulty'", ""),
+        ("host", "blocked", "download: ", "<urlopen error [Errno -2]"),
+        ("gpu", "blocked", "gpu: Found no NVIDIA driver", "RuntimeError"),
+        ("variable", "blocked", "key: SEARCH_API_KEY", "KeyError"),
+        ("binary", "blocked", "binary: lean4-that-is-not-here", "'lean4-that"),
+    ],
+)
+async def test_why_a_stack_did_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, verdict: str, detail: str, evidence: str
+) -> None:
+    config = with_recordings(tmp_path, PARIS)
+    failures = (not_started(fault),) * 3  # of the recorded config, and of the others
+    check, _ = await check_on(monkeypatch, config, failures=failures, start_timeout_s=6.0)
+    assert (check.kind, check.environment) == ("config", "faulty")
+    assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
+    assert evidence in check.evidence
+    assert not check.rewarded
+    assert ("ZeroDivisionError" in check.log_tail) == (fault == "bug")
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict", "detail"),
+    [
+        (NeedMissingError("no sandbox", need="sandbox"), "blocked", "docker: a sandbox provider"),
+        (ConfigError("override 'x': there is no 'x'"), "incomplete", "config: override 'x'"),
+        (
+            StackStartError("server 'faulty' ended", server="faulty", log_tail="", exit_status=0),
+            "incomplete",
+            "the entrypoint of server 'faulty' starts no server",
+        ),
+    ],
+)
+async def test_a_start_that_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: GymgateError, verdict: str, detail: str
+) -> None:
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, PARIS), failures=(error,) * 3)
+    assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
+
+
+async def test_rewards_are_compared_and_a_broken_line_costs_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (PARIS, "<PLACEHOLDER>", recorded("of Italy?", "Rome", 0.0))
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, *lines))
+    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 1, 2, True)
+    assert all(row.packaged for row in check.rows)
+    assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
+    assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
+
+
+async def by_judge(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+    return float(row["wanted"] in await stack.ask_judge(f"Is this right: {text}"))
+
+
+async def by_careless_judge(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+    try:
+        return await by_judge(stack, row, text)
+    except aiohttp.ClientError:
+        return 0.0
+
+
+async def test_a_recorded_judge_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
+    config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0, **judged))
+    check, _ = await check_on(monkeypatch, config, by_judge)
+    assert (check.verdict, check.rows[0].judged_by) == ("match", "recorded")
+
+
+async def test_a_judge_that_was_not_recorded_is_a_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the environment scores its failure."""
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, PARIS), by_careless_judge)
+    assert (check.verdict, check.rewarded, check.rows[0].reward) == ("blocked", False, 0.0)
+    assert check.detail.startswith("judge: ")
+
+
+LACKING = (
+    'agent server \'faulty_agent\' answered HTTP 500: {"detail":[{"type":"missing","loc":["body","wanted"],'
+    '"msg":"Field required","input":null}]}'
+)
+
+
+async def test_a_field_that_neither_row_nor_record_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def score(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+        if "wanted" not in row:
+            raise EnvironmentServerError(LACKING, server="faulty_agent", status_code=500)
+        return await wanted(stack, row, text)
+
+    config = with_recordings(tmp_path, recorded("of Spain?", "Madrid", 1.0))
+    check, _ = await check_on(monkeypatch, config, score)
+    assert (check.verdict, check.rewarded) == ("incomplete", True)
+    assert check.detail == "no packaged row was recorded, and the record lacks wanted"
+
+
+async def test_an_agent_that_is_gone_is_named_and_its_recording_played_by_the_one_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = recorded("of Italy?", "Rome", 1.0, agent_ref={"type": "responses_api_agents", "name": "retired"})
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, line))
+    assert (check.verdict, check.matched) == ("match", 1)
+    assert check.notes == ("recorded agent 'retired' no longer exists",)
+
+
+@pytest.mark.parametrize(("reward", "verdict"), [(1.0, "match"), (0.0, "blocked")])
+async def test_a_value_that_the_config_lacks_is_made_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: float, verdict: str
+) -> None:
+    """With it the stack starts. A reward that differs then is blocked by that value."""
+    config = with_recordings(tmp_path, recorded("of Italy?", "Rome", reward))
+    config.write_text(
+        RECORDED_CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}")
+    )
+    unset = NeedMissingError("the config has no value for 'service_api_key'", need="service_api_key")
+    check, configs = await check_on(monkeypatch, config, failures=(unset,))
+    assert (check.verdict, check.notes) == (verdict, ("with a placeholder for service_api_key",))
+    assert "service_api_key" in dict(configs[1].environments[0].overrides)
+    if verdict == "blocked":
+        assert check.rows[0].verdict == "differs"
+        assert check.detail.startswith("config: a value for service_api_key")
+
+
+async def test_rows_without_a_prompt_are_said_to_be_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_recordings(tmp_path)
+    (config.parents[1] / "data" / "example.jsonl").write_text(
+        '{"question": "of France?", "wanted": "Paris"}\n'
+    )
+    check, configs = await check_on(monkeypatch, config)
+    assert (check.verdict, check.rewarded, configs) == ("incomplete", False, [])
+    assert check.detail.startswith("no data: the rows of example are raw")
+
+
+async def test_rows_without_recordings_still_get_a_reward(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path))
+    assert (check.verdict, check.detail, check.rewarded) == ("incomplete", "no recording", True)
+
+
+async def test_after_two_rollouts_without_an_answer_in_time_the_others_are_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def score(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+        raise RolloutTimeoutError("Timed out after 3 s")
+
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, *[PARIS] * 4), score)
+    assert (check.verdict, len(check.rows)) == ("blocked", 2)
+    assert check.detail.startswith("time: no result within ")
