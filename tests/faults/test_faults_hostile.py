@@ -23,6 +23,7 @@ from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync
 from support.ledger import daemon_of, held, idle
 from support.stacks import ROW, call_then_answer, stack_config
+from support.upstream import Seen, upstream
 
 pytestmark = pytest.mark.gym
 
@@ -102,21 +103,12 @@ CALLABLES: dict[str, tuple[Callable[[Any], Any], str]] = {
 async def hostile_server() -> AsyncIterator[str]:
     """Serves `ANSWERS`, the one whose number stands in the path."""
 
-    async def answer(request: web.Request) -> web.Response:
-        await request.read()
-        status, body, _ = list(ANSWERS.values())[int(request.match_info["number"])]
+    async def answer(seen: Seen) -> web.Response:
+        status, body, _ = list(ANSWERS.values())[int(seen.path.split("/")[1])]
         return web.Response(status=status, body=body, content_type="application/json")
 
-    app = web.Application()
-    app.router.add_post("/{number}/v1/chat/completions", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with upstream(answer) as serving:
+        yield serving.url.removesuffix("/v1")
 
 
 @pytest.fixture(scope="module")

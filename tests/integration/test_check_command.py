@@ -18,10 +18,10 @@ from gymgate.check import CheckRequest, CheckResult, RowResult, load_report, sav
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
-from support.chat import scripted_chat
 from support.checks import recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
 from support.stacks import SIMPLE
+from support.upstream import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 

@@ -17,9 +17,9 @@ from gymgate.check import CheckRequest
 from gymgate.check.record.files import load_record, save_record, shipped_record
 from gymgate.check.record.record import QualityRecord
 from gymgate.cli import cli
-from support.chat import scripted_chat
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
+from support.upstream import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]  # the first use of a release installs it
 
@@ -102,10 +102,13 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
 def test_an_environment_that_is_wrong_in_every_respect_is_caught(tmp_path: Path) -> None:
     """It rewards the empty answer, gives random rewards, and crashes on a long answer."""
     done, record = measured(with_recordings(tmp_path, PARIS, ROME), "empty random long")
-    found = {line.split(" ")[0].rstrip(":"): line for line in missed(done)}
-    assert "an empty answer earns 1 on the mean, above 0 in 2 of 2 rows" in found["--max-constant-reward"]
-    assert "2 of 2 rollouts get another reward; example_rollouts:1: 0." in found["--deterministic"]
-    assert "no reward if the answer has a quarter of a million characters, in " in found["--honest"]
+    found = missed(done)
+    for option, what in (
+        ("--max-constant-reward", "an empty answer earns 1 on the mean, above 0 in 2 of 2 rows"),
+        ("--deterministic", "2 of 2 rollouts get another reward; example_rollouts:1: 0."),
+        ("--honest", "no reward if the answer has a quarter of a million characters, in "),
+    ):
+        assert any(line.startswith(option) and what in line for line in found), found
     assert record.deterministic
     assert len(record.deterministic.changed) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -10,23 +11,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from aiohttp import web
 
 import gymgate
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
-from support.chat import served
 from support.stacks import ROW, SIMPLE, runtime, stack_config
+from support.upstream import Seen, drop, upstream_in_thread
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 EARLIER = Path(__file__).parents[1] / "unit" / "earlier_run"
@@ -112,33 +112,19 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert (len(found), set(found.values())) == (8, {1})
 
 
-class Useless(BaseHTTPRequestHandler):
-    """Lists its models; calls end without an answer, at once or only when `free` is set."""
-
-    free: threading.Event | None = None
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def do_POST(self) -> None:
-        if self.free is not None:
-            self.free.wait(100)
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Nothing."""
-
-
 @contextmanager
 def useless_policy(*, hangs: bool) -> Iterator[str]:
-    free = threading.Event()
-    handler = type("Handler", (Useless,), {"free": free if hangs else None})
-    try:
-        with served(handler) as url:
-            yield url
-    finally:
-        free.set()
+    """Lists no models; calls end without an answer, at once or never."""
+
+    async def script(seen: Seen) -> web.StreamResponse:
+        if seen.request.method == "GET":
+            return web.Response()
+        if hangs:
+            await asyncio.Event().wait()
+        return await drop(seen)
+
+    with upstream_in_thread(script) as serving:
+        yield serving.url
 
 
 def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from gymgate.preparation import Manifest, PrepareConfig, ScriptHelp, prepare
 from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
-from support.chat import scripted_chat
 from support.hub import Hub, serving
+from support.upstream import scripted_chat
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymgate.dataset import open_rows
-from support.chat import scripted_chat
+from support.upstream import scripted_chat
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import resource
 import shutil
@@ -23,6 +22,7 @@ from gymgate.stack.forkserver import descendants
 from gymgate.stack.paths import base_directory
 from support.faulty import faulty
 from support.stacks import ROW, call_then_answer, pids_of, stack_config
+from support.upstream import Seen, upstream
 
 pytestmark = pytest.mark.gym
 
@@ -37,22 +37,16 @@ class Endpoints:
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
-    async def answer(self, request: web.Request) -> web.Response:
-        self.seen.add(request.headers["Authorization"])
-        body = json.loads(await request.read())
-        return web.json_response(call_then_answer(body))
+    async def answer(self, seen: Seen) -> web.Response:
+        self.seen.add(seen.headers["Authorization"])
+        return web.json_response(call_then_answer(seen.body))
 
 
 @pytest.fixture
 async def endpoints() -> Iterator[tuple[Endpoints, str]]:
     serving = Endpoints()
-    app = web.Application()
-    app.router.add_post("/v1/responses", serving.answer)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield serving, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    await runner.cleanup()
+    async with upstream(serving.answer) as server:
+        yield serving, server.url
 
 
 async def test_credentials_reach_their_endpoints_and_nothing_else(

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
 
 from support.faulty import CONFIG
 from support.stacks import answer
+from support.upstream import Seen, upstream
 
 pytestmark = [pytest.mark.gym, pytest.mark.warm]
 
@@ -74,18 +73,12 @@ async def judge() -> AsyncIterator[tuple[set[tuple[str, str]], str]]:
     """What was asked with which key, and where."""
     seen: set[tuple[str, str]] = set()
 
-    async def judged(request: web.Request) -> web.Response:
-        body: dict[str, Any] = json.loads(await request.read())
-        seen.add((body["input"], request.headers.get("Authorization", "")))
+    async def judged(asked: Seen) -> web.Response:
+        seen.add((asked.body["input"], asked.headers.get("Authorization", "")))
         return web.json_response(answer())
 
-    app = web.Application()
-    app.router.add_post("/v1/responses", judged)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield seen, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    await runner.cleanup()
+    async with upstream(judged) as serving:
+        yield seen, serving.url
 
 
 def environment_in(directory: Path) -> str:

@@ -12,6 +12,7 @@ from openai import AsyncOpenAI, LengthFinishReasonError
 
 from gymgate.config import Dialect
 from gymgate.gateway.dialects import encode_stream, translate_answer
+from support.upstream import Seen, upstream
 
 Json = dict[str, Any]
 
@@ -53,23 +54,15 @@ def answer_in(dialect: Dialect, case: str) -> Json:
 async def base_url() -> AsyncIterator[str]:
     """A server that streams the case that the request names as its model."""
 
-    async def handle(request: web.Request) -> web.Response:
-        body = await request.json()
+    async def handle(seen: Seen) -> web.Response:
         dialect: Dialect = {"completions": "chat", "responses": "responses", "messages": "messages"}[
-            request.path.rsplit("/", 1)[1]
+            seen.path.rsplit("/", 1)[1]
         ]
-        stream = b"".join(encode_stream(answers[dialect], dialect, body))
+        stream = b"".join(encode_stream(answers[dialect], dialect, seen.body))
         return web.Response(body=stream, headers={"Content-Type": "text/event-stream"})
 
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    assert runner.addresses
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with upstream(handle) as serving:
+        yield serving.url.removesuffix("/v1")
 
 
 answers: dict[Dialect, Json] = {}

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aiohttp import web
 from click.testing import CliRunner
 
 from gymgate.cli.doctor import command
 from gymgate.doctor.servers import ServedModel, check_servers
+from support.upstream import answering, upstream
 
 MODELS = {"data": [{"id": "m", "max_model_len": 512}]}
 GOOD = {
@@ -23,22 +23,9 @@ GOOD = {
 
 @contextlib.asynccontextmanager
 async def server(answers: dict[str, Any]) -> AsyncIterator[str]:
-    """Answers GET requests with JSON by path, others with 404."""
-
-    async def answer(request: web.Request) -> web.Response:
-        if request.path not in answers:
-            raise web.HTTPNotFound
-        return web.json_response(answers[request.path])
-
-    app = web.Application()
-    app.router.add_get("/{path:.*}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    """The URL of a server that answers by path."""
+    async with upstream(answering(answers)) as serving:
+        yield serving.url.removesuffix("/v1")
 
 
 async def test_a_server_as_trl_wants_it() -> None:

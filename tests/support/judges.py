@@ -11,6 +11,7 @@ from typing import Any, Literal
 from aiohttp import web
 
 from gymgate.config import HTTPEndpoint
+from support.upstream import Seen, Upstream, chat_answer, drop, upstream
 
 Death = Literal["answers 500", "hangs up", "refuses"]
 
@@ -164,11 +165,6 @@ def saying(text: str) -> Any:
     return policy
 
 
-def chat_answer(text: str) -> dict[str, Any]:
-    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-    return {"id": "c", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-
-
 class MortalJudge:
     """Says `said` to the first `lives` questions, then dies as `death` says; `revive` brings it back."""
 
@@ -183,7 +179,7 @@ class MortalJudge:
         """Set: questions wait for it before they are looked at."""
         self.waiting = 0
         self.arrived = asyncio.Event()
-        self._listener: asyncio.Server | None = None
+        self._serving: Upstream | None = None
 
     async def waits(self, count: int) -> None:
         """Until so many questions are held."""
@@ -191,38 +187,30 @@ class MortalJudge:
             self.arrived.clear()
             await self.arrived.wait()
 
-    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        body = await request.content.read()
+    async def answer(self, seen: Seen) -> web.StreamResponse:
+        question = seen.raw.decode()
         self.asked += 1
         if self.held is not None:
             self.waiting += 1
             self.arrived.set()
             await self.held.wait()
         if len(self.answered) < self.lives:
-            self.answered.append(body.decode())
+            self.answered.append(question)
             return web.json_response(chat_answer(self.said))
-        self.failed.append(body.decode())
+        self.failed.append(question)
         if self.death == "answers 500":
             return web.json_response({"error": {"message": "out of memory"}}, status=500)
-        if self.death == "refuses" and self._listener is not None:
-            self._listener.close()
-        assert request.transport is not None
-        request.transport.abort()
-        return web.Response()
+        if self.death == "refuses" and self._serving is not None and self._serving.listener is not None:
+            self._serving.listener.close()
+        return await drop(seen)
 
     def has_answered(self, text: str) -> bool:
         return any(text in question for question in self.answered)
 
     @asynccontextmanager
     async def serving(self, port: int) -> AsyncIterator[None]:
-        server = web.Server(self.handle)
-        self._listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", port)
-        try:
+        async with upstream(self.answer, port) as self._serving:
             yield
-        finally:
-            self._listener.close()
-            server.pre_shutdown()
-            await server.shutdown(0.2)
 
 
 def endpoint(port: int) -> HTTPEndpoint:

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from aiohttp.test_utils import TestServer
+
+from support.upstream import Seen, chat_answer, responses_answer, upstream
 
 COUNTER_PLAN = [
     ("first one", "increment_counter", {"count": 1}),
@@ -41,9 +42,8 @@ class ScriptedPolicy:
         """The turn after so many tool results."""
         return self.plan[results] if results < len(self.plan) else None
 
-    async def chat(self, request: web.Request) -> web.Response:
+    async def chat(self, body: dict[str, Any]) -> web.Response:
         """Chat-completions."""
-        body = await request.json()
         if (refused := await self._counted("chat")) is not None:
             return refused
         turn = self.turn(sum(message["role"] == "tool" for message in body["messages"]))
@@ -53,20 +53,10 @@ class ScriptedPolicy:
             call = {"id": f"call_{self.calls['chat']}", "type": "function", "function": function}
             message |= {"content": None, "reasoning_content": turn[0], "tool_calls": [call]}
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if turn else "stop"}
-        return web.json_response(
-            {
-                "id": "chatcmpl-1",
-                "object": "chat.completion",
-                "created": 1,
-                "model": body["model"],
-                "choices": [choice],
-                "usage": {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25},
-            }
-        )
+        return web.json_response(chat_answer(model=body["model"], choices=[choice]))
 
-    async def responses(self, request: web.Request) -> web.Response:
+    async def responses(self, body: dict[str, Any]) -> web.Response:
         """Responses."""
-        body = await request.json()
         if (refused := await self._counted("responses")) is not None:
             return refused
         turn = self.turn(sum(item.get("type") == "function_call_output" for item in body["input"]))
@@ -90,30 +80,11 @@ class ScriptedPolicy:
             }
         thought = {"type": "summary_text", "text": turn[0] if turn else "done"}
         reasoning = {"id": f"rs_{number}", "type": "reasoning", "summary": [thought]}
-        return web.json_response(
-            {
-                "id": f"resp_{number}",
-                "object": "response",
-                "created_at": 1,
-                "model": body["model"],
-                "status": "completed",
-                "output": [reasoning, item],
-                "parallel_tool_calls": True,
-                "tool_choice": "auto",
-                "tools": body.get("tools", []),
-                "usage": {
-                    "input_tokens": 20,
-                    "input_tokens_details": {"cached_tokens": 0},
-                    "output_tokens": 5,
-                    "output_tokens_details": {"reasoning_tokens": 2},
-                    "total_tokens": 25,
-                },
-            }
-        )
+        answer = responses_answer(id=f"resp_{number}", model=body["model"], output=[reasoning, item])
+        return web.json_response(answer | {"tools": body.get("tools", [])})
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def generate(self, body: dict[str, Any]) -> web.Response:
         """vLLM's `/inference/v1/generate`: token ids in, token ids and logprobs out."""
-        body = await request.json()
         if (refused := await self._counted("generate")) is not None:
             return refused
         prompt = self.tokenizer.decode(body["token_ids"])
@@ -135,10 +106,6 @@ class ScriptedPolicy:
         }
         return web.json_response({"request_id": "gen-1", "choices": [choice]})
 
-    async def models(self, request: web.Request) -> web.Response:
-        """The one model."""
-        return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
-
     async def _counted(self, kind: str) -> web.Response | None:
         self.calls[kind] += 1
         if self.hang:
@@ -150,16 +117,19 @@ class ScriptedPolicy:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[ScriptedPolicy]:
         """Serve on a loopback port; `base_url` ends in /v1."""
-        app = web.Application(client_max_size=1 << 26)
-        routes: dict[str, Callable[[web.Request], Any]] = {
+        routes = {
             "/v1/chat/completions": self.chat,
             "/v1/responses": self.responses,
             "/inference/v1/generate": self.generate,
         }
-        app.router.add_routes([web.post(path, handler) for path, handler in routes.items()])
-        app.router.add_get("/v1/models", self.models)
-        async with TestServer(app) as server:
-            self.base_url = str(server.make_url("/v1"))
+
+        async def script(seen: Seen) -> web.Response:
+            if seen.path == "/v1/models":
+                return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+            return await routes[seen.path](seen.body)
+
+        async with upstream(script) as serving:
+            self.base_url = serving.url
             yield self
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-import json
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
 
+from aiohttp import web
 from examples.trl.tiny_policy import make_tokenizer
 
 from gymgate.tokens import TokenTurn
+from support.upstream import Seen, upstream_in_thread
 
 ENVIRONMENT = "example_session_state_mgmt"
 CALLS = (
@@ -37,13 +38,16 @@ class TokenServer:
         """Where the first requests of rollouts wait for each other."""
         self._begun = itertools.count()
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._serving = upstream_in_thread(self._script)
+        self.url = ""
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+    async def _script(self, seen: Seen) -> web.Response:
+        if seen.request.method == "GET":
+            return web.json_response({"data": [{"id": "tiny", "max_model_len": 4096}]})
+        answer = await asyncio.to_thread(self.answer, seen.body["prompt"])
+        if answer is None:
+            return web.json_response({"error": {"message": "no such model"}}, status=REFUSED)
+        return web.json_response(answer)
 
     def answer(self, prompt: list[int]) -> dict[str, Any] | None:
         """A completion of the prompt, `None` to refuse."""
@@ -66,36 +70,8 @@ class TokenServer:
         return {"choices": [choice]}
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.url = self._serving.__enter__().url.removesuffix("/v1")
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-
-def _handler(server: TokenServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._send(200, {"data": [{"id": "tiny", "max_model_len": 4096}]})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            answer = server.answer(body["prompt"])
-            self._send(REFUSED if answer is None else 200, answer or {"error": {"message": "no such model"}})
-
-        def log_message(self, *_: Any) -> None:
-            """Quiet."""
-
-        def _send(self, status: int, value: Any) -> None:
-            content = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-    return Handler
+        self._serving.__exit__(None, None, None)

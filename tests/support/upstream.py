@@ -1,11 +1,13 @@
-"""A scripted model server over a real socket, and raw connections that can be dropped at any moment."""
+"""The scripted HTTP server of the tests: it answers as a script says. And raw connections that can be dropped at any moment."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +31,7 @@ class Seen:
 
 
 Script = Callable[[Seen], Awaitable[web.StreamResponse]]
+MODELS = {"object": "list", "data": [{"id": "m", "object": "model"}]}
 
 
 def chat_answer(text: str | None = "hello", **fields: Any) -> dict[str, Any]:
@@ -39,8 +42,7 @@ def chat_answer(text: str | None = "hello", **fields: Any) -> dict[str, Any]:
         "model": "scripted",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
-        **fields,
-    }
+    } | fields
 
 
 def responses_answer(text: str = "hello", **fields: Any) -> dict[str, Any]:
@@ -96,6 +98,7 @@ class Upstream:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     cancelled: int = 0
     url: str = ""
+    listener: asyncio.Server | None = None
 
     def endpoint(self, **fields: Any) -> HTTPEndpoint:
         return HTTPEndpoint(base_url=self.url, **{"max_retries": 0, **fields})
@@ -118,18 +121,70 @@ class Upstream:
 
 
 @asynccontextmanager
-async def upstream(script: Script = say_hello) -> AsyncIterator[Upstream]:
+async def upstream(script: Script = say_hello, port: int = 0) -> AsyncIterator[Upstream]:
     """A running `Upstream`; a caller that goes away cancels the script, so that tests see it."""
     serving = Upstream(script)
     server = web.Server(serving.handle, handler_cancellation=True)
-    listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
-    serving.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    serving.listener = await asyncio.get_running_loop().create_server(server, "127.0.0.1", port)
+    serving.url = f"http://127.0.0.1:{serving.listener.sockets[0].getsockname()[1]}/v1"
     try:
         yield serving
     finally:
-        listener.close()
+        serving.listener.close()
         server.pre_shutdown()
         await server.shutdown(0.2)
+
+
+@contextmanager
+def upstream_in_thread(script: Script = say_hello) -> Iterator[Upstream]:
+    """The same for a test without an event loop, on a thread of its own."""
+    started: Future[Upstream] = Future()
+
+    async def serve() -> None:
+        async with upstream(script) as serving:
+            stop = asyncio.Event()
+            ending.append((asyncio.get_running_loop(), stop))
+            started.set_result(serving)
+            await stop.wait()
+
+    ending: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        yield started.result(10)
+    finally:
+        for loop, stop in ending:
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+def answering(answers: Mapping[str, Any], status: int = 200) -> Script:
+    """JSON, or a text as it is, by path; 404 for other paths."""
+
+    async def script(seen: Seen) -> web.Response:
+        if seen.path not in answers:
+            return web.Response(status=404)
+        value = answers[seen.path]
+        if isinstance(value, str):
+            return web.Response(text=value, status=status)
+        return web.json_response(value, status=status)
+
+    return script
+
+
+@contextmanager
+def scripted_chat(answer: Callable[[str], str]) -> Iterator[str]:
+    """The base URL of a chat-completions endpoint; `answer` gets the text of the last message."""
+
+    async def script(seen: Seen) -> web.Response:
+        if seen.path.endswith("/models"):
+            return web.json_response(MODELS)
+        content = seen.body["messages"][-1]["content"]
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        return web.json_response(chat_answer(answer(text), model=seen.body["model"]))
+
+    with upstream_in_thread(script) as serving:
+        yield serving.url
 
 
 class RawConnection:

@@ -21,36 +21,48 @@ from support.faulty import RECORDED_CONFIG, with_recordings
 from support.scripted_stack import ScriptedStack, check_on, wanted
 
 TRACEBACK = """Traceback (most recent call last):
-  File "<frozen runpy>", line 88, in _run_code
-  File "/tmp/x/resources_servers/faulty/app.py", line 134, in <module>
+  File "/g/stack/forkserver/server.py", line 127, in fork
+    CHILDREN[order["op"]](order)
+    ~~~~~~~~~~~~~~~~~~~~~^^^^^^^
+  File "/x/resources_servers/faulty/app.py", line 167, in <module>
     Faulty.run_webserver()
     ~~~~~~~~~~~~~~~~~~~~^^
-  File "/v/lib/python3.13/site-packages/nemo_gym/server_utils.py", line 732, in run_webserver
+  File "/v/lib/python3.13/site-packages/nemo_gym/server_utils.py", line 1355, in run_webserver
     app = server.setup_webserver()
-  File "/tmp/x/resources_servers/faulty/app.py", line 83, in setup_webserver
-"""
-LOGS = {
-    "bug": '    raise ZeroDivisionError("of our own")\nZeroDivisionError: of our own\n',
-    "gpu": "RuntimeError: Found no NVIDIA driver on your system.\n",
-    "variable": "  File \"<frozen os>\", line 717, in __getitem__\nKeyError: 'SEARCH_API_KEY'\n",
-    "binary": "FileNotFoundError: [Errno 2] No such file or directory: 'lean4-that-is-not-here'\n",
-    "host": "    raise URLError(err)\nurllib.error.URLError: <urlopen error [Errno -2] Name or service not known>\n",
-    "hang": "INFO:     Started\nloading the data set\n\n",
+  File "/x/resources_servers/faulty/app.py", line 104, in setup_webserver
+    """
+ENDS = {
+    "bug": """raise ZeroDivisionError("of our own")
+ZeroDivisionError: of our own""",
+    "gpu": """torch.cuda.init()
+RuntimeError: Found no NVIDIA driver on your system.""",
+    "variable": """self.__dict__["key"] = os.environ["SEARCH_API_KEY"]
+                           ~~~~~~~~~~^^^^^^^^^^^^^^^^^^
+  File "<frozen os>", line 716, in __getitem__
+KeyError: 'SEARCH_API_KEY'""",
+    "binary": """subprocess.run(["lean4-that-is-not-here"])
+FileNotFoundError: [Errno 2] No such file or directory: 'lean4-that-is-not-here'""",
+    "host": """urllib.request.urlopen("https://data.invalid/file.zip", timeout=5)
+    raise URLError(err)
+urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>""",
 }
+"""Of what servers of nemo-gym 0.7.0 logged before they ended."""
 
 
 def not_started(fault: str) -> StackStartError:
-    log = LOGS[fault] if fault == "hang" else TRACEBACK + LOGS[fault]
-    said = "does not listen after 6 s" if fault == "hang" else "died while starting: exit status 1"
-    return StackStartError(
-        f"server 'faulty' {said}", server="faulty", log_tail=log, timed_out=fault == "hang" or None
+    if fault == "hang":
+        return StackStartError("environment '/x/faulty.yaml' was not up after 6 s", timed_out=True)
+    log = TRACEBACK + ENDS[fault]
+    message = (
+        f"server 'faulty' of '/x/faulty.yaml' died while starting (exit status 1): {log.splitlines()[-1]}"
     )
+    return StackStartError(message, server="faulty", log_tail=log, exit_status=1)
 
 
 @pytest.mark.parametrize(
     ("fault", "verdict", "detail", "evidence"),
     [
-        ("hang", "blocked", "start: not up within 6 s", "loading the data set"),
+        ("hang", "blocked", "start: not up within 6 s", "not up after 6 s"),
         ("bug", "failed", "StackStartError: server 'faulty'", ""),
         ("host", "blocked", "download: ", "<urlopen error [Errno -2]"),
         ("gpu", "blocked", "gpu: Found no NVIDIA driver", "RuntimeError"),

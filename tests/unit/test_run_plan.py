@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +23,7 @@ from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
+from support.upstream import answering, upstream_in_thread
 
 
 def test_judges() -> None:
@@ -68,24 +67,8 @@ def test_wrong_environment_options(
 
 @contextmanager
 def serving(status: int, body: Any) -> Iterator[str]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            text = body if isinstance(body, str) else json.dumps(body)
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Quiet."""
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-        finally:
-            server.shutdown()
-            thread.join()
+    with upstream_in_thread(answering({"/v1/models": body}, status)) as server:
+        yield server.url
 
 
 def test_the_only_model_of_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
