@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from gymgate.cli.policies import http_endpoint
 from gymgate.collection import collector
 from gymgate.collection.collector import Collector
 from gymgate.collection.pace import Pace
@@ -22,7 +20,7 @@ from gymgate.collection.run import Collection
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
-from gymgate.errors import ConfigError, PolicyError
+from gymgate.errors import PolicyError
 from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.http_client import HTTPClient
@@ -87,18 +85,6 @@ async def test_a_replica_that_stays_away_is_not_waited_for_in_the_middle_of_a_ru
         endpoint = HTTPEndpoint(base_url=NOWHERE, replicas=(server.url,))
         async with asyncio.timeout(10):
             await PolicyWait(endpoint, 1000, lambda line: None).after(error)
-
-
-def test_the_model_is_asked_of_a_replica_that_is_there() -> None:
-    with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{server.stdout.readline().strip()}/v1"
-        try:
-            assert http_endpoint(NOWHERE, None, "chat", None, replicas=(url,), wait_s=0.1).model == "m"
-        finally:
-            server.kill()
-    with pytest.raises(ConfigError, match=f"endpoint '{NOWHERE}' cannot be reached"):
-        http_endpoint(NOWHERE, None, "chat", None)
 
 
 async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_outcomes
-from gymgate.cli.policies import http_endpoint, only_recorded, replay_files
+from gymgate.cli.policies import only_recorded, replay_files
 from gymgate.cli.run import as_dict
 from gymgate.collection.plan import RolloutPlan
 from gymgate.collection.progress import RunProgress
@@ -23,10 +22,10 @@ from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
-from support.upstream import answering, upstream_in_thread
 
 
-def test_judges() -> None:
+def test_judges(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert parse_judges(["judge=http://h/v1", "sim=org/m@https://k:8000/v1", "*=policy", "tools=none"]) == {
         "judge": HTTPEndpoint(base_url="http://h/v1"),
         "sim": HTTPEndpoint(base_url="https://k:8000/v1", model="org/m"),
@@ -36,6 +35,26 @@ def test_judges() -> None:
     for wrong in ("judge", "=http://h", "judge=", "judge=m@h"):
         with pytest.raises(ConfigError, match="NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"):
             parse_judges([wrong])
+
+
+def test_judges_have_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setenv("JUDGE_KEY", "a")
+    monkeypatch.setenv("OTHER_KEY", "b")
+    judges = ["judge=m@https://h/v1", "sim=https://k/v1", "tool=policy"]
+
+    def variables(*key_vars: str) -> list[str | None]:
+        found = parse_judges(judges, key_vars)
+        return [each.api_key_env for each in found.values() if isinstance(each, HTTPEndpoint)]
+
+    assert variables() == [None, None]
+    assert variables("judge=JUDGE_KEY") == ["JUDGE_KEY", None]
+    assert variables("judge=JUDGE_KEY", "*=OTHER_KEY") == ["JUDGE_KEY", "OTHER_KEY"]
+    monkeypatch.setenv("OPENAI_API_KEY", "c")
+    assert variables("sim=JUDGE_KEY") == ["OPENAI_API_KEY", "JUDGE_KEY"]
+    for wrong in ("judge", "judge=", "judge=NO_SUCH_KEY", "tool=JUDGE_KEY", "nosuch=JUDGE_KEY"):
+        with pytest.raises(ConfigError, match="--judge-key-var"):
+            parse_judges(judges, [wrong])
 
 
 def test_environment_options() -> None:
@@ -63,40 +82,6 @@ def test_wrong_environment_options(
 ) -> None:
     with pytest.raises(ConfigError, match=rf"^[^\n]*{said}[^\n]*$"):
         environment_configs(names, None, agent, settings)
-
-
-@contextmanager
-def serving(status: int, body: Any) -> Iterator[str]:
-    with upstream_in_thread(answering({"/v1/models": body}, status)) as server:
-        yield server.url
-
-
-def test_the_only_model_of_an_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_KEY", "secret")
-    with serving(200, {"data": [{"id": "m"}]}) as url:
-        endpoint = http_endpoint(url, None, "chat", "MY_KEY")
-    assert (endpoint.model, endpoint.api_key and endpoint.api_key.get_secret_value()) == ("m", "secret")
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
-        (200, {"data": [{"id": "m"}, {"id": "n"}]}, "serves m, n"),
-        (200, {"data": []}, "serves none"),
-        (200, "<html>", "answered no list of models"),
-        (401, "no", "answered 401.*no key was sent; give it with --api-key-var"),
-    ],
-)
-def test_an_endpoint_that_does_not_say(status: int, body: Any, said: str) -> None:
-    with serving(status, body) as url, pytest.raises(ConfigError, match=rf"name the model with -m.*{said}"):
-        http_endpoint(url, None, "chat", None)
-
-
-def test_an_endpoint_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match=r"'http://127.0.0.1:9/v1' cannot be reached: .*refused"):
-        http_endpoint("http://127.0.0.1:9/v1", None, "chat", None)
-    with pytest.raises(ConfigError, match="'NO_SUCH_KEY' is not set"):
-        http_endpoint("http://127.0.0.1:9/v1", None, "chat", "NO_SUCH_KEY")
 
 
 def rollout(environment: str, reward: float | None, error: str | None = None) -> Rollout:
@@ -210,3 +195,22 @@ def test_an_environment_without_a_recording_of_its_rows_is_named(
     empty = source(tmp_path / "empty.jsonl", [], "empty")
     with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
         only_recorded([one, empty], recording, print)
+
+
+@pytest.mark.parametrize("command", [("run",), ("collect", "-o", "run")])
+def test_rows_without_an_agent_get_advice_that_the_command_takes(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gymgate.cli.collecting.load_catalog", lambda *args, **options: None)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{row_line('a')}\n")
+    result = CliRunner().invoke(cli, [*command, str(path)], standalone_mode=False)
+    assert isinstance(result.exception, ConfigError)
+    advised = {word for word in str(result.exception).split() if word.startswith("--")}
+    known = {
+        name
+        for each in importlib.import_module(f"gymgate.cli.{command[0]}").command.params
+        for name in each.opts
+    }
+    assert advised
+    assert advised <= known

@@ -22,6 +22,7 @@ from gymgate.cli.options import (
     Seconds,
     env_var_option,
     gym_option,
+    judge_key_var_option,
     judge_option,
     kind_option,
     routing_option,
@@ -74,6 +75,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 )
 @click.option("--page", type=_file, help="Write a Markdown page of everything in the results file.")
 @judge_option
+@judge_key_var_option
 @set_option
 @sandbox_option
 @routing_option
@@ -101,6 +103,7 @@ def command(
     redo: Sequence[str],
     page: Path | None,
     judges: Sequence[str],
+    judge_key_vars: Sequence[str],
     settings: Sequence[str],
     sandbox: str | None,
     routing: Routing | None,
@@ -149,7 +152,7 @@ def command(
             environment=name,
             version=gym.version,
             interpreter=gym.interpreter,
-            models=tuple(sorted(parse_judges(judges).items())),
+            models=tuple(sorted(parse_judges(judges, judge_key_vars).items())),
             overrides=overrides,
             sandbox=sandbox,
             routing=routing,

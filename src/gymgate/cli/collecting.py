@@ -54,7 +54,7 @@ def make_collection(
     recordings = replay_files(files)
     policy: HTTPEndpoint | ReplayEndpoint | None = None
     if endpoint.urls:
-        policy = policy_endpoint(endpoint, log)
+        policy = policy_endpoint(endpoint, log, ask=ray is None)
     else:
         log(REPLAYING)
     environments, source = _split_arguments(arguments, named, data)
@@ -96,10 +96,14 @@ def _environments_of_rows(data: str, catalog: Catalog) -> list[str]:
     rows.refuse_empty()
     agents = dict.fromkeys(row.agent or "" for _, row in rows.readable() if isinstance(row, Row))
     if "" in agents:
-        raise ConfigError(f"rows of {data} name no agent (agent_ref); name the environment: --env ENV")
+        raise ConfigError(
+            f"rows of {data} name no agent (agent_ref); name the environment: ENV --data {data}"
+        )
     found = {agent: _environment_of(agent, catalog) for agent in agents}
     if unknown := [agent for agent, name in found.items() if name is None]:
-        raise ConfigError(f"{data}: no environment has agent {unknown[0]!r}; name the environment: --env ENV")
+        raise ConfigError(
+            f"{data}: no environment has agent {unknown[0]!r}; name the environment: ENV --data {data}"
+        )
     return sorted({name for name in found.values() if name is not None})
 
 

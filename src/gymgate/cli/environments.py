@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.catalog.parse import read_yaml
-from gymgate.cli.options import EnvironmentOptions, yaml_value
+from gymgate.cli.options import EnvironmentOptions, key_variable, yaml_value
 from gymgate.config import (
     EnvironmentConfig,
     HTTPEndpoint,
@@ -40,7 +40,7 @@ def stack_config(
             routing=given.routing,
         ),
         runtime=runtime,
-        models=tuple(sorted(parse_judges(given.judges).items())),
+        models=tuple(sorted(parse_judges(given.judges, given.judge_key_vars).items())),
         env_vars=checked_env_vars(given.env_vars),
         agent_processes=given.agent_processes,
         gateway_host=given.gateway_host,
@@ -89,21 +89,47 @@ def checked_env_vars(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({*names}))
 
 
-def parse_judges(given: Sequence[str]) -> dict[str, JudgeEndpoint]:
-    """`NAME=URL`, `NAME=MODEL@URL`, `NAME=policy` or `NAME=none` as model server -> endpoint. Raises `ConfigError`."""
-    found: dict[str, JudgeEndpoint] = {}
+def parse_judges(given: Sequence[str], key_vars: Sequence[str] = ()) -> dict[str, JudgeEndpoint]:
+    """Parse `--judge` and `--judge-key-var` as model server -> endpoint. Raises `ConfigError`.
+
+    An endpoint without a key variable takes the policy's default one, if it is set.
+    """
+    variables = _judge_key_vars(key_vars)
+    endpoints: dict[str, JudgeEndpoint] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise OptionError(f"--judge {text!r}: write {_JUDGE_FORMS}")
         if value in ("policy", "none"):
-            found[name] = "policy" if value == "policy" else "none"
+            endpoints[name] = "policy" if value == "policy" else "none"
             continue
         model, _, url = value.rpartition("@")
         if not url.startswith(("http://", "https://")):
             raise OptionError(f"--judge {text!r}: {url!r} is not a URL; write {_JUDGE_FORMS}")
-        found[name] = HTTPEndpoint(base_url=url, model=model or None)
-    return found
+        variable = key_variable(variables.get(name, variables.get("*")))
+        endpoint = HTTPEndpoint(base_url=url, model=model or None)
+        endpoints[name] = (
+            endpoint if variable is None else endpoint.model_copy(update={"api_key_env": variable})
+        )
+    with_url = [name for name, endpoint in endpoints.items() if isinstance(endpoint, HTTPEndpoint)]
+    if unused := sorted({*variables} - {"*", *with_url}):
+        raise ConfigError(
+            f"--judge-key-var {unused[0]}: no --judge {unused[0]}=URL is given; "
+            f"judges with a URL: {', '.join(with_url) or 'none'}"
+        )
+    return endpoints
+
+
+def _judge_key_vars(given: Sequence[str]) -> dict[str, str]:
+    variables = {}
+    for text in given:
+        name, _, variable = text.partition("=")
+        if not (name and variable):
+            raise OptionError(f"--judge-key-var {text!r}: write NAME=VAR")
+        if not os.environ.get(variable):
+            raise ConfigError(f"--judge-key-var {text!r}: environment variable {variable!r} is not set")
+        variables[name] = variable
+    return variables
 
 
 def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ import click
 
 from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
 from gymgate.cli.options import (
+    DEFAULT_KEY_VARIABLE,
     ENVIRONMENT_OPTIONS,
     add_options,
     api_key_var_option,
@@ -29,7 +30,7 @@ from gymgate.cli.options import (
     sampling_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.policies import DEFAULT_KEY_VARIABLE, only_model
+from gymgate.cli.policies import asked_endpoint
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
@@ -110,7 +111,7 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[list[str]]:
     if replayed:
         names = ", ".join(knobs.environment_names())
         log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
-    args = [] if replayed else _endpoint_args(checked_url(str(url)), settings, model)
+    args = [] if replayed else _endpoint_args(settings, checked_url(str(url)), model, ask=knobs.ray is None)
     found = knobs.find_environments(log)
     require_needs(knobs.stack_config(), [*found.values()], replayed=replayed)
     if not replayed:
@@ -127,13 +128,20 @@ def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [] if url else [*address, *key, "--model", "replay"]
 
 
-def _endpoint_args(url: str, settings: Mapping[str, Any], model: str | None) -> list[str]:
-    """Return the key's variable and the model's name, as far as the settings leave them open."""
+def _endpoint_args(settings: Mapping[str, Any], url: str, model: str | None, *, ask: bool) -> list[str]:
+    """Ask the endpoint; return the key's variable and the model's name, as far as the settings leave them open."""
     variable = str(settings.get("client.api_key_var") or DEFAULT_KEY_VARIABLE)
     args = [] if "client.api_key_var" in settings else ["--client.api-key-var", variable]
-    if not model:
-        endpoint = HTTPEndpoint(base_url=url, api_key_env=variable if os.environ.get(variable) else None)
-        args += ["--model", only_model(endpoint.resolved())]
+    # Headers of verifiers' client, which we do not read, may hold the key.
+    if not model or (ask and not any(name.startswith("client.headers") for name in settings)):
+        endpoint = HTTPEndpoint(
+            base_url=url,
+            model=model,
+            dialect=settings.get("env.taskset.dialect", "chat"),
+            api_key_env=variable if os.environ.get(variable) else None,
+        )
+        asked = asked_endpoint(endpoint, 0, log)
+        args += [] if model else ["--model", str(asked.model)]
     return args
 
 

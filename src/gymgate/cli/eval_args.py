@@ -82,10 +82,10 @@ def _converted(options: Mapping[str, Any], given: Collection[str]) -> dict[str, 
         flags["--env.taskset.gym"] = runtime.version
         if runtime.interpreter is not None:
             flags["--env.taskset.interpreter"] = runtime.interpreter
-    if options["judges"]:
+    if options["judges"] or options["judge_key_vars"]:
         endpoints = {
             name: endpoint if isinstance(endpoint, str) else endpoint.model_dump(exclude_unset=True)
-            for name, endpoint in parse_judges(options["judges"]).items()
+            for name, endpoint in parse_judges(options["judges"], options["judge_key_vars"]).items()
         }
         flags["--env.taskset.models"] = json.dumps(endpoints)
     if options["settings"]:

@@ -17,6 +17,7 @@ from packaging.version import InvalidVersion, Version
 from gymgate.config import (
     DEFAULT_MAX_CALLS,
     DEFAULT_NEMO_GYM,
+    HTTPEndpoint,
     RolloutLimits,
     Routing,
     RuntimeConfig,
@@ -27,6 +28,8 @@ from gymgate.errors import OptionError
 Command = Callable[..., Any]
 
 DEFAULT_CONCURRENCY = 64
+DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
+MAX_RETRIES: int = HTTPEndpoint.model_fields["max_retries"].default
 KINDS = {
     "resources_servers": "resources",
     "environments": "environment",
@@ -163,6 +166,13 @@ judge_option = click.option(
     help="Endpoint of a judge or user simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL, "
     "NAME=policy, or NAME=none to start without one (a rollout that calls it fails). Repeatable.",
 )
+judge_key_var_option = click.option(
+    "--judge-key-var",
+    "judge_key_vars",
+    multiple=True,
+    metavar="NAME=VAR",
+    help="Environment variable with the key of judge NAME's endpoint ('*': all others). Repeatable. [OPENAI_API_KEY, if set]",
+)
 set_option = click.option(
     "--set",
     "settings",
@@ -205,6 +215,7 @@ routing_option = click.option(
 
 ENVIRONMENT_OPTIONS = (
     judge_option,
+    judge_key_var_option,
     set_option,
     env_var_option,
     config_option,
@@ -278,7 +289,9 @@ class EndpointOptions:
     model: str | None
     dialect: Literal["chat", "responses"]
     api_key_var: str | None
+    headers: tuple[str, ...]
     sampling: tuple[str, ...]
+    max_retries: int
     call_timeout: float
     wait_for_policy: float | None
 
@@ -288,6 +301,7 @@ class EnvironmentOptions:
     """Values of `environment_options`, which a command gets as `served`."""
 
     judges: tuple[str, ...]
+    judge_key_vars: tuple[str, ...]
     settings: tuple[str, ...]
     env_vars: tuple[str, ...]
     config: tuple[str, ...]
@@ -318,7 +332,23 @@ def endpoint_options(command: Command) -> Command:
             help="API that the endpoint speaks.",
         ),
         api_key_var_option,
+        click.option(
+            "--header",
+            "headers",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="Header of every policy call. Repeatable.",
+        ),
         sampling_option,
+        click.option(
+            "--max-retries",
+            type=click.IntRange(0),
+            default=MAX_RETRIES,
+            show_default=True,
+            metavar="N",
+            help="Retries of a policy call that failed for a reason that may pass. A 429 is retried until the rollout's "
+            "deadline and does not count, except with 0: no call is sent again.",
+        ),
         click.option(
             "--call-timeout",
             type=Seconds(0, min_open=True),
@@ -340,6 +370,11 @@ def endpoint_options(command: Command) -> Command:
 def environment_options(command: Command) -> Command:
     """Add the options of the environments and of each rollout; the command gets `served: EnvironmentOptions`."""
     return add_options(ENVIRONMENT_OPTIONS)(_gathered("served", EnvironmentOptions, command))
+
+
+def key_variable(name: str | None) -> str | None:
+    """Return the variable that holds a key: the named one, else the default one if it is set."""
+    return name or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
 
 
 def checked_url(text: str) -> str:

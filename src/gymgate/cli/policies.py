@@ -4,108 +4,170 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from gymgate.cli.options import EndpointOptions, checked_url, key_value
+from pydantic import SecretStr
+from yarl import URL
+
+from gymgate import codec
+from gymgate.cli.options import (
+    DEFAULT_KEY_VARIABLE,
+    MAX_RETRIES,
+    EndpointOptions,
+    checked_url,
+    key_value,
+    key_variable,
+)
 from gymgate.cli.output import Log
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource
-from gymgate.errors import ConfigError, DataError, OptionError
+from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
+from gymgate.gateway.backends.http import HTTPBackend, request_headers
+from gymgate.gateway.backends.ready import PROBE_S, wait_until_ready
+from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
 from gymgate.serving.slurm_nodes import job_nodes
 
 if TYPE_CHECKING:
     from gymgate.gateway.replay.recording import Recording
 
-DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-MODELS_TIMEOUT_S = 10.0
+SHOWN_MODELS = 5
+"""Models of an endpoint that a message lists."""
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 
 
-def policy_endpoint(given: EndpointOptions, log: Log) -> HTTPEndpoint:
-    """The endpoint that `-b URL[,URL...]` and the options beside it describe. Raises as `http_endpoint`."""
+def policy_endpoint(given: EndpointOptions, log: Log, *, ask: bool = True) -> HTTPEndpoint:
+    """Return the endpoint that `-b URL[,URL...]` and its options describe, after asking it. Raises as `asked_endpoint`.
+
+    Without `ask` a named model is believed: Ray's nodes may reach an endpoint that this machine does not.
+    """
     assert given.urls is not None
     first, *replicas = endpoint_list(given.urls)
-    return http_endpoint(
-        first,
-        given.model,
-        given.dialect,
-        given.api_key_var,
-        wait_s=given.wait_for_policy,
-        log=log,
+    endpoint = HTTPEndpoint(
+        base_url=checked_url(first),
         replicas=tuple(replicas),
+        dialect=given.dialect,
+        model=given.model,
+        api_key_env=key_variable(given.api_key_var),
+        headers=header_fields(given.headers),
         sampling=sampling_fields(given.sampling),
         timeout_s=given.call_timeout,
+        max_retries=given.max_retries,
+    )
+    return (
+        asked_endpoint(endpoint, given.wait_for_policy or 0, log)
+        if ask or not given.model
+        else endpoint.resolved()
     )
 
 
-def http_endpoint(
-    base_url: str,
-    model: str | None,
-    dialect: Literal["chat", "responses"],
-    key_variable: str | None,
-    *,
-    wait_s: float | None = None,
-    log: Log = lambda message: None,
-    **fields: Any,
-) -> HTTPEndpoint:
-    """The policy endpoint. Without `model`, ask the endpoint for its only one, after waiting up to `wait_s` for it.
+def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+    """Ask an endpoint for its models, after waiting up to `wait_s` for it; return it with key and model.
 
-    `fields` are further fields of `HTTPEndpoint`. Raises `ConfigError` if `base_url` is not a URL, the named key variable
-    is not set or the endpoint does not serve exactly one model, and `PolicyError` if it does not answer in time.
+    Raises `ConfigError` if the key's variable is not set, and for a wrong address, key or model; `PolicyError` if no
+    replica answers in time.
     """
-    checked_url(base_url)
-    variable = key_variable or (DEFAULT_KEY_VARIABLE if os.environ.get(DEFAULT_KEY_VARIABLE) else None)
-    endpoint = HTTPEndpoint(
-        base_url=base_url, dialect=dialect, model=model, api_key_env=variable, **fields
-    ).resolved()
-    if model:
-        return endpoint
-    if wait_s:
-        from gymgate.gateway.backends.ready import wait_until_ready
-
-        asyncio.run(wait_until_ready(endpoint, wait_s, log))
-    return endpoint.model_copy(update={"model": only_model(endpoint)})
+    return asyncio.run(_asked(endpoint.resolved(), wait_s, log))
 
 
-def only_model(endpoint: HTTPEndpoint) -> str:
-    """The model that an endpoint serves. Raises `ConfigError` if it cannot be reached or does not serve exactly one."""
-    *others, last = endpoint.base_urls
-    for base_url in others:
-        with contextlib.suppress(ConfigError):
-            return _model_at(base_url, endpoint)
-    return _model_at(last, endpoint)
+async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
+    answers = await wait_until_ready(endpoint, wait_s, log)
+    for url, answer in answers.items():
+        if answer.status == 401 or (answer.status == 403 and not endpoint.model):
+            raise ConfigError(f"{url}/models answered {answer.status} ({_credentials(endpoint)})")
+        if answer.status == 404:
+            await _refuse_missing_path(url, endpoint)
+    models = {url: _models_in(answer) for url, answer in answers.items()}
+    if endpoint.model is None:
+        return endpoint.model_copy(update={"model": _only_model(models, answers)})
+    for url, names in models.items():
+        if names and endpoint.model not in names:
+            await _refuse_unknown_model(url, endpoint, names)
+    return endpoint
 
 
-def _model_at(base_url: str, endpoint: HTTPEndpoint) -> str:
-    url = f"{base_url}/models"
-    key = endpoint.api_key.get_secret_value() if endpoint.api_key else None
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+def _credentials(endpoint: HTTPEndpoint) -> str:
+    if endpoint.api_key_env is not None:
+        return f"wrong key in environment variable {endpoint.api_key_env!r}? --api-key-var names another"
+    return (
+        f"no key was sent; give it in {DEFAULT_KEY_VARIABLE}, or in another variable with --api-key-var NAME"
+    )
+
+
+async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint) -> None:
+    """Raise `ConfigError` for an address without its `/v1`: one that answers 404 where another of this server does not."""
+    others = dict.fromkeys((f"{url}/v1", str(URL(url).origin() / "v1")))
+    async with HTTPClient() as client:
+        for other in others:
+            request = Request(f"{other}/models", request_headers(endpoint), method="GET")
+            with contextlib.suppress(TimeoutError, HTTPFailure):
+                if (await client.send(request, timeout_s=PROBE_S)).status in (200, 401, 403):
+                    raise ConfigError(f"{url}/models answered 404; did you mean -b {other}?")
+
+
+async def _refuse_unknown_model(url: str, endpoint: HTTPEndpoint, names: Sequence[str]) -> None:
+    """Raise `ConfigError` for a model that is not listed and not answered for: some servers know more than they list."""
+    one = endpoint.model_copy(
+        update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
+    )
+    limit, prompt = (
+        ("max_tokens", {"messages": [{"role": "user", "content": "."}]})
+        if endpoint.dialect == "chat"
+        else ("max_output_tokens", {"input": "."})
+    )
+    async with HTTPClient() as client:
+        try:
+            await HTTPBackend(one, client).call({"model": endpoint.model, limit: 1, **prompt})
+        except PolicyError as error:
+            if error.status_code == 404:
+                raise ConfigError(
+                    f"{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
+                ) from None
+
+
+def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Response]) -> str:
+    """Return the model that the first replica with a list serves. Raises `ConfigError` if it is not exactly one."""
+    url, names = next(((url, names) for url, names in models.items() if names is not None), (None, []))
+    if url is None:
+        last, answer = [*answers.items()][-1]
+        said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
+        raise ConfigError(f"name the model with -m: {last}/models {said}")
+    if len(names) != 1:
+        raise ConfigError(f"name the model with -m; {url} serves {_listed(names)}")
+    return names[0]
+
+
+def _models_in(answer: Response) -> list[str] | None:
+    """Return the models that an answer lists; `None` if it is no such list."""
+    if answer.status != 200:
+        return None
     try:
-        with urllib.request.urlopen(request, timeout=MODELS_TIMEOUT_S) as answer:
-            models = [str(item["id"]) for item in json.load(answer)["data"]]
-    except urllib.error.HTTPError as error:
-        hint = (
-            " (no key was sent; give it with --api-key-var)" if error.code in (401, 403) and not key else ""
-        )
-        raise ConfigError(
-            f"name the model with -m: {url} answered {error.code} {error.reason}{hint}"
-        ) from None
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise ConfigError(f"endpoint {base_url!r} cannot be reached: {reason}") from None
+        return [str(item["id"]) for item in codec.loads_object(answer.body)["data"]]
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"name the model with -m: {url} answered no list of models") from None
-    if len(models) != 1:
-        raise ConfigError(f"name the model with -m; {base_url} serves {', '.join(models) or 'none'}")
-    return models[0]
+        return None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN_MODELS} more" if len(names) > SHOWN_MODELS else ""
+    return f"{', '.join(names[:SHOWN_MODELS]) or 'none'}{more}"
+
+
+def header_fields(texts: Iterable[str]) -> tuple[tuple[str, SecretStr], ...]:
+    """Parse `NAME=VALUE` of `--header`. Raises `ConfigError`, which does not repeat a value."""
+    headers = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise OptionError("--header: write NAME=VALUE")
+        try:
+            header_lines({name: value})
+        except ValueError as error:
+            raise OptionError(f"--header {name!r}: {error}") from None
+        headers[name] = SecretStr(value)
+    return tuple(headers.items())
 
 
 def refuse_without_endpoint(endpoint: EndpointOptions) -> None:
@@ -114,6 +176,8 @@ def refuse_without_endpoint(endpoint: EndpointOptions) -> None:
         "-m": endpoint.model,
         "--sampling": endpoint.sampling,
         "--api-key-var": endpoint.api_key_var,
+        "--header": endpoint.headers,
+        "--max-retries": endpoint.max_retries if endpoint.max_retries != MAX_RETRIES else None,
         "--wait-for-policy": endpoint.wait_for_policy,
     }
     unusable = [name for name, value in given.items() if value not in (None, ())]

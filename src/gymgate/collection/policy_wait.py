@@ -20,7 +20,7 @@ class PolicyWait:
         self._endpoint = policy if isinstance(policy, HTTPEndpoint) else None
         self._within_s = within_s
         self._log = log
-        self._waiting: asyncio.Task[None] | None = None
+        self._waiting: asyncio.Task[object] | None = None
 
     async def at_start(self) -> None:
         """Raises `PolicyError` if the endpoint does not answer in time."""

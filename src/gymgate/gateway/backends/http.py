@@ -43,7 +43,7 @@ class HTTPBackend:
         self._endpoint = endpoint
         self._key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
         self._server = JSONServer(
-            _request(endpoint, self._key),
+            _request(endpoint),
             str(_base_url(endpoint.base_url).with_user(None)),  # without credentials
             timeout_s=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
@@ -108,7 +108,10 @@ class HTTPBackend:
             return f"key from environment variable {self._endpoint.api_key_env!r}"
         if self._key is not None:
             return "key given as api_key"
-        return "no key was sent; give the policy's with --api-key-var, in Python with api_key_env"
+        return (
+            "no key was sent; give the policy's with --api-key-var, a judge's with --judge-key-var, in Python with "
+            "api_key_env"
+        )
 
 
 def _base_url(text: str) -> URL:
@@ -125,10 +128,16 @@ def _secrets(endpoint: HTTPEndpoint) -> list[str]:
     return [value for value in (key, *(value for value in values if len(value) >= _SECRET)) if value]
 
 
-def _request(endpoint: HTTPEndpoint, key: str | None) -> Request:
+def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:
+    """Return the headers of every request to an endpoint, whose key has been read."""
     headers = CIMultiDict((name, value.get_secret_value()) for name, value in endpoint.headers)
-    if key is not None:
-        headers["Authorization"] = f"Bearer {key}"
+    if endpoint.api_key is not None:
+        headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
+    return headers
+
+
+def _request(endpoint: HTTPEndpoint) -> Request:
+    headers = request_headers(endpoint)
     try:
         return _prepared(endpoint.base_url, endpoint.dialect, tuple(headers.items()))
     except ValueError as error:

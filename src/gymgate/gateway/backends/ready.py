@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
-from gymgate.http_client import HTTPClient, HTTPFailure, Request
+from gymgate.gateway.backends.http import request_headers
+from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response
 
 PROBE_S = 10.0
 """Timeout of one request."""
@@ -23,13 +24,19 @@ async def answers(url: str, client: HTTPClient) -> bool:
 
 async def unreadiness(url: str, client: HTTPClient) -> str | None:
     """Say in a few words why a URL is not ready to be used; `None` if it is."""
+    answer = await _probe(url, client)
+    return answer if isinstance(answer, str) else None
+
+
+async def _probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
+    """Return the answer to a GET, or why the URL is not ready to be used."""
     try:
-        response = await client.send(Request(url, method="GET"), timeout_s=PROBE_S)
+        response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
     except TimeoutError:
         return f"no answer within {PROBE_S:g} s"
     except (HTTPFailure, ValueError) as error:
         return str(error)
-    return f"status {response.status}" if response.status >= 500 else None
+    return f"status {response.status}" if response.status >= 500 else response
 
 
 async def wait_until_ready(
@@ -38,23 +45,25 @@ async def wait_until_ready(
     progress: Callable[[str], None] = lambda message: None,
     *,
     every: bool = True,
-) -> None:
+) -> dict[str, Response]:
     """Wait until every replica of the endpoint answers; at the deadline, or unless `every`, one is enough.
 
-    Replicas that are missing at the deadline are named. With 0 seconds each is asked once. Raises `PolicyError` if none
-    answers.
+    Return each one's answer to the request for its models. Replicas that are missing at the deadline are named. With 0
+    seconds each is asked once. Raises `PolicyError` if none answers.
     """
     urls = tuple(dict.fromkeys(endpoint.base_urls))
     started = reminded = time.monotonic()
     missing = dict.fromkeys(urls, "")
+    answered: dict[str, Response] = {}
+    headers = request_headers(endpoint)
     async with HTTPClient() as client:
         while True:
-            reasons = await asyncio.gather(*(unreadiness(f"{url}/models", client) for url in missing))
-            missing = {
-                url: reason for url, reason in zip(missing, reasons, strict=True) if reason is not None
-            }
-            if not missing or (not every and len(missing) < len(urls)):
-                return
+            results = await asyncio.gather(*(_probe(f"{url}/models", client, headers) for url in missing))
+            results_by_url = dict(zip(missing, results, strict=True))
+            missing = {url: result for url, result in results_by_url.items() if isinstance(result, str)}
+            answered |= {url: result for url, result in results_by_url.items() if not isinstance(result, str)}
+            if not missing or (not every and answered):
+                return answered
             named = "; ".join(f"{url}: {reason}" for url, reason in missing.items())
             now = time.monotonic()
             left_s = started + within_s - now
@@ -64,7 +73,7 @@ async def wait_until_ready(
                 reminded = now
                 progress(f"waiting for the policy, {left_s:.0f} s at most ({named})")
             await asyncio.sleep(min(POLL_S, max(0.01, left_s)))
-    if len(missing) == len(urls):
+    if not answered:
         after = f" after {within_s:g} s" if within_s else ""
         raise PolicyError(
             f"no policy endpoint answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS",
@@ -72,3 +81,4 @@ async def wait_until_ready(
             retryable=True,
         )
     progress(f"going on without {len(missing)} of {len(urls)} replicas ({named})")
+    return answered
