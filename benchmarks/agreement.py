@@ -186,7 +186,7 @@ def by_gymgate(
     if not output.exists():
         raise RuntimeError(f"gymgate run ended with {done.returncode}:\n{done.stderr[-3000:]}")
     lines = sorted(
-        (json.loads(line) for line in output.read_text().splitlines()), key=lambda line: line["row"]["line"]
+        (json.loads(line) for line in output.read_text().splitlines()), key=lambda line: line["line"]
     )
     for line in lines:
         if line["error"]:

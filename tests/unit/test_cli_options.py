@@ -32,6 +32,7 @@ SHORT = {
     "-c": "--concurrency",
     "-b": "--base-url",
     "-m": "--model",
+    "-k": "--ks",
 }
 FLAGS = {"--json", "--dry-run", "--all"}
 

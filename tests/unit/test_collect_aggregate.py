@@ -346,32 +346,17 @@ def test_the_command(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 0, done.output
     header, cells = done.output.splitlines()
-    assert header.split() == [
-        "environment",
-        "tasks",
-        "rollouts",
-        "failed",
-        "pass@1",
-        "±runs",
-        "pass@2",
-        "maj@2",
-    ]
-    assert cells.split() == [
-        "mcqa",
-        "3",
-        "6",
-        "0",
-        "0.5000",
-        "±0.2887",
-        "±0.1667",
-        "0.6667",
-        "±0.3333",
-        "0.5000",
-        "±0.2887",
-    ]
+    assert header.split() == ["environment", "rollouts", "mean", "±", "se", "pass@1", "pass@2"]
+    assert cells.split() == ["mcqa", "6", "0.500", "±0.289", "0.500", "0.667"]
+    chosen = CliRunner().invoke(command, [str(run), "-k", "2"]).output.splitlines()
+    assert [line.split()[-2:] for line in chosen] == [["se", "pass@2"], ["±0.289", "0.667"]]
+    assert isinstance(CliRunner().invoke(command, [str(run), "-k", "0"]).exception, ConfigError)
+    header, cells = CliRunner().invoke(command, [str(run), "--wide"]).output.splitlines()
+    assert header.split()[-4:] == ["pass@1", "±runs", "pass@2", "maj@2"]
+    assert cells.split()[-7:] == ["0.500", "±0.289", "0.167", "0.667", "±0.333", "0.500", "±0.289"]
     marked = CliRunner().invoke(command, [str(run), "--markdown"]).output.splitlines()
-    assert marked[0] == "| environment | tasks | rollouts | failed | pass@1 | ±runs | pass@2 | maj@2 |"
-    assert marked[2] == "| mcqa | 3 | 6 | 0 | 0.5000 ±0.2887 | ±0.1667 | 0.6667 ±0.3333 | 0.5000 ±0.2887 |"
+    assert marked[0] == "| environment | rollouts | mean ± se | pass@1 | pass@2 |"
+    assert marked[2] == "| mcqa | 6 | 0.500 ±0.289 | 0.500 | 0.667 |"
     both = CliRunner().invoke(command, [str(run), "--markdown", "--json"])
     assert "two forms of one table" in str(both.exception)
     assert len((tmp_path / "t.csv").read_text().splitlines()) == 2
@@ -389,7 +374,9 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
     [row] = summary_rows(read_runs([path]))
     assert (row["environment"], row["tasks"], row["pass@2"]) == ("a", 3, pytest.approx(2 / 3))
     path.write_text('{"reward": 1}\n')
-    with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: not a rollout of NeMo Gym's collector"):
+    with pytest.raises(
+        GymgateError, match=r"rollouts\.jsonl:1: not a rollout of gymgate or of NeMo Gym's collector"
+    ):
         read_runs([path])
 
 
@@ -420,7 +407,9 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
     assert "agent_run_error" in page
     assert "500, attempt 1" in page
     (tmp_path / "r_failures.jsonl").write_text("{}\n")
-    with pytest.raises(GymgateError, match=r"r_failures\.jsonl:1: not a rollout of NeMo Gym's collector"):
+    with pytest.raises(
+        GymgateError, match=r"r_failures\.jsonl:1: not a rollout of gymgate or of NeMo Gym's collector"
+    ):
         read_runs([path])
 
 
@@ -450,3 +439,15 @@ def test_a_file_without_rollouts_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(path)])
     assert isinstance(done.exception, DataError)
     assert str(done.exception) == f"no rollouts in {path}"
+
+
+def test_a_file_of_the_run_command_is_read(tmp_path: Path) -> None:
+    """`gymgate run -o FILE` writes finished and failed rollouts; one failed here."""
+    path = tmp_path / "out.jsonl"
+    failed = {**line(2, 1, 0.0), "status": "failed", "reward": None, "error": {"kind": "policy"}}
+    lines = [line(k, r, float(r < k)) for k in range(3) for r in range(2) if (k, r) != (2, 1)]
+    path.write_text("".join(_json(value) + "\n" for value in [*lines, failed]))
+    [row] = summary_rows(read_runs([path]))
+    assert (row["environment"], row["tasks"], row["rollouts"], row["failed"]) == ("mcqa", 3, 6, 1)
+    write_report(Runs([path]), tmp_path / "report.html")
+    assert "mcqa" in (tmp_path / "report.html").read_text()

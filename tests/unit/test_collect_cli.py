@@ -112,6 +112,14 @@ def test_the_line_shows_each_replica(clock: Clock) -> None:
     assert state(progress).endswith("tokens/s (a:1 31, b:1 left out)")
 
 
+def test_a_resumed_run_shows_no_mean_of_its_last_part() -> None:
+    progress = RunProgress(total=10, finished=4)
+    progress.environments["e"].add("completed", 1.0)
+    assert state(progress).startswith("mean reward 1.000")
+    progress.resumed = 3
+    assert "mean" not in state(progress)
+
+
 def test_many_replicas_are_a_range(clock: Clock) -> None:
     names = [f"n{number}:1" for number in range(8)]
     progress = running()

@@ -52,12 +52,25 @@ def test_every_row_seed_and_repeat_once() -> None:
     identities = [planned.identity for planned in plan.rollouts()]
     assert len(identities) == len(set(identities)) == plan.total() == 12
     assert {(i.repeat, i.seed) for i in identities} == {(0, 0), (1, 0), (0, 5), (1, 5)}
-    assert [planned.task for planned in plan.rollouts()] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [planned.task for planned in plan.rollouts()] == [0, 1, 2] * 4
+
+
+def test_what_has_finished_is_a_sample_of_the_run() -> None:
+    """Ten rows of one environment and thirty of another: a quarter of either after a quarter of the rollouts, and each row
+    once before any row again."""
+    plan = RolloutPlan(
+        [source(list(range(10)), environment="a"), source(list(range(10, 40)), environment="b")], repeats=2
+    )
+    rollouts = list(plan.rollouts())
+    quarter = [planned.environment for planned in rollouts[:20]]
+    assert (quarter.count("a"), quarter.count("b")) == (5, 15)
+    assert len({planned.identity.row_key for planned in rollouts[:40]}) == 40
+    assert len({planned.identity for planned in rollouts}) == plan.total() == 80
 
 
 def test_repeats_of_a_seed_get_seeds_of_their_own() -> None:
     plan = RolloutPlan([source([0])], repeats=2, seeds=(0, 3))
-    assert [planned.sent_seed for planned in plan.rollouts()] == [0, SEED_STRIDE, 3, 3 + SEED_STRIDE]
+    assert [planned.sent_seed for planned in plan.rollouts()] == [0, 3, SEED_STRIDE, 3 + SEED_STRIDE]
     assert [planned.sent_seed for planned in RolloutPlan([source([0])]).rollouts()] == [None]
 
 
@@ -83,7 +96,7 @@ async def test_the_policy_gets_the_seed_and_the_settings_do_not() -> None:
 
 def test_equal_rows_are_told_apart() -> None:
     plan = RolloutPlan([source([7, 8, 7]), source([7])])
-    assert [planned.identity.occurrence for planned in plan.rollouts()] == [0, 0, 1, 2]
+    assert sorted(planned.identity.occurrence for planned in plan.rollouts()) == [0, 0, 1, 2]
     assert len({planned.identity for planned in plan.rollouts()}) == 4
 
 
@@ -139,7 +152,7 @@ def test_a_broken_line_in_the_middle_costs_itself_only(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", 5, broken_line=3)
     plan = RolloutPlan([RowSource(open_rows(str(path), environment=None))], repeats=2)
     assert plan.total() == 8
-    assert [planned.row.line for planned in plan.rollouts()] == [1, 1, 2, 2, 4, 4, 5, 5]
+    assert [planned.row.line for planned in plan.rollouts()] == [1, 2, 4, 5] * 2
     assert [str(error).split(": ")[0] for error in plan.invalid] == [f"{path}:3"]
 
 

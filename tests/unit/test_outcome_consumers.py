@@ -16,8 +16,10 @@ from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
 from gymgate.collection.metrics import keep, summary_rows, task_rows
 from gymgate.collection.progress import RunProgress
+from gymgate.collection.record import CollectedRollout
 from gymgate.collection.report import write_report
 from gymgate.collection.report_data import gather
+from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 from gymgate.integrations.trl import batch as batch_module
@@ -93,7 +95,10 @@ def test_the_table_of_run() -> None:
     metrics = progress.environments["e"]
     assert (metrics.mean_reward, metrics.scored, metrics.reward_sum) == (0.75, 2, 1.5)
     run: Any = SimpleNamespace(progress=progress, replayed=False)
-    assert as_dict(run, {"e": None}, interrupted=False, error=None)["environments"]["e"].items() >= {
+    tasks = CollectedTasks()
+    for number, name in enumerate((*FINISHED, "failed")):
+        tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
+    assert as_dict(run, summary_rows(tasks), interrupted=False, error=None)["environments"]["e"].items() >= {
         "rollouts": 5, "ok": 4, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
     }.items()  # fmt: skip
 
@@ -136,7 +141,9 @@ def test_verifiers_traces(run: Path) -> None:
     assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0, 1.0]
     assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False, False]
     assert [trace["ok"] for trace in traces] == [True] * 4 + [False]
-    found = read_metrics(run)["e"]
+    metrics, tasks = read_metrics(run)
+    found, [row] = metrics["e"], summary_rows(tasks)
+    assert (row["mean_reward"], row["scored"], row["failed"]) == (0.75, 2, 1)
     assert (found.mean_reward, found.scored, found.reward_sum) == (0.75, 2, 1.5)
     assert found.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1, "failed": 1}
 

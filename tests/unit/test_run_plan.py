@@ -13,11 +13,14 @@ from click.testing import CliRunner
 
 from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
-from gymgate.cli.metrics_tables import print_outcomes
+from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.policies import only_recorded, replay_files
 from gymgate.cli.run import as_dict
+from gymgate.collection.metrics import summary_rows
 from gymgate.collection.plan import RolloutPlan
 from gymgate.collection.progress import RunProgress
+from gymgate.collection.record import CollectedRollout
+from gymgate.collection.tasks import CollectedTasks
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import Row, RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
@@ -98,33 +101,42 @@ def count(progress: RunProgress, one: Rollout) -> None:
 
 
 def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = RunProgress()
+    progress, tasks = RunProgress(), CollectedTasks()
     progress.start()
-    for one in (
-        rollout("b", 1.0),
-        rollout("b", 0.0),
-        rollout("b", None),
-        rollout("a", None, "401\n  no key"),
+    reason = {"failure_kind": "judge_failed", "failure_reason": "404 at http://h:1/ng-rollout/{}/v1"}
+    results = [{key: text.format(id_) for key, text in reason.items()} for id_ in "xy"]
+    for number, one in enumerate(
+        (
+            rollout("b", 1.0),
+            rollout("b", 0.0),
+            rollout("b", None),
+            rollout("a", None, "401\n  no key"),
+            rollout("b", 1.0).model_copy(update={"status": "truncated"}),
+            *(rollout("a", 0.0).model_copy(update={"status": "masked", "result": each}) for each in results),
+        )
     ):
         count(progress, one)
-    count(progress, rollout("b", 1.0).model_copy(update={"status": "truncated"}))
-    reason = {"failure_kind": "judge_failed", "failure_reason": "404 at http://h:1/ng-rollout/{}/v1"}
-    for id_ in "xy":
-        result = {key: text.format(id_) for key, text in reason.items()}
-        count(progress, rollout("a", 0.0).model_copy(update={"status": "masked", "result": result}))
-    print_outcomes(progress.environments, {"a": None, "b": 2.0})
+        tasks.add_rollout(
+            CollectedRollout.model_construct(**one.__dict__, row_key=str(number % 2), repeat=number)
+        )
+    rows = summary_rows(tasks)
+    print_results(rows, replayed=False)
+    print_causes(progress.environments)
     out, err = capsys.readouterr()
-    head, a, b = out.splitlines()
-    assert head.split("  ")[0] == "environment"
-    assert a.split()[:8] == ["a", "3", "2", "1", "2", "0", "0", "-"]
-    assert b.split()[:8] == ["b", "4", "4", "0", "0", "1", "1", "0.667"]
+    head, a, b, whole = out.splitlines()
+    counts = ["environment", "rollouts", "failed", "masked", "unscored", "truncated"]
+    assert head.split() == [*counts, "tasks", "mean", "±", "se", "pass@1"]
+    assert a.split() == ["a", "3", "1", "2", "0", "0", "0/2", "-", "-"]
+    assert b.split() == ["b", "4", "0", "0", "1", "1", "2", "0.667", "±0.444", "0.500"]
+    assert whole.split()[:2] == ["all", "7"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
     assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
     run: Any = SimpleNamespace(progress=progress, replayed=False)
-    summary = as_dict(run, {"a": None, "b": 2.0}, interrupted=True, error=None)
+    summary = as_dict(run, rows, interrupted=True, error=None)
+    assert {*summary["environments"]} == {"a", "b"}
     assert summary["environments"]["b"]["mean_reward"] == pytest.approx(2 / 3)
-    counts = {"rollouts": 4, "ok": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
-    assert summary["environments"]["b"].items() >= counts.items()
+    counted = {"rollouts": 4, "ok": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
+    assert summary["environments"]["b"].items() >= counted.items()
     assert (summary["environments"]["a"]["failed"], summary["environments"]["a"]["masked"]) == (1, 2)
     assert summary["environments"]["a"]["mean_reward"] is None
     assert (summary["reasons"], summary["interrupted"]) == (reasons, True)
@@ -152,9 +164,9 @@ def test_a_row_that_cannot_be_read_is_a_rollout_that_says_why(tmp_path: Path) ->
     plan = RolloutPlan([found], repeats=2, keep_invalid=True)
     rollouts = [(each.row, each.identity.repeat, each.error) for each in plan.rollouts()]
     assert [(type(row), row.line, repeat) for row, repeat, _ in rollouts] == [
-        *((Row, 1, 0), (Row, 1, 1), (Row, 2, 0), (Row, 2, 1), (Row, 3, 0), (Row, 3, 1))
+        *((Row, line, repeat) for repeat in (0, 1) for line in (1, 2, 3))
     ]
-    assert [type(error) for *_, error in rollouts] == [*[type(None)] * 2, *[DataError] * 2, *[type(None)] * 2]
+    assert [type(error) for *_, error in rollouts] == [type(None), DataError, type(None)] * 2
     assert plan.total() == len({each.identity for each in plan.rollouts()}) == 6
 
 

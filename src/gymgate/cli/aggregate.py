@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.metrics_tables import print_summary
-from gymgate.cli.options import json_option, keep_option, overlap_option
+from gymgate.cli.metrics_tables import print_results
+from gymgate.cli.options import json_option, k_option, keep_option, overlap_option, wide_option
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import (
@@ -44,13 +44,8 @@ from gymgate.errors import ConfigError, DataError
     help="Field of the result that holds the answer, for maj@k. [known names]",
 )
 @overlap_option
-@click.option(
-    "-k",
-    "--ks",
-    "ks",
-    metavar="K,...",
-    help="k of pass@k and maj@k, over the tasks with enough scored rollouts.",
-)
+@k_option
+@wide_option
 @click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @json_option
@@ -62,15 +57,16 @@ def command(
     answer_key: str | None,
     overlap: str,
     ks: str | None,
+    wide: bool,
     complete: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
     """Print pass@1, pass@k and maj@k of runs, with standard errors.
 
-    RUN is a directory of gymgate collect, whose shards are merged, or a rollouts.jsonl of NeMo Gym's collector. Metrics are
-    fractions, not percent; behind ± is the standard error over tasks, and under ±runs that of pass@1 over runs (seeds
-    and repeats).
+    RUN is a directory of gymgate collect, whose shards are merged, a file of gymgate run -o, or a rollouts.jsonl of NeMo Gym's
+    collector. Metrics are fractions, not percent; after ± is the standard error over tasks. A narrow terminal gets fewer columns;
+    --wide, --json and --summary have them all.
     """
     if markdown and as_json:
         raise ConfigError("--markdown and --json are two forms of one table: give one of them")
@@ -79,12 +75,12 @@ def command(
     if bounds is not None and not outputs:
         raise ConfigError(f"--keep {bounds} selects rows of a file: name it with -o")
     limits = parse_bounds(bounds) if bounds else None
-    wanted_ks = parse_ks(ks) if ks else None
+    chosen = parse_ks(ks) if ks else None
     collected = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
-    notes = [*collected.notes, *(() if wanted_ks else notes_on_tasks(collected))]
+    notes = [*collected.notes, *(() if chosen else notes_on_tasks(collected))]
     for note in notes:
         log(note)
-    metrics = summary_rows(collected, wanted_ks)
+    metrics = summary_rows(collected, chosen)
     if not metrics and not collected.missing:
         raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
     rows = list(task_rows(collected)) if outputs else []
@@ -98,6 +94,6 @@ def command(
     if as_json:
         print_json({"environments": metrics, "replayed": collected.replayed, "notes": notes})
     else:
-        print_summary(metrics, replayed=collected.replayed, markdown=markdown)
+        print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
     if complete and collected.missing:
         raise click.exceptions.Exit(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -13,7 +14,7 @@ import click
 
 from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import print_summary
+from gymgate.cli.metrics_tables import print_results
 from gymgate.cli.options import (
     Seconds,
     concurrency_option,
@@ -22,14 +23,16 @@ from gymgate.cli.options import (
     environment_options,
     gym_option,
     json_option,
+    k_option,
     repeats_option,
     replay_file_option,
     rows_option,
+    wide_option,
 )
 from gymgate.cli.output import Log, print_json
-from gymgate.cli.progress import OTHER_OUTCOMES, Show, showing_progress, state
+from gymgate.cli.progress import OTHER_OUTCOMES, Show, showing_progress
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.metrics import notes_on_tasks, summary_rows
+from gymgate.collection.metrics import notes_on_tasks, parse_ks, summary_rows
 from gymgate.collection.pace import Pace, parse_budgets
 from gymgate.collection.plan import WHOLE, parse_seeds, parse_shard
 from gymgate.collection.run import Collection
@@ -115,6 +118,8 @@ UNFINISHED = 75
     metavar="N",
     help="With --ray: reserve N CPUs for each stack, and run as many on a node as fit.",
 )
+@k_option
+@wide_option
 @json_option
 def command(
     as_json: bool,
@@ -128,6 +133,8 @@ def command(
     stall_warning: float,
     sync_every: float,
     bodies: bool,
+    ks: str | None,
+    wide: bool,
     ray: str | None,
     cpus_per_stack: float | None,
     **options: Any,
@@ -144,6 +151,7 @@ def command(
         raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
     if ray is not None:
         require_ray()
+    chosen = parse_ks(ks) if ks else None
     wait_s = options["endpoint"].wait_for_policy
     with showing_progress() as (show, log):
         run = make_collection(
@@ -160,7 +168,7 @@ def command(
         )
         interrupted, error = run_interruptibly(_run_drainably(run, show, budget))
     if run.progress.total:
-        _close(run, as_json, log)
+        _close(run, log, ks=chosen, as_json=as_json, wide=wide)
     if error is not None:
         raise error
     progress = run.progress
@@ -190,13 +198,17 @@ async def _run_drainably(run: Collection, show: Show, budget: float | None) -> N
             timer.cancel()
 
 
-def _close(run: Collection, as_json: bool, log: Log) -> None:
-    """Print the closing counts and the run's metrics, as tables or as JSON, and what to do next."""
+def _close(run: Collection, log: Log, *, ks: Sequence[int] | None, as_json: bool, wide: bool) -> None:
+    """Print the closing counts and the run's metrics, as a table or as JSON, and what to do next.
+
+    The metrics are the run's, of this process and of those before it.
+    """
     progress, directory = run.progress, run.directory
     assert directory is not None
     collected = read_runs([directory])
-    metrics = summary_rows(collected)
-    for note in notes_on_tasks(collected):
+    metrics = summary_rows(collected, ks)
+    overall = metrics[-1] if metrics else {}
+    for note in () if ks else notes_on_tasks(collected):
         log(note)
     if as_json:
         print_json(
@@ -208,9 +220,9 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
                 "failed": progress.failed + progress.given_up_before,
                 "left": progress.left,
                 "invalid_rows": len(run.plan.invalid),
-                "mean_reward": progress.mean_reward,
-                "counted": progress.scored,
-                **{str(name): progress.outcomes[name] for name in OTHER_OUTCOMES},
+                "mean_reward": overall.get("mean_reward"),
+                "counted": overall.get("scored", 0),
+                **{str(name): overall.get(name, 0) for name in OTHER_OUTCOMES},
                 "failed_attempts": dict(progress.failures),
                 "replayed": run.replayed,
                 "environments": metrics,
@@ -218,13 +230,12 @@ def _close(run: Collection, as_json: bool, log: Log) -> None:
         )
         return
     left = f", {progress.left} left" if progress.left else ""
-    shown = state(progress)
-    log(f"{directory}: {progress.done} of {progress.total} rollouts{left}{f' ({shown})' if shown else ''}")
+    log(f"{directory}: {progress.done} of {progress.total} rollouts{left}")
     for reason, count in progress.failures.most_common(5):
         example = shorten(progress.examples[reason], EXAMPLE_LENGTH, placeholder=" ...")
         log(f"{count} x {reason}, such as: {example} (see {directory}/{FAILURES})")
     if metrics:
-        print_summary(metrics, replayed=run.replayed)
+        print_results(metrics, replayed=run.replayed, ks=ks, wide=wide)
         path = shlex.quote(str(run.output))
         log(
             f"next: gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"

@@ -24,13 +24,16 @@ from gymgate.cli.options import (
     concurrency_option,
     data_option,
     gym_option,
+    k_option,
     model_option,
     repeats_option,
     rows_option,
     sampling_option,
+    wide_option,
 )
 from gymgate.cli.output import log
 from gymgate.cli.policies import asked_endpoint
+from gymgate.collection.metrics import parse_ks
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
@@ -68,24 +71,27 @@ def command() -> None:
 @click.option(
     "-o", "--output", metavar="DIRECTORY", help="Write the run to a directory in this one. [outputs]"
 )
+@k_option
+@wide_option
 @click.option("--push", is_flag=True, help="Upload the results to the Prime Intellect platform.")
 @click.option(
     "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
 )
 @click.pass_context
-def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> None:
+def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> None:
     """Run NeMo Gym environments through verifiers' eval; TASKSET is nemo-gym-env unless you name another.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
     default environment runs one row, every other environment all of its rows.
     """
     require_verifiers()
+    table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
     default = click.core.ParameterSource.DEFAULT
     given = [name for name in options if context.get_parameter_source(name) != default]
     argv = verifiers_args(args, options, given)
     settings = read_settings(argv)
     if settings.get("env.taskset.id") != PLUGIN_ID:
-        sys.exit(_evaluate(argv))
+        sys.exit(_evaluate(argv, table))
     knobs, replayed = knobs_of(settings), is_replayed(settings)
     with ExitStack() as exits:
         policy_args = exits.enter_context(_policy(knobs, settings))
@@ -93,7 +99,7 @@ def run(context: click.Context, /, args: tuple[str, ...], **options: Any) -> Non
             from gymgate.integrations.stacks import starting_early
 
             exits.enter_context(starting_early(knobs.stack_config(), log))
-        code = _evaluate([*argv, *policy_args], replayed=replayed)
+        code = _evaluate([*argv, *policy_args], table, replayed=replayed)
     sys.exit(code)
 
 
@@ -145,8 +151,8 @@ def _endpoint_args(settings: Mapping[str, Any], url: str, model: str | None, *, 
     return args
 
 
-def _evaluate(argv: list[str], *, replayed: bool = False) -> int:
-    """Run verifiers' eval and print the closing table; returns the exit code, 1 where rollouts failed."""
+def _evaluate(argv: list[str], table: Mapping[str, Any], *, replayed: bool = False) -> int:
+    """Run verifiers' eval and print the closing table, with the options `table`; return the exit code, 1 if rollouts failed."""
     log("loading verifiers")
     from verifiers.v1.cli.eval.main import main
 
@@ -163,9 +169,9 @@ def _evaluate(argv: list[str], *, replayed: bool = False) -> int:
     if watcher.run is None or not (watcher.run / TRACES).is_file():
         click.echo(frame.getvalue() if frame else "", nl=False)  # help, or that there is nothing to resume
         return code
-    environments = read_metrics(watcher.run, since=started)
+    environments, tasks = read_metrics(watcher.run, since=started)
     code = code or int(any(metrics.failed for metrics in environments.values()))
-    print_report(environments, watcher.run, replayed=replayed, complete=code == 0)
+    print_report(environments, tasks, watcher.run, table, replayed=replayed, complete=code == 0)
     return code
 
 

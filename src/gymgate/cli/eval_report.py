@@ -16,11 +16,12 @@ from typing import Any
 import click
 import orjson
 
-from gymgate.cli.metrics_tables import print_outcomes
+from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.output import log
+from gymgate.collection.metrics import summary_rows
 from gymgate.collection.progress import EnvironmentMetrics
+from gymgate.collection.tasks import CollectedTasks
 from gymgate.rollout import outcome_of
-from gymgate.rollout.outcome import Reason
 
 TRACES = "traces.jsonl"
 PROGRESS_S = 10.0
@@ -85,42 +86,51 @@ def _report_progress(watcher: RunWatcher, done: threading.Event) -> None:
             log(f"{lines}{f' of {watcher.wanted}' if watcher.wanted else ''} rollouts finished")
 
 
-def read_metrics(run: Path, since: float = 0.0) -> dict[str, TimedMetrics]:
-    """Return what came of each environment's rollouts; rates are of those that began after `since`."""
+def read_metrics(run: Path, since: float = 0.0) -> tuple[dict[str, TimedMetrics], CollectedTasks]:
+    """Return what came of each environment's rollouts, and of each task's; rates are of those that began after `since`."""
     environments: defaultdict[str, TimedMetrics] = defaultdict(TimedMetrics)
+    tasks = CollectedTasks()
     with (run / TRACES).open("rb") as file:
         for line in file:
             if line.strip():
-                _count(environments, orjson.loads(line), since)
-    return dict(sorted(environments.items()))
+                _count(environments, tasks, orjson.loads(line), since)
+    return dict(sorted(environments.items())), tasks
 
 
-def _count(environments: defaultdict[str, TimedMetrics], episode: dict[str, Any], since: float) -> None:
+def _count(
+    environments: defaultdict[str, TimedMetrics],
+    tasks: CollectedTasks,
+    episode: dict[str, Any],
+    since: float,
+) -> None:
     data = episode.get("task", {}).get("data", {})
-    metrics = environments[data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"]
+    name = data.get("gym", {}).get("environment") or episode.get("env", {}).get("id") or "?"
+    metrics, row_key = environments[name], str(data.get("id") or data.get("idx"))
     metrics.causes.update(_line(error) for error in episode.get("errors", []))
     for trace in episode.get("traces") or [{}]:
         if (start := trace.get("timing", {}).get("start", 0.0)) > since:
             metrics.timed += 1
             metrics.start = min(metrics.start, start)
             metrics.end = max(metrics.end, _end(trace["timing"]))
-        if not trace.get("ok"):
-            metrics.add("failed", None)
+        rollout = _rollout(trace)
+        outcome = outcome_of(rollout)
+        metrics.add(outcome.reason, outcome.reward)
+        tasks.add({"environment": name, "row_key": row_key, **rollout})
+        if outcome.reason == "failed":
             metrics.causes.update(_line(error) for error in trace.get("errors", [])[-1:])
-        else:
-            metrics.add(*_scored(trace))
 
 
-def _scored(trace: dict[str, Any]) -> tuple[Reason, float | None]:
-    """Return the outcome of a trace that did not fail, and its reward if that counts; parts have weight 0."""
+def _rollout(trace: dict[str, Any]) -> dict[str, Any]:
+    """Return status and reward of a trace, as a line of a run has them; parts have weight 0."""
+    if not trace.get("ok"):
+        return {"status": "failed"}
     weighted = [
         reward["score"] * reward.get("weight", 1.0)
         for reward in trace.get("rewards", {}).values()
         if reward and reward.get("weight", 1.0)
     ]
     rollout = trace.get("info", {}).get("nemo_gym") or {"status": "completed"}
-    result = outcome_of({**rollout, "reward": sum(weighted) if weighted else None})
-    return result.reason, result.reward
+    return {**rollout, "reward": sum(weighted) if weighted else None}
 
 
 def _end(timing: dict[str, Any]) -> float:
@@ -132,12 +142,22 @@ def _line(error: dict[str, Any]) -> str:
 
 
 def print_report(
-    environments: Mapping[str, TimedMetrics], run: Path, *, replayed: bool = False, complete: bool = True
+    environments: Mapping[str, TimedMetrics],
+    tasks: CollectedTasks,
+    run: Path,
+    table: Mapping[str, Any],
+    *,
+    replayed: bool = False,
+    complete: bool = True,
 ) -> None:
     """Print the closing table, why rollouts failed, where the results are, and what to do next."""
     click.echo()
     rates = {name: metrics.rate for name, metrics in environments.items()}
-    print_outcomes(environments, rates, replayed=replayed)
+    rows = [
+        {**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, table["ks"])
+    ]
+    print_results(rows, replayed=replayed, **table)
+    print_causes(environments)
     click.echo(f"results: {run}")
     log(f"  look:   {run / TRACES} has one rollout per line, {run / 'logs/latest/eval.log'} is the log")
     if not complete:

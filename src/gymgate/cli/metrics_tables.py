@@ -1,4 +1,4 @@
-"""Tables of metrics: outcomes, as `gymgate run` and `eval run` end, and pass@k with its standard errors."""
+"""The table of results: one for `gymgate run`, `eval run`, `collect` and `aggregate`. A number in it is never broken."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymgate.cli.output import log, print_table
+from gymgate.cli.output import Column, log, print_columns
 from gymgate.collection.progress import EnvironmentMetrics
 from gymgate.rollout.outcome import Reason
 
 SHOWN_CAUSES = 5
-BESIDE_THE_MEAN: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
-"""Outcomes with a column each; of these only truncated rollouts are in the mean."""
-REPLAYED = "recorded answers"
-"""In the column `policy`, where no model answered."""
-COUNTS = ("tasks", "rollouts", "failed")
-RUNS = "±runs"
-"""Standard error of pass@1 over runs (seeds and repeats), beside the one over tasks."""
+NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
+"""Outcomes with a column each where there are any; of these only truncated rollouts are in the mean."""
+REPLAYED = "replayed"
+"""In the column `policy`, where recorded answers took the model's place."""
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -26,27 +23,8 @@ def all_causes(environments: Mapping[str, EnvironmentMetrics]) -> Counter[str]:
     return sum((metrics.causes for metrics in environments.values()), Counter())
 
 
-def print_outcomes(
-    environments: Mapping[str, EnvironmentMetrics],
-    rates: Mapping[str, float | None],
-    *,
-    replayed: bool = False,
-) -> None:
-    """Print outcomes and mean reward by environment to stdout, then why rollouts failed or were masked to stderr.
-
-    `rates` are rollouts per second by environment; `replayed` adds a column that says that no model answered.
-    """
-    header = ("environment", "rollouts", "ok", *BESIDE_THE_MEAN, "mean reward", "rollouts/s")
-    rows = [
-        (
-            name or "?",
-            *map(str, (each.rollouts, each.ok, *(each.outcomes[reason] for reason in BESIDE_THE_MEAN))),
-            _number(each.mean_reward, 3),
-            _number(rates[name], 1),
-        )
-        for name, each in sorted(environments.items())
-    ]
-    print_table(*_with_policy(header, rows, replayed))
+def print_causes(environments: Mapping[str, EnvironmentMetrics]) -> None:
+    """Print to stderr why rollouts failed or were masked, the most frequent reasons first."""
     causes = all_causes(environments)
     shown = causes.most_common(SHOWN_CAUSES)
     for cause, count in shown:
@@ -55,57 +33,99 @@ def print_outcomes(
         log(f"and {rest} more reasons")
 
 
-def print_summary(rows: Rows, *, replayed: bool, markdown: bool = False) -> None:
-    """Print counts, pass@k and maj@k with their standard errors, a line per environment, to stdout."""
-    header, lines = _with_policy(*_summary(rows), replayed)
+def print_results(
+    rows: Rows,
+    *,
+    replayed: bool,
+    ks: Sequence[int] | None = None,
+    wide: bool = False,
+    markdown: bool = False,
+) -> None:
+    """Print the metrics of each environment, as `summary_rows` makes them, to stdout.
+
+    A terminal that is too narrow gets fewer columns. `ks` are the k of pass@k, otherwise 1 and the largest; `wide` adds
+    every other column.
+    """
+    columns = _all_columns(rows, replayed=replayed) if wide else _columns(rows, ks, replayed=replayed)
     if not markdown:
-        print_table(header, lines)
+        print_columns(columns, drop=not wide)
         return
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    for line in (header, rule, *lines):
+    lines = [[column.title for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
+    lines += [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)]
+    for line in lines:
         print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
 
 
-def _summary(rows: Rows) -> tuple[Sequence[str], list[Sequence[str]]]:
-    names = [*_numbered("pass@", rows), *(name for name in _numbered("maj@", rows) if name != "maj@1")]
-    header = ["environment", *COUNTS]
-    lines = [[str(row["environment"]), _tasks(row), str(row["rollouts"]), str(row["failed"])] for row in rows]
-    for name in names:
-        header.append(name)
-        for line, row in zip(lines, rows, strict=True):
-            line.append(_with_error(row.get(name), row.get(f"{name}_se")))
+def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Column]:
+    """Return the columns of a terminal; where it is too narrow, outcomes other than failures are dropped first, then pass@k."""
+    known = _numbered("pass@", rows)
+    chosen = [f"pass@{k}" for k in ks] if ks else [*known[:1], *known[1:][-1:]]
+    counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
+    columns = [_environments(rows), _column(rows, "rollouts", _rollouts)]
+    columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)
+    if any(row["scored_tasks"] != row["tasks"] for row in rows):
+        columns.append(_column(rows, "tasks", _tasks, rank=2))
+    columns.append(_column(rows, "mean ± se", _mean, left=True))
+    columns += (_column(rows, name, rank=1) for name in chosen)
+    if replayed:
+        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
+    return columns
+
+
+def _all_columns(rows: Rows, *, replayed: bool) -> list[Column]:
+    columns = [_environments(rows), _column(rows, "tasks", _tasks), _column(rows, "rollouts", _rollouts)]
+    columns += (_column(rows, name) for name in ("scored", *NOT_SCORED))
+    columns.append(_column(rows, "mean ± se", _mean, left=True))
+    majority = [name for name in _numbered("maj@", rows) if name != "maj@1"]
+    for name in (*_numbered("pass@", rows), *majority):
+        columns.append(_column(rows, name, lambda row, name=name: _with_error(row, name), left=True))
         if name == "pass@1":
-            header.append(RUNS)
-            for line, row in zip(lines, rows, strict=True):
-                error = row.get("pass@1_se_runs")
-                line.append("-" if error is None else f"±{error:.4f}")
-    return header, list(lines)
+            columns.append(_column(rows, "±runs", lambda row: _number(row.get("pass@1_se_runs"))))
+    if any(row.get("rollouts_per_s") is not None for row in rows):
+        columns.append(_column(rows, "rollouts/s", lambda row: _number(row.get("rollouts_per_s"), 1)))
+    if replayed:
+        columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
+    return columns
+
+
+def _environments(rows: Rows) -> Column:
+    return Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)
+
+
+def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank: int = 0) -> Column:
+    def shown(row: Mapping[str, Any]) -> str:
+        value = row.get(name)
+        return str(value) if isinstance(value, int) else _number(value)
+
+    return Column(name, [(cell or shown)(row) for row in rows], left=left, rank=rank)
+
+
+def _rollouts(row: Mapping[str, Any]) -> str:
+    """Return the number of rollouts, with those that failed, which some rows count apart; truncated ones are scored."""
+    return str(sum(row[name] for name in ("scored", "masked", "unscored", "failed")))
 
 
 def _tasks(row: Mapping[str, Any]) -> str:
-    """The number of tasks, after the number that the metrics are over if it is another."""
+    """Return the number of tasks, after the number of those that the metrics are over if that is another."""
     tasks, scored = row["tasks"], row["scored_tasks"]
     return str(tasks) if scored == tasks else f"{scored}/{tasks}"
 
 
-def _with_policy(
-    header: Sequence[str], rows: Sequence[Sequence[str]], replayed: bool
-) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    return ([*header, "policy"], [[*row, REPLAYED] for row in rows]) if replayed else (header, rows)
+def _mean(row: Mapping[str, Any]) -> str:
+    return _with_error(row, "mean_reward")
+
+
+def _with_error(row: Mapping[str, Any], name: str) -> str:
+    value, error = row.get(name), row.get(f"{name}_se")
+    return _number(value) if value is None or error is None else f"{_number(value)} ±{_number(error)}"
 
 
 def _numbered(prefix: str, rows: Rows) -> list[str]:
-    found = {
+    names = {
         name for row in rows for name in row if name.startswith(prefix) and name[len(prefix) :].isdigit()
     }
-    return sorted(found, key=lambda name: int(name[len(prefix) :]))
+    return sorted(names, key=lambda name: int(name[len(prefix) :]))
 
 
-def _with_error(value: float | None, error: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4f}" if error is None else f"{value:.4f} ±{error:.4f}"
-
-
-def _number(value: float | None, digits: int) -> str:
+def _number(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"

@@ -263,6 +263,18 @@ ENVIRONMENT_OPTIONS = (
 )
 
 
+k_option = click.option(
+    "-k",
+    "--ks",
+    "ks",
+    metavar="K,...",
+    help="k of pass@k and maj@k, over the tasks with enough scored rollouts. [the table: 1 and the largest]",
+)
+wide_option = click.option(
+    "--wide", is_flag=True, help="Print every metric, in several tables where the terminal is too narrow."
+)
+
+
 keep_option = click.option(
     "--keep",
     "bounds",

@@ -53,9 +53,12 @@ class Lines:
 
 
 def state(progress: RunProgress) -> str:
-    """Mean reward, failures, rate, time left and tokens, as far as they are known."""
+    """Mean reward, failures, rate, time left and tokens, as far as they are known.
+
+    A resumed run has no mean here: that of this process's rollouts would not be the run's.
+    """
     parts = []
-    if (mean := progress.mean_reward) is not None:
+    if (mean := progress.mean_reward) is not None and not progress.resumed:
         parts.append(f"mean reward {mean:.3f}")
     outcomes = progress.outcomes
     parts += [f"{count} {name}" for name in OTHER_OUTCOMES if (count := outcomes[name])]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from gymgate import codec
 from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import BESIDE_THE_MEAN, all_causes, print_outcomes
+from gymgate.cli.metrics_tables import all_causes, print_causes, print_results
 from gymgate.cli.options import (
     concurrency_option,
     data_option,
@@ -20,20 +19,21 @@ from gymgate.cli.options import (
     environment_options,
     gym_option,
     json_option,
+    k_option,
     repeats_option,
     replay_file_option,
     rows_option,
+    wide_option,
 )
 from gymgate.cli.output import log, print_json
 from gymgate.cli.progress import showing_progress
-from gymgate.collection.collector import OnRollout
+from gymgate.collection.metrics import parse_ks, summary_rows
 from gymgate.collection.pace import Pace
-from gymgate.collection.plan import NO_KEY
-from gymgate.collection.progress import EnvironmentMetrics, RunProgress
-from gymgate.collection.record import CollectedRollout
+from gymgate.collection.progress import RunProgress
+from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
+from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import DataError
-from gymgate.rollout import Rollout
 
 
 @click.command("run")
@@ -52,14 +52,20 @@ from gymgate.rollout import Rollout
     type=click.Path(path_type=Path, dir_okay=False),
     help="Append each result to this JSONL file as soon as it is there.",
 )
+@k_option
+@wide_option
 @json_option
-def command(as_json: bool, concurrency: int, output: Path | None, **options: Any) -> None:
+def command(
+    as_json: bool, concurrency: int, output: Path | None, ks: str | None, wide: bool, **options: Any
+) -> None:
     """Run rows with a policy, score them, and print a table.
 
     Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
     (agent_ref). Failed rollouts are not retried. Exits with 1 if a rollout failed and with 130 if interrupted, after a
     table of what was done.
     """
+    chosen = parse_ks(ks) if ks else None
+    tasks = CollectedTasks()
     with showing_progress() as (show, progress_log):
         run = make_collection(
             **options,
@@ -70,13 +76,21 @@ def command(as_json: bool, concurrency: int, output: Path | None, **options: Any
             log=progress_log,
         )
         with _results(output) as append:
-            interrupted, error = run_interruptibly(run.run(on_rollout=append, on_change=show))
+
+            async def add(rollout: CollectedRollout) -> None:
+                tasks.add_rollout(rollout)
+                append(rollout)
+
+            interrupted, error = run_interruptibly(run.run(on_rollout=add, on_change=show))
     progress = run.progress
-    rates = {name: _rate(each, progress) for name, each in progress.environments.items()}
+    rows = [
+        {**row, "rollouts_per_s": _rate(row["rollouts"], progress)} for row in summary_rows(tasks, chosen)
+    ]
     if as_json:
-        print_json(as_dict(run, rates, interrupted=interrupted, error=str(error) if error else None))
-    elif progress.environments:
-        print_outcomes(progress.environments, rates, replayed=run.replayed)
+        print_json(as_dict(run, rows, interrupted=interrupted, error=str(error) if error else None))
+    elif rows:
+        print_results(rows, replayed=run.replayed, ks=chosen, wide=wide)
+        print_causes(progress.environments)
     if output is not None and progress.environments:
         log(f"results: {output}")
     if error is not None:
@@ -88,13 +102,13 @@ def command(as_json: bool, concurrency: int, output: Path | None, **options: Any
 
 
 @contextmanager
-def _results(path: Path | None) -> Iterator[OnRollout | None]:
-    """Yield a function that appends a rollout to the file, whole lines only.
+def _results(path: Path | None) -> Iterator[Callable[[CollectedRollout], None]]:
+    """Yield a function that appends a rollout to the file, whole lines only, as `gymgate collect` writes them.
 
     Raises `DataError` if the file cannot be written, also before anything is started.
     """
     if path is None:
-        yield None
+        yield lambda rollout: None
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,12 +116,9 @@ def _results(path: Path | None) -> Iterator[OnRollout | None]:
     except OSError as error:
         raise _not_written(path, error) from error
 
-    async def append(rollout: CollectedRollout) -> None:
-        key = None if rollout.row_key == NO_KEY else rollout.row_key
-        row = {"key": key, "source": rollout.source, "line": rollout.line, "repeat": rollout.repeat}
-        value = {"row": row, **rollout.model_dump(mode="json", include=set(Rollout.model_fields))}
+    def append(rollout: CollectedRollout) -> None:
         try:
-            file.write(codec.dumps(value) + b"\n")
+            file.write(to_line(rollout))
             file.flush()
         except OSError as error:
             raise _not_written(path, error) from error
@@ -120,24 +131,21 @@ def _not_written(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot write results to {path}: {error.strerror}", path=str(path))
 
 
-def _rate(metrics: EnvironmentMetrics, progress: RunProgress) -> float | None:
+def _rate(rollouts: int, progress: RunProgress) -> float | None:
     seconds = progress.last_finished - progress.started
-    return metrics.rollouts / seconds if seconds > 0 else None
+    return rollouts / seconds if seconds > 0 else None
 
 
 def as_dict(
-    run: Collection, rates: dict[str, float | None], *, interrupted: bool, error: str | None
+    run: Collection, rows: Sequence[Mapping[str, Any]], *, interrupted: bool, error: str | None
 ) -> dict[str, Any]:
-    """The closing table as JSON values."""
+    """The closing table as JSON values, without its last line over all environments."""
     environments = {
-        name: {
-            "rollouts": each.rollouts,
-            "ok": each.ok,
-            **{reason: each.outcomes[reason] for reason in BESIDE_THE_MEAN},
-            "mean_reward": each.mean_reward,
-            "rollouts_per_s": rates[name],
+        row["environment"]: {
+            "ok": row["rollouts"] - row["failed"],
+            **{key: value for key, value in row.items() if key != "environment"},
         }
-        for name, each in sorted(run.progress.environments.items())
+        for row in (rows if len(rows) == 1 else rows[:-1])
     }
     return {
         "environments": environments,

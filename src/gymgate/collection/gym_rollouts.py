@@ -73,9 +73,12 @@ def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, An
 
 
 def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Rollouts that NeMo Gym collected, as lines of a run. Raises `DataError` with path and line."""
-    for line, value in _numbered_lines(path):
-        yield from_gym(value, path, line)
+    """Rollouts that NeMo Gym collected, as lines of a run, and lines that are such already: those of `gymgate run -o`.
+
+    Raises `DataError` with path and line.
+    """
+    for line, value in read_values(path):
+        yield value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
 
 
 def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -84,9 +87,10 @@ def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
     Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
     """
     beside = path.with_name(f"{path.stem}_failures.jsonl")
-    last = {
-        (_agent(value), value[TASK], value[ROLLOUT]): (line, value) for line, value in _numbered_lines(beside)
-    }
+    last = {}
+    for line, value in read_values(beside):
+        numbered = _numbered(value, beside, line)
+        last[_agent(value), numbered[TASK], numbered[ROLLOUT]] = line, value
     for line, value in last.values():
         error = {
             "kind": str(value.get("_ng_failure_class") or "unknown"),
@@ -96,15 +100,14 @@ def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
         yield {**_identifying_fields(value, beside, line), "final": True, "error": error}
 
 
-def _numbered_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for line, value in read_values(path):
-        if TASK not in value or ROLLOUT not in value:
-            raise DataError(
-                f"{path}:{line}: not a rollout of NeMo Gym's collector: it lacks {TASK} or {ROLLOUT}",
-                path=str(path),
-                line=line,
-            )
-        yield line, value
+def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    if TASK not in value or ROLLOUT not in value:
+        raise DataError(
+            f"{path}:{line}: not a rollout of gymgate or of NeMo Gym's collector: it lacks row_key, or {TASK} and {ROLLOUT}",
+            path=str(path),
+            line=line,
+        )
+    return value
 
 
 def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:

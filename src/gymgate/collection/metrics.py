@@ -120,6 +120,7 @@ def _summary(
         "max_k": max_k,
         **_counts(tasks),
         "mean_reward": st.mean(every),
+        "mean_reward_se": st.clustered_error([task.rewards() for task in tasks]),
         "std_reward": st.deviation(every),
         "pass@1": mean,
         "pass@1_se": error,

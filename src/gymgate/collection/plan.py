@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from array import array
 from collections import Counter
@@ -235,8 +236,6 @@ class RolloutPlan:
 
     def rollouts(self, done: Container[Identity] = ()) -> Iterator[PlannedRollout]:
         """Yield the rollouts that are not done; a row is read when it is reached. Raises `DataError` if its file has changed."""
-        last: tuple[int, int] | None = None
-        row: Row | None = None
         starts = [0]
         for keys in self._keys:
             starts.append(starts[-1] + len(keys))
@@ -244,8 +243,7 @@ class RolloutPlan:
             if identity in done:
                 continue
             error = self._invalid_rows.get((number, position))
-            if row is None or (number, position) != last:
-                row, last = self._read(number, position, error), (number, position)
+            row = self._read(number, position, error)
             yield PlannedRollout(
                 identity, row, self.sources[number].environment, starts[number] + position, error
             )
@@ -256,17 +254,26 @@ class RolloutPlan:
         return self.sources[number].rows[position]
 
     def _positions(self) -> Iterator[tuple[int, int, Identity]]:
-        seeds: Sequence[int | None] = (None,) if self.seeds is None else self.seeds
-        for number, keys in enumerate(self._keys):
-            for position, key in enumerate(keys):
-                if (number, position) in self._invalid_rows and not self.keep_invalid:
-                    continue
-                row_key, occurrence = f"{key:016x}", self._occurrences.get((number, position), 0)
-                for seed in seeds:
-                    for repeat in range(self.repeats):
-                        identity = Identity(row_key, occurrence, repeat, seed)
-                        if self.shard.count == 1 or self.shard.holds(identity):
-                            yield number, position, identity
+        """Yield each source's rollouts spread evenly, every row once before any row again: what has finished is a sample."""
+        for repeat in range(self.repeats):
+            for seed in (None,) if self.seeds is None else self.seeds:
+                for number, position in self._spread():
+                    row_key = f"{self._keys[number][position]:016x}"
+                    occurrence = self._occurrences.get((number, position), 0)
+                    identity = Identity(row_key, occurrence, repeat, seed)
+                    if self.shard.count == 1 or self.shard.holds(identity):
+                        yield number, position, identity
+
+    def _spread(self) -> Iterator[tuple[int, int]]:
+        """Yield source and position of every planned row; of each source the same share at any time."""
+
+        def shares(number: int, count: int) -> Iterator[tuple[float, int, int]]:
+            return (((position + 0.5) / count, number, position) for position in range(count))
+
+        sources = (shares(number, len(keys)) for number, keys in enumerate(self._keys))
+        for _, number, position in heapq.merge(*sources):
+            if self.keep_invalid or (number, position) not in self._invalid_rows:
+                yield number, position
 
     def _read_keys(self) -> None:
         seen: dict[int, int] = {}

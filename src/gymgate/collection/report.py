@@ -50,7 +50,7 @@ def title_of(collected: CollectedTasks) -> str:
     """Model, environments and date, such as `m on mcqa, calendar, 2026-11-22`."""
     policy = collected.policy or {}
     model = policy.get("model") or policy.get("name") or "policy"
-    who = "recorded answers" if collected.replayed else str(model) if policy else "rollouts of NeMo Gym"
+    who = "recorded answers" if collected.replayed else str(model) if policy else "rollouts"
     names = sorted({task.environment for task in collected.tasks.values()})
     more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
     date = "" if collected.created is None else f", {datetime.fromtimestamp(collected.created, UTC):%Y-%m-%d}"

@@ -69,6 +69,20 @@ def standard_error(values: Sequence[float]) -> float | None:
     return None if spread is None else spread / math.sqrt(len(values))
 
 
+def clustered_error(tasks: Sequence[Sequence[float]]) -> float | None:
+    """Standard error of the mean over all scores, where those of one task belong together; `None` for less than two tasks.
+
+    With equally many scores of each task it is the standard error of the tasks' means.
+    """
+    scored = [scores for scores in tasks if scores]
+    count = sum(map(len, scored))
+    if len(scored) < 2:
+        return None
+    overall = math.fsum(score for scores in scored for score in scores) / count
+    squares = math.fsum(math.fsum(score - overall for score in scores) ** 2 for scores in scored)
+    return math.sqrt(squares * len(scored) / (len(scored) - 1)) / count
+
+
 def run_means(tasks: Sequence[Sequence[float]]) -> list[float]:
     """Mean over all tasks of the first rollouts, of the second ones, and so on, as far as every task has one."""
     shortest = min(map(len, tasks), default=0)

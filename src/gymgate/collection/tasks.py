@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gymgate.collection.record import CollectedRollout
 from gymgate.config import POLICY
 from gymgate.rollout.outcome import Outcome, outcome_of
 from gymgate.rollout.result import number
@@ -107,6 +108,10 @@ class CollectedTasks:
         task.calls += calls
         task.output_tokens += tokens
         task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
+
+    def add_rollout(self, rollout: CollectedRollout) -> None:
+        """Add a rollout that finished or failed for good; its calls are not counted."""
+        self.add({**vars(rollout), "calls": (), "timing": None})
 
     def task_of(self, value: Mapping[str, Any]) -> Task:
         """The task that a line of a run belongs to."""

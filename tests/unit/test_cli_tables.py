@@ -1,0 +1,109 @@
+"""The table of results on terminals of several widths, rendered on a real one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+import orjson
+import pytest
+
+LINE = {"occurrence": 0, "seed": None, "agent": "a", "source": "rows", "error": None, "result": None}
+LONG = "a_long_name_of_an_environment_that_nobody_can_shorten"
+
+
+def terminal(width: int, *words: str) -> list[str]:
+    """Run a command on a terminal of that width; its lines, without escape sequences."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    variables = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "gymgate", *words]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env={**variables, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        output = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # the other end is closed
+                break
+            if not part:
+                break
+            output += part
+        os.close(ours)
+        assert process.stderr is not None
+        assert process.wait(timeout=60) == 0, process.stderr.read().decode()
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", output.decode()).replace("\r\n", "\n").splitlines()
+
+
+def write_run(path: Path, environments: Sequence[str], statuses: Sequence[str]) -> Path:
+    """A run of eight rows per environment, sixteen rollouts each."""
+    path.mkdir()
+    described = {"format": 1, "settings": {"policy": {"type": "replay"}}, "extent": {}, "created": 0}
+    (path / "run.json").write_text(json.dumps(described))
+    with (path / "rollouts.jsonl").open("wb") as file:
+        for environment in environments:
+            for number in range(8 * 16):
+                row, repeat = divmod(number, 16)
+                status = statuses[number % len(statuses)]
+                reward = float((row * repeat) % 3 == 0) if status in ("completed", "truncated") else None
+                value = {"row_key": f"{row:016x}", "repeat": repeat, "task": row, "line": row}
+                where = {"environment": environment, "status": status, "reward": reward}
+                file.write(orjson.dumps({**value, **LINE, **where}) + b"\n")
+    return path
+
+
+def numbers(lines: Sequence[str]) -> list[str]:
+    return [word for line in lines for word in re.findall(r"(?<!\S)±?\d+(?:\.\d+)?(?!\S)", line)]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_no_number_breaks(width: int, tmp_path: Path) -> None:
+    """Whatever the width: a line per environment, each within the terminal, each number whole and as in a pipe."""
+    names = ("calendar", "example_session_state_mgmt", LONG)
+    statuses = ("completed", "truncated", "masked", "unscored", "completed")
+    run = write_run(tmp_path / "run", names, statuses)
+    lines = terminal(width, "aggregate", str(run))
+    assert max(map(len, lines)) <= width
+    header, rule, *rows = [line for line in lines if line.strip()]
+    assert header.split()[:2] == ["environment"[: len(header.split()[0])], "rollouts"]
+    assert set(rule.strip()) == {"─"}
+    assert len(rows) == len(names) + 1
+    piped = subprocess.run(
+        [sys.executable, "-m", "gymgate", "aggregate", str(run), "--wide"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.splitlines()
+    assert {*numbers(rows)} <= {*numbers(piped)}
+    assert [row.split()[1] for row in rows] == ["128", "128", "128", "384"]
+    assert "mean ± se" in header
+    assert "failed" not in header  # none did
+    assert header.rstrip().endswith("policy")
+    if width >= 100:
+        assert header.count("pass@") == 2
+    if width == 200:
+        assert any(LONG in row for row in rows)
+
+
+def test_the_wide_table_goes_on_below(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", ("mcqa", "calendar"), ("completed",))
+    lines = terminal(80, "aggregate", str(run), "--wide")
+    assert max(map(len, lines)) <= 80
+    headers = [line.split() for line in lines if line.startswith("environment")]
+    assert len(headers) > 1
+    titles = [title for header in headers for title in header[1:]]
+    for title in ("tasks", "failed", "truncated", "pass@1", "±runs", "pass@2", "pass@16", "policy"):
+        assert titles.count(title) == 1
+    assert sum(line.startswith("mcqa ") for line in lines) == len(headers)
