@@ -151,7 +151,7 @@ def test_a_blended_file(tmp_path: Path) -> None:
     done = run(*THREE, "--data", str(path), "-c", "1")
     assert done.returncode == 1
     assert f"1 x DataError: {path}:16: has no responses_create_params" in done.stderr
-    assert len(done.stdout.splitlines()) == 5
+    assert len(done.stdout.splitlines()) == 6
 
 
 def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
     done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
     assert done.returncode == 1
     row = done.stdout.splitlines()[1].split()
-    assert row[:4] == ["example_session_state_mgmt", "8", "4", "1.000"]
+    assert row[:5] == ["example_session_state_mgmt", "8", "4", "2/4", "1.000"]
     assert f"2 x DataError: {path}:2: not JSON" in done.stderr
     assert f"2 x DataError: {path}:3: " in done.stderr
     assert "'nobody'" in done.stderr
