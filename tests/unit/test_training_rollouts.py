@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from gymgate.config import RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.integrations.training import rollouts as module
 from gymgate.integrations.training.rollouts import RolloutRunner, rollout_metrics
-from gymgate.rollout import Rollout
+from gymgate.rollout import ModelCall, Rollout
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import CallableEngine, Sample
 
@@ -188,3 +189,32 @@ async def test_a_judge_that_is_the_policy_is_a_conversation_of_its_own(scene: Sc
     assert not (await asyncio.wait([held], timeout=0.05))[0]
     policy.resume()
     assert (await held)["choices"]
+
+
+async def test_a_call_that_its_agent_gave_up_on_is_not_trained(scene: Scene) -> None:
+    """The agent asks otherwise instead, after the same first call. What the abandoned call sampled is in no segment."""
+    ids = itertools.count(5000)
+    policy = TokenPolicy(
+        CallableEngine(lambda prompt, sampling: Sample([next(ids)], [-0.5], "stop")), CountingRenderer()
+    )
+    task = asyncio.create_task(scene.runner.run("e", ROW, policy.conversation()))
+    while not scene.under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    history = [{"role": "user", "content": "1"}]
+    calls = []
+    for number, question in enumerate(("2", "3", "4")):
+        answer = await scene.stacks[0].asked[-1]["policy"]({"messages": history})
+        details = {"undelivered": answer["id"]} if number == 1 else {}
+        calls.append(ModelCall(index=number, dialect="chat", status_code=200, details=details))
+        if number != 1:
+            history = [*history, answer["choices"][0]["message"]]
+        history = [*history, {"role": "user", "content": question}]
+    scene.stacks[0].runs[-1].set_result(DONE.model_copy(update={"calls": calls}))
+    segments = (await task).segments
+    trained = [
+        token
+        for segment in segments
+        for token, on in zip(segment.completion_ids, segment.mask, strict=True)
+        if on
+    ]
+    assert trained == [5000, 5002]

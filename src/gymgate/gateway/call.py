@@ -36,6 +36,8 @@ class Call:
     """The task that performs the call, while it does."""
     connection: Connection | None = None
     """The connection that waits for the answer, or that it was written to."""
+    answer_id: str | None = None
+    """The `id` that the endpoint gave its answer."""
     _done: asyncio.Event | None = None
 
     def finish(self) -> None:

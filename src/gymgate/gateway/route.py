@@ -37,7 +37,7 @@ from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
 from gymgate.retrying import BUSY
 from gymgate.rollout.bodies import RequestLog
-from gymgate.rollout.record import Limit, ModelCall, Usage, read_calls
+from gymgate.rollout.record import UNDELIVERED, Limit, ModelCall, Usage, read_calls
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"
 """The name by which resources servers know the policy's model server where a config makes the policy its own judge. Their
@@ -181,8 +181,13 @@ class Route:
 
     def settle(self, key: RequestKey, call: Call, *, written: bool) -> None:
         """Note whether a call's answer was fully written to the connection that asked for it."""
+        details = call.record.details
         if written:
             self.repeated.written(key, call)
+            if UNDELIVERED in details:
+                call.record.details = {name: value for name, value in details.items() if name != UNDELIVERED}
+        elif call.record.status_code == 200:
+            call.record.details = {**details, UNDELIVERED: call.answer_id}
         if call.record.model_server != POLICY:
             self.judges.settled(key, call, written=written)
 
@@ -269,6 +274,7 @@ class Route:
         tokens = token_data_of(answer.body, backend.dialect)
         call.record.prompt_token_ids, call.record.completion_token_ids, call.record.logprobs = tokens
         call.record.details = answer.noted()
+        call.answer_id = answer.body.get("id")
         call.payload = (
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response
         )

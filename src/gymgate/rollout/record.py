@@ -33,6 +33,9 @@ class Usage(Record):
 
 Limit = Literal["max_calls", "context_length"]
 
+UNDELIVERED = "undelivered"
+"""The entry of a call's `details` that says that its agent gave up on it."""
+
 
 class ModelCall(Record):
     """One request to a model, and its answer.
@@ -63,7 +66,8 @@ class ModelCall(Record):
     logprobs: list[float] | None = None
     details: dict[str, Any] = Field(default_factory=dict)
     """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index` and
-    `turn` of a replay, with `tool_output_differs` or `observation_missing` where the conversation only resembles the recorded."""
+    `turn` of a replay, with `tool_output_differs` or `observation_missing` where the conversation only resembles the recorded;
+    `undelivered`, the id of an answer whose agent had closed its connection by then and did not ask again."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0

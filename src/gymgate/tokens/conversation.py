@@ -13,14 +13,14 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from gymgate.errors import ConfigError, MissingExtraError
-from gymgate.rollout.record import Segment
+from gymgate.rollout.record import UNDELIVERED, ModelCall, Segment
 from gymgate.tokens.engines.base import Engine, Sample
 from gymgate.tokens.messages import (
     Message,
@@ -193,6 +193,7 @@ class TokenConversation:
     session: str = field(default_factory=lambda: secrets.token_hex(8))
     _calls: list[SampledCall] = field(default_factory=list)
     _by_history: dict[int, SampledCall] = field(default_factory=dict)
+    _untrained: set[SampledCall] = field(default_factory=set)
 
     @property
     def turns(self) -> list[TokenTurn]:
@@ -201,8 +202,13 @@ class TokenConversation:
 
     @property
     def segments(self) -> list[Segment]:
-        """Training rows, as `gymgate.tokens.assemble` makes them of `turns`."""
-        return segments_of(list(self._calls))
+        """Training rows, as `gymgate.tokens.assemble` makes them of `turns` that are not left out."""
+        return segments_of(list(self._calls), self._untrained)
+
+    def leave_out(self, calls: Iterable[ModelCall]) -> None:
+        """Leave those of a rollout's calls out of `segments` whose answers its agent never got."""
+        ids = {call.details[UNDELIVERED] for call in calls if UNDELIVERED in call.details}
+        self._untrained = {call for number, call in enumerate(self._calls) if self._answer_id(number) in ids}
 
     @property
     def first_prompt_ids(self) -> list[int]:
@@ -273,13 +279,22 @@ class TokenConversation:
             bounds.append(first + limit - prompt_length)
         return max(0, min(bounds)) if bounds else None
 
+    def _answer_id(self, number: int) -> str:
+        return f"chatcmpl-{self.session}-{number}"
+
     def _answer(self, request: Mapping[str, Any], prompt_ids: list[int], sample: Sample) -> dict[str, Any]:
         parsed = self.policy.renderer.parse_response(
             list(sample.token_ids), tools=tool_specs(request.get("tools") or None), prompt_ids=prompt_ids
         )
-        number = len(self._calls)
+        number = (
+            len(self._calls) if sample.token_ids else -1
+        )  # an answer without ids has no place in a segment
         message = assistant_message(parsed, f"{self.session}_{number}")
-        answer_id = f"chatcmpl-{self.session}-{number}"
         return chat_answer(
-            answer_id, request, message, prompt_ids, sample, with_ids=self.policy.answers_with_ids
+            self._answer_id(number),
+            request,
+            message,
+            prompt_ids,
+            sample,
+            with_ids=self.policy.answers_with_ids,
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -164,17 +164,20 @@ def longest_extended(calls: Sequence[SampledCall], prompt_ids: Sequence[int]) ->
     return max(ends, key=lambda call: ends[call], default=None)
 
 
-def segments_of(calls: Sequence[SampledCall]) -> list[Segment]:
+def segments_of(
+    calls: Sequence[SampledCall], untrained: Collection[SampledCall] = frozenset()
+) -> list[Segment]:
     """Make the training rows of calls that hold each call after the one it extends.
 
-    A call extends the row that ends with the call it extends; any other starts a row.
+    A call extends the row that ends with the call it extends; any other starts a row. What `untrained` calls sampled is
+    trained in none.
     """
     rows: list[_OpenSegment] = []
     ending: dict[SampledCall, _OpenSegment] = {}
     for call in calls:
-        if not call.completion:
+        if not call.completion or call in untrained:
             continue
-        before, between = _last_sampled(call)
+        before, between = _last_sampled(call, untrained)
         row = None if before is None else ending.pop(before, None)
         if row is None:
             row = _OpenSegment(call.prompt_ids())
@@ -197,11 +200,13 @@ def _linked(turns: Iterable[TokenTurn]) -> list[SampledCall]:
     return calls
 
 
-def _last_sampled(call: SampledCall) -> tuple[SampledCall | None, array[int]]:
-    """The last call before this one that sampled anything, and the ids between them."""
+def _last_sampled(
+    call: SampledCall, untrained: Collection[SampledCall]
+) -> tuple[SampledCall | None, array[int]]:
+    """The last call before this one that sampled anything to train on, and the ids between them."""
     between, before = call.added, call.earlier
-    while before is not None and not before.completion:
-        between, before = before.added + between, before.earlier
+    while before is not None and (not before.completion or before in untrained):
+        between, before = before.added + before.completion + between, before.earlier
     return before, between
 
 

@@ -77,6 +77,7 @@ class RolloutRunner:
             rollout = await self._run_on(stack, environment, row, conversation)
         except GymgateError as error:
             rollout = failed_rollout(error, id="not-run", environment=environment)
+        conversation.leave_out(rollout.policy_calls)
         return SampledRollout(
             rollout,
             conversation.segments,
