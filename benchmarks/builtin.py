@@ -140,5 +140,5 @@ def arguments(environment: str) -> list[str]:
 
 def _scored_at(run: Path) -> float | None:
     """Unix time at which the one rollout ended; None if it failed."""
-    (metrics,) = read_metrics(run).values()
+    (metrics,) = read_metrics(run)[0].values()
     return metrics.end if metrics.scored else None

@@ -72,7 +72,7 @@ def measure(
         if done.returncode:
             raise RuntimeError(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
-        (metrics,) = read_metrics(Path(output) / "run").values()
+        (metrics,) = read_metrics(Path(output) / "run")[0].values()
     return Figure(metrics.rate or 0.0, wall_s, metrics.failed)
 
 

@@ -112,7 +112,7 @@ def test_a_conversation_becomes_a_branch(tmp_path: Path) -> None:
     assert trace.metrics["length"] == 3.0
     assert trace.timing.start == 1_700_000_006.0
     assert trace.info["nemo_gym"]["result"] == RESULT
-    [metrics] = read_metrics(tmp_path / "out").values()
+    [metrics] = read_metrics(tmp_path / "out")[0].values()
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.mean_reward) == (1, 0, 1, 0.5)
 
 
