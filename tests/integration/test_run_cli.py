@@ -181,7 +181,7 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
     with ReplayServer(("calendar",)) as server:
         done = run("example_multi_step", "-b", server.base_url, "-m", "m")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "-", "-"]
+    assert done.stdout.splitlines()[1].split() == ["example_multi_step", "5", "5", "0/5", "-", "-"]
     assert [line for line in done.stderr.splitlines() if " x PolicyError: " in line]
 
 
