@@ -23,7 +23,7 @@ KEY = "0123456789abcdef" * 2
 
 def read(value: Any) -> dict[str, Any] | None:
     found = results.read_result(json.dumps(value).encode(), key=KEY, rollout_id="r-1")
-    return None if found is None else results.measured(found[0], {}, "route")["result"]
+    return None if found is None else results.measured(found, b"{}", "route")["result"]
 
 
 def test_routing_is_taken_out_of_the_result() -> None:
@@ -96,7 +96,7 @@ def test_parts_and_metrics() -> None:
         "_ng_task_index": 1,
         "mask_sample": False,
     }
-    measured = results.measured(result, {"level": 3, "attempts": 1}, "route")
+    measured = results.measured(result, b'{"level":3,"attempts":1}', "route")
     assert measured["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
     assert measured["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
 
@@ -163,4 +163,4 @@ def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:
     body = json.dumps({"log": f"at {KEY}", "reward": 1.0}).encode()
     found = results.read_result(body, key=KEY, rollout_id='a"b\\c')
     assert found is not None
-    assert found[0] == {"log": 'at a"b\\c', "reward": 1.0}
+    assert found == {"log": 'at a"b\\c', "reward": 1.0}

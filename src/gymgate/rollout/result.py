@@ -36,16 +36,16 @@ _KINDS: tuple[tuple[type[GymgateError], ErrorKind], ...] = (
 )
 
 
-def read_result(body: bytes, *, key: str, rollout_id: str) -> tuple[dict[str, Any], bytes] | None:
-    """Return the agent's answer, parsed and as JSON; `None` if it is not a JSON object, or nested too deeply.
+def read_result(body: bytes, *, key: str, rollout_id: str) -> dict[str, Any] | None:
+    """Return the agent's answer; `None` if it is not a JSON object, or nested too deeply.
 
     The rollout's public id replaces its secret key wherever that occurs.
     """
     try:
-        result, body = codec.parse(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
+        result = codec.loads(body.replace(key.encode(), codec.dumps(rollout_id)[1:-1]))
     except ValueError:
         return None
-    return (result, body) if isinstance(result, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def settled(
@@ -83,8 +83,8 @@ def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutS
     return "truncated" if limit is not None or is_incomplete(result.get("response")) else "completed"
 
 
-def measured(result: dict[str, Any], row: Mapping[str, Any], metadata_key: str) -> dict[str, Any]:
-    """Return the answer without gymgate's routing, with the reward parts and metrics in it."""
+def measured(result: dict[str, Any], row: bytes, metadata_key: str) -> dict[str, Any]:
+    """Take gymgate's routing out of the answer to a row, and return it with its reward parts and metrics."""
     for name in TRAJECTORIES:
         result.pop(name, None)
     for name in ("responses_create_params", "response"):
@@ -117,17 +117,21 @@ def reward_parts(result: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): part for name, value in named.items() if (part := number(value)) is not None}
 
 
-def metrics(result: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
+def metrics(result: Mapping[str, Any], row: bytes) -> dict[str, float]:
     """Return every other finite number at the top level.
 
     Fields of the row, which Gym repeats there, measure nothing, nor does its bookkeeping (`_ng_...`, `mask_sample`).
     """
-    return {
+    numbers = {
         name: value
         for name in result
         if name not in ("reward", "mask_sample") and not name.startswith(("_ng_", PART_PREFIX))
-        if (value := number(result[name])) is not None and row.get(name) != result[name]
+        if (value := number(result[name])) is not None
     }
+    if not numbers:
+        return numbers
+    repeated = codec.loads(row)
+    return {name: value for name, value in numbers.items() if repeated.get(name) != result[name]}
 
 
 def judge_failed(result: Mapping[str, Any]) -> bool:

@@ -278,7 +278,7 @@ class Stack:
         try:
             async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
                 reply = await connection.peer.exchange("run", message, body)
-            return unpack_rollout(reply, row)
+            return unpack_rollout(reply)
         except TimeoutError:
             if not deadline.expired():
                 raise

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gymgate.config import POLICY
 from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, StackLostError, described
 from gymgate.gateway.handler import DROPPED_KEY
+from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
 from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
@@ -57,9 +58,7 @@ class RolloutRun:
     waits_for: str = "its turn"
     """Stands in the error if the time runs out."""
     fields: dict[str, Any] = field(default_factory=dict)
-    """Fields of the `Rollout`: its status with its reward, its limit or its error."""
-    result: bytes | None = None
-    """The agent's answer as JSON, if it counts."""
+    """Fields of the `Rollout`: its status with its result, its limit or its error."""
     keys_dropped: bool = False
     """Whether policy calls without a key were refused meanwhile."""
 
@@ -122,7 +121,7 @@ class RolloutRun:
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
             )
-        return pack_rollout(self.described(), self.route, self.result)
+        return pack_rollout(self.described(), self.route)
 
     def described(self) -> dict[str, Any]:
         """Return the record's fields beside its bodies, as JSON values."""
@@ -144,7 +143,7 @@ class RolloutRun:
         }
 
     def _fail(self, error: GymgateError) -> None:
-        self.fields, self.result = results.failed(error), None
+        self.fields = results.failed(error)
 
     async def _in_process(self, stack: RunningStack) -> None:
         """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
@@ -184,7 +183,7 @@ class RolloutRun:
         finally:
             servers.users.pop(task, None)
             if isinstance(servers, Generation):
-                if self.result is None:
+                if self.fields.get("result") is None:
                     self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)
                 self.environment.remove_unclaimed(servers)
 
@@ -194,22 +193,23 @@ class RolloutRun:
         if read is None:
             text = results.condensed(body)
             self._fail(StackLostError(f"agent {self.agent!r} answered with no JSON object: {text}"))
-        elif (failure := self._decisive_failure(read[0])) is not None:
+        elif (failure := self._decisive_failure(read)) is not None:
             self._fail(failure)
         else:
             agent_type, limit = self.environment.agents[self.agent], self.route.truncated
             self.fields = results.settled(
-                read[0], self.body, agent=self.agent, agent_type=agent_type, limit=limit
+                read, self.body, agent=self.agent, agent_type=agent_type, limit=limit
             )
-            self.result = None if "error" in self.fields else read[1]
+            if "error" not in self.fields:
+                self.fields |= results.measured(read, self.body, METADATA_KEY)
 
     def _reward_given(self, body: bytes) -> float | None:
         """Return the reward of an agent's answer that does not count, unless the environment says so itself."""
         read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
-        if read is None or results.judge_failed(read[0]):
+        if read is None or results.judge_failed(read):
             return None
         agent_type = self.environment.agents[self.agent]
-        fields = results.settled(read[0], self.body, agent=self.agent, agent_type=agent_type, limit=None)
+        fields = results.settled(read, self.body, agent=self.agent, agent_type=agent_type, limit=None)
         return fields.get("reward") if fields["status"] in ("completed", "truncated") else None
 
     def _decisive_failure(self, result: Mapping[str, Any]) -> PolicyError | None:

@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from pydantic import BaseModel, SecretStr, TypeAdapter
 
 from gymgate import codec
 from gymgate.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, StackConfig
-from gymgate.gateway.requests import METADATA_KEY
 from gymgate.rollout.record import Rollout, RolloutError, Timing, read_calls
-from gymgate.rollout.result import measured
 from gymgate.stack.protocol import Reply
 
 if TYPE_CHECKING:
@@ -50,22 +47,19 @@ def endpoint_from_wire(value: Mapping[str, Any] | str) -> JudgeEndpoint:
     return _ENDPOINT.validate_python(value)
 
 
-def pack_rollout(value: Mapping[str, Any], route: Route, result: bytes | None = None) -> Reply:
-    """Return `value` with the calls of a route and the agent's result as one JSON document."""
-    answer = None if result is None else orjson.Fragment(result)
-    return Reply(None, codec.dumps({**value, **route.plain_calls(), "result": answer}))
+def pack_rollout(value: Mapping[str, Any], route: Route) -> Reply:
+    """Return the fields of a rollout with the calls of its route as one JSON document."""
+    return Reply(None, codec.dumps({**value, **route.plain_calls()}))
 
 
-def unpack_rollout(reply: Reply, row: Mapping[str, Any]) -> Rollout:
-    """Return the record of a rollout of `row` that the daemon packed. Its parts are not validated again."""
+def unpack_rollout(reply: Reply) -> Rollout:
+    """Return the record of a rollout that the daemon packed. Its parts are not validated again."""
     value = codec.loads_own(reply.body)
     value["calls"] = read_calls(value)
     del value["requests"]
     value["timing"] = Timing.model_construct(**value["timing"])
     if (error := value.get("error")) is not None:
         value["error"] = RolloutError.model_construct(**error)
-    if value["result"] is not None:
-        value |= measured(value["result"], row, METADATA_KEY)
     return Rollout.model_construct(**value)
 
 
