@@ -35,10 +35,9 @@ KEY = "the-servers-key"
 class TrainedPolicy(ScriptedPolicy):
     """Adds the token ids that Agent Lightning trains on, and fails the second call of rows that ask for it."""
 
-    async def chat(self, request: web.Request) -> web.Response:
-        body = await request.json()
+    async def chat(self, body: dict[str, Any]) -> web.Response:
         assert body["return_token_ids"]
-        answer = await super().chat(request)
+        answer = await super().chat(body)
         if "fail" in body["messages"][0]["content"] and body["messages"][-1]["role"] == "tool":
             return web.json_response({"error": {"message": "too long"}}, status=400)
         assert isinstance(answer.body, bytes)

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 
 import gymgate
 from gymgate import api
@@ -17,27 +16,14 @@ pytestmark = [pytest.mark.gym, pytest.mark.warm]
 COUNTER = "example_session_state_mgmt"
 
 
-class KeyedPolicy(ScriptedPolicy):
-    """Keeps the keys that it was called with."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.keys: set[str] = set()
-
-    async def chat(self, request: web.Request) -> web.Response:
-        self.keys.add(request.headers.get("Authorization", ""))
-        return await super().chat(request)
-
-
 @pytest.fixture
-async def policy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[KeyedPolicy]:
+async def policy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedPolicy]:
     monkeypatch.setattr(api, "SHARED_LINGER_S", 0.0)  # the stack must not outlive the test
-    async with KeyedPolicy().serving() as policy:
-        assert isinstance(policy, KeyedPolicy)
+    async with ScriptedPolicy().serving() as policy:
         yield policy
 
 
-async def test_rows_with_a_url_and_a_key_share_a_stack(policy: KeyedPolicy) -> None:
+async def test_rows_with_a_url_and_a_key_share_a_stack(policy: ScriptedPolicy) -> None:
     first, second = (row.data for row in gymgate.open_rows(COUNTER)[:2])
     solved, wrong = await asyncio.gather(
         gymgate.run_row(first, COUNTER, base_url=policy.base_url, api_key="one", model="m"),
@@ -48,7 +34,7 @@ async def test_rows_with_a_url_and_a_key_share_a_stack(policy: KeyedPolicy) -> N
     assert policy.calls["chat"] == 8
 
 
-async def test_a_failure_is_raised_and_is_no_reward(policy: KeyedPolicy) -> None:
+async def test_a_failure_is_raised_and_is_no_reward(policy: ScriptedPolicy) -> None:
     row = gymgate.open_rows(COUNTER)[0].data
     policy.fail = 400
     with pytest.raises(gymgate.PolicyError, match="no capacity today") as raised:

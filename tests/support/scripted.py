@@ -31,6 +31,8 @@ class ScriptedPolicy:
     def __init__(self, plan: list[Turn] = COUNTER_PLAN) -> None:
         self.plan = plan
         self.calls: Counter[str] = Counter()
+        self.keys: set[str] = set()
+        """Authorization headers that calls came with."""
         self.fail: int | None = None
         """HTTP status to answer every call with."""
         self.hang = False
@@ -126,6 +128,7 @@ class ScriptedPolicy:
         async def script(seen: Seen) -> web.Response:
             if seen.path == "/v1/models":
                 return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+            self.keys.add(seen.request.headers.get("Authorization", ""))
             return await routes[seen.path](seen.body)
 
         async with upstream(script) as serving:
