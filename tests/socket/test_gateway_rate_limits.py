@@ -10,7 +10,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hosted_api import KEY, HostedAPI
 from pydantic import SecretStr
 
 from gymgate import retrying
@@ -20,6 +19,7 @@ from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.retrying import is_quota_used_up, is_retried, retry_after_s
 from gymgate.stack.rollout import RolloutRun, new_client
+from support.hosted_api import KEY, HostedAPI
 from support.upstream import Seen, Upstream, upstream
 
 CONCURRENT = 64

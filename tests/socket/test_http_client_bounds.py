@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from hostile_server import Peer, hostile
+
+from support.hostile_server import Peer, hostile
 
 PROGRAM = Path(__file__).with_name("bystander_program.py")
 HEAD = b"HTTP/1.1 200 OK\r\n"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from hostile_server import WAIT_S, Peer, hostile
 
 from gymgate import http_client
 from gymgate.http_client import DroppedError, HTTPClient, Request
+from support.hostile_server import WAIT_S, Peer, hostile
 
 ROUNDS = 20
 TIMEOUT = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
