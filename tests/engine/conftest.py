@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))  # `benchmarks` and `examples` as packages
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests/training"),
+]  # `benchmarks`, `examples`; tests that also run with an engine
 
 
 def pytest_configure(config: pytest.Config) -> None:

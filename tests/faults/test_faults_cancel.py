@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gymgate import errors
-from gymgate.config import CallableEndpoint, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.config import StackConfig
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack, acquire, acquire_sync, connect
 from support.ledger import all_gone, daemon_of, held, idle, program, until
+from support.pickles import crosses
 from support.stacks import ROW, call_then_answer, pids_of, stack_config
 
 MANY = 400
@@ -256,27 +256,6 @@ async def test_data_loaders_workers_forked_beside_rollouts() -> None:
             assert await all_gone(pids)
         finally:
             os.kill(worker, 9)
-
-
-def pickled() -> list[Any]:
-    endpoint = HTTPEndpoint(base_url="http://h/v1", api_key_env="KEY", sampling=(("stop", ("a", "b")),))
-    found: list[Any] = [endpoint, CallableEndpoint(name="p"), ReplayEndpoint(rollouts=("rollouts.jsonl",))]
-    found += [RolloutLimits(timeout_s=3), stack_config(models={"judge_model": endpoint}, share="machine")]
-    for leaf in vars(errors).values():
-        if isinstance(leaf, type) and issubclass(leaf, errors.GymgateError):
-            found.append(leaf("what failed", **dict.fromkeys(leaf.fields, None)))
-    return found
-
-
-def crosses(dumps: Callable[[Any], bytes]) -> None:
-    """Everything comes out as it went in."""
-    for value in pickled():
-        again = pickle.loads(dumps(value))
-        assert type(again) is type(value)
-        assert str(again) == str(value)
-        if not isinstance(value, Exception):
-            assert again == value
-            assert hash(again) == hash(value)
 
 
 def test_what_crosses_processes_pickles() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_faults_cancel import crosses, pickled
 
 from gymgate.rollout import ModelCall, Rollout, RolloutError, Segment
+from support.pickles import crosses, pickled
 from support.ray_cluster import ray_on_loopback
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own
