@@ -21,6 +21,7 @@ ROOMS = {
     "http_client": 0,
     "files": 1,
     "starting": 0,
+    "task_groups": 0,
     "config": 1,
     "retrying": 1,
     "json_server": 1,

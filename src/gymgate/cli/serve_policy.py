@@ -21,8 +21,9 @@ from gymgate.cli.output import log
 from gymgate.errors import ConfigError
 from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
 from gymgate.serving.slurm_nodes import job_nodes
-from gymgate.serving.supervisor import ChildProcess, beside, supervise
+from gymgate.serving.supervisor import ChildProcess, supervise
 from gymgate.stack.ports import LOOPBACK, HeldPort
+from gymgate.task_groups import beside
 
 UNFINISHED = 75
 """Exit code after SIGUSR1 (drain) before there was anything to drain."""

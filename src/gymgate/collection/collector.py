@@ -18,6 +18,7 @@ from gymgate.collection.store import RunDirectory
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.result import failed_rollout
+from gymgate.task_groups import beside
 
 STALL_NAMES = 3
 """Rollouts that a warning names."""
@@ -86,22 +87,14 @@ class Collector:
         what had finished stays.
         """
         self.progress.start()
-        try:
-            async with asyncio.TaskGroup() as group:
-                watchers = [group.create_task(self._warn_of_stalls())]
-                if self._status is not None:
-                    watchers.append(group.create_task(self._watch_replicas(self._status)))
-                if self._directory is not None and self._pace.fsync_s:
-                    watchers.append(group.create_task(self._sync_regularly(self._directory)))
-                try:
-                    async with asyncio.TaskGroup() as workers:
-                        for _ in range(min(self._pace.concurrency, max(1, self.progress.left))):
-                            workers.create_task(self._work())
-                finally:
-                    for watcher in watchers:
-                        watcher.cancel()
-        except BaseExceptionGroup as errors:
-            raise first_of(errors) from errors
+        watching = [self._warn_of_stalls()]
+        if self._status is not None:
+            watching.append(self._watch_replicas(self._status))
+        if self._directory is not None and self._pace.fsync_s:
+            watching.append(self._sync_regularly(self._directory))
+        async with beside(watching), asyncio.TaskGroup() as workers:
+            for _ in range(min(self._pace.concurrency, max(1, self.progress.left))):
+                workers.create_task(self._work())
 
     async def _work(self) -> None:
         while not self._draining.is_set() and (planned := next(self._planned, None)) is not None:
@@ -257,9 +250,3 @@ def _everything_fails(rollout: Rollout, count: int) -> GymgateError:
         f"fix the cause and run it again with --rerun-failed"
     )
     return from_wire({"error": rollout.error.type, "message": message})
-
-
-def first_of(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first error in nested groups."""
-    error = errors.exceptions[0]
-    return first_of(error) if isinstance(error, BaseExceptionGroup) else error

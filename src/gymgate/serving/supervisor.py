@@ -7,10 +7,10 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from gymgate.errors import GymgateError, ServerDiedError, StackStartError
 from gymgate.files import tail
@@ -19,6 +19,7 @@ from gymgate.http_client import HTTPClient
 from gymgate.runtime.command import Progress
 from gymgate.serving.servers import Server
 from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
+from gymgate.task_groups import beside
 
 POLL_S = 0.1
 REMIND_S = 30.0
@@ -212,26 +213,6 @@ async def supervise(
         for each in processes:
             await each.start()
         yield Supervisor(processes, restarts, progress)
-
-
-@asynccontextmanager
-async def beside(work: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[None]:
-    """Run tasks beside the body and cancel them when it is done; the first error of either ends both, as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(each) for each in work]
-            try:
-                yield
-            finally:
-                for task in tasks:
-                    task.cancel()
-    except BaseExceptionGroup as errors:
-        raise _first(errors) from errors
-
-
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _code(code: int) -> str:

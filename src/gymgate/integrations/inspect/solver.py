@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import secrets
@@ -20,6 +19,7 @@ from gymgate.integrations.inspect.policy import InspectPolicy, bridged
 from gymgate.integrations.knobs import Knobs
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack
+from gymgate.task_groups import task_group
 
 ROLLOUT_KEY = "nemo_gym"
 """Key of the rollout's record in the sample's store, and of the row's place in the sample's metadata."""
@@ -82,15 +82,12 @@ async def _policies(
     Those judges have a separate bridge, so that their calls are not taken for the agent's conversation. Raises what Inspect's
     model raised, not wrapped in a group.
     """
-    try:
-        async with contextlib.AsyncExitStack() as exits:
-            group = await exits.enter_async_context(asyncio.TaskGroup())
-            await exits.enter_async_context(bridged(AgentState(messages=[])))
-            judge = _registered(stack, InspectPolicy(group), exits)
-            await exits.enter_async_context(bridged(conversation))
-            yield _registered(stack, InspectPolicy(group), exits), judge
-    except BaseExceptionGroup as raised:
-        raise raised.exceptions[0] from None
+    async with contextlib.AsyncExitStack() as exits:
+        group = await exits.enter_async_context(task_group())
+        await exits.enter_async_context(bridged(AgentState(messages=[])))
+        judge = _registered(stack, InspectPolicy(group), exits)
+        await exits.enter_async_context(bridged(conversation))
+        yield _registered(stack, InspectPolicy(group), exits), judge
 
 
 def _registered(stack: Stack, policy: InspectPolicy, exits: contextlib.AsyncExitStack) -> CallableEndpoint:

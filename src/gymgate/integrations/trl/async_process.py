@@ -23,6 +23,7 @@ from gymgate.errors import ConfigError, GymgateError, StackLostError, described
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.trl.batch import group_metrics, sample_class, to_samples
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
+from gymgate.task_groups import task_group
 from gymgate.tokens import Engine, TokenPolicy
 
 if TYPE_CHECKING:
@@ -117,8 +118,6 @@ def _end_with_trainer() -> None:
 
 
 def _report(error: BaseException, channels: Channels) -> None:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
     if not isinstance(error, GymgateError):
         error = StackLostError(f"the rollout process failed: {described(error)}")
     channels.failure.put(error.to_wire())
@@ -160,7 +159,7 @@ class Producer:
             policy = await asyncio.to_thread(self._policy)
             self.engine = policy.engine
             await asyncio.gather(self.runner.start(), asyncio.to_thread(sample_class))
-            async with asyncio.TaskGroup() as groups:
+            async with task_group() as groups:
                 for group_id in itertools.count():
                     await self._group_limit.acquire()
                     groups.create_task(self._group(group_id, policy))

@@ -26,6 +26,7 @@ from gymgate.integrations.trl.policy import (
     vllm_awake,
 )
 from gymgate.stack.sync import LoopThread
+from gymgate.task_groups import task_group
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.engines import ColocatedEngine, HuggingFaceEngine
 
@@ -171,10 +172,8 @@ class NeMoGymSpec:
             self._runner = runner
         await asyncio.sleep(self._guard.pause_s)
         try:
-            async with asyncio.TaskGroup() as group:
+            async with task_group() as group:
                 tasks = [group.create_task(self._runner.run(*row, policy.conversation())) for row in rows]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
         finally:
             if isinstance(policy.engine, HuggingFaceEngine):
                 await policy.engine.stop()  # the trainer's model, which it now trains
