@@ -9,7 +9,7 @@ import ipaddress
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -306,6 +306,18 @@ class RolloutLimits(Config):
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
     """Policy calls per rollout. Further calls are refused and the rollout counts as truncated (`Rollout.limit` is
     `"max_calls"`). The default exceeds every packaged agent's own limit and ends agents that loop. `None`: no bound."""
+
+
+def dotted(
+    value: Mapping[Any, Any], *, whole: Collection[str] = (), prefix: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of nested mappings by dotted key. A mapping that is empty, or whose key is in `whole`, is a leaf."""
+    for name, item in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(item, Mapping) and item and key not in whole:
+            yield from dotted(item, whole=whole, prefix=f"{key}.")
+        else:
+            yield key, item
 
 
 def cache_dir() -> Path:

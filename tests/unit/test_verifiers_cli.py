@@ -71,7 +71,7 @@ def test_shared_options_reach_the_knobs_and_the_sampling() -> None:
     argv = arguments(
         [],
         judges=("my-judge=http://j/v1", "*=policy", "sim=m@http://s/v1"),
-        settings=("a.b=3",),
+        settings=("a.b=3", "a.c={}"),
         sampling=("temperature=0.5", "stop=[x]"),
         env_vars=("HOME",),
         gym=RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python"),
@@ -85,7 +85,7 @@ def test_shared_options_reach_the_knobs_and_the_sampling() -> None:
         name: item if isinstance(item, str) else (item.base_url, item.model) for name, item in stack.models
     }  # type: ignore[union-attr]
     assert models == {"*": "policy", "my-judge": ("http://j/v1", None), "sim": ("http://s/v1", "m")}
-    assert stack.environments[0].overrides == (("a.b", 3),)
+    assert stack.environments[0].overrides == (("a.b", 3), ("a.c", {}))
     assert stack.env_vars == ("HOME",)
     assert stack.runtime == RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python")
     assert (stack.hang_timeout_s, knobs.timeout_s) == (None, 7.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gymgate.config import (
     Routing,
     RuntimeConfig,
     StackConfig,
+    dotted,
 )
 from gymgate.errors import ConfigError, DataError, OptionError
 
@@ -138,13 +139,11 @@ def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, di
     for text in settings:
         target, rest = _target(text, names)
         if rest.startswith("@"):
-            found[target].update(_dotted(_yaml_file(Path(rest[1:]).expanduser())))
+            found[target].update(dotted(_yaml_file(Path(rest[1:]).expanduser())))
             continue
         key, _, value = rest.partition("=")
         parsed = yaml_value("--set", text, value)
-        found[target].update(
-            _dotted(parsed, f"{key}.") if isinstance(parsed, dict) and parsed else {key: parsed}
-        )
+        found[target].update(dotted({key: parsed}))
     return found
 
 
@@ -166,15 +165,6 @@ def _yaml_file(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"--set @{path}: the file must hold a mapping of keys to values")
     return value
-
-
-def _dotted(value: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of a nested mapping by dotted key."""
-    for key, item in value.items():
-        if isinstance(item, dict) and item:
-            yield from _dotted(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def writable_path(path: Path) -> Path:

@@ -12,6 +12,7 @@ import yaml
 
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.policies import endpoint_list, sampling_fields
+from gymgate.config import dotted
 from gymgate.errors import ConfigError
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
 from gymgate.integrations.verifiers.knobs import PLUGIN_ID
@@ -129,7 +130,9 @@ def read_settings(args: Sequence[str]) -> dict[str, Any]:
     """Return dotted key -> value from config files and then flags, as verifiers reads them."""
     settings: dict[str, Any] = {}
     for path in _files(args):
-        settings.update(_flatten(_load(path)))
+        for name, value in dotted(_load(path), whole=WHOLE):
+            if value not in (None, {}):
+                settings[name.replace("-", "_")] = value
     if args and not args[0].startswith(("-", "@")):
         settings["env.taskset.id"] = args[0]
     for position, arg in enumerate(args):
@@ -174,12 +177,3 @@ def _load(path: Path) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError(f"config file {str(path)!r} has no settings: it must hold a mapping")
     return value
-
-
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        name = f"{prefix}{key.replace('-', '_')}"
-        if isinstance(item, Mapping) and name not in WHOLE:
-            yield from _flatten(item, f"{name}.")
-        elif item is not None:
-            yield name, item

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -17,6 +17,7 @@ from gymgate.config import (
     Routing,
     RuntimeConfig,
     StackConfig,
+    dotted,
 )
 
 if TYPE_CHECKING:
@@ -147,7 +148,8 @@ class Knobs(BaseModel):
 
     def stack_config(self) -> StackConfig:
         """Return the stack that these knobs describe; equal knobs give equal stacks."""
-        overrides = tuple(sorted(_dotted(self.overrides)))
+        # Flags arrive as strings, so a string that is a JSON literal becomes its value.
+        overrides = tuple(sorted((key, literal(value)) for key, value in dotted(self.overrides)))
         return StackConfig(
             environments=tuple(
                 EnvironmentConfig(
@@ -186,15 +188,6 @@ class Knobs(BaseModel):
 
         catalog = load_catalog(self.stack_config().runtime, roots=self.component_roots, progress=progress)
         return {name: catalog.find(name, self.config) for name in self.environment_names()}
-
-
-def _dotted(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield leaves by dotted key; flags arrive as strings, so a string that is a JSON literal becomes its value."""
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _dotted(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", literal(item)
 
 
 def _endpoint(value: Any) -> Any:
