@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from gymgate.cli import slurm
+from gymgate.cli.interrupts import INTERRUPTED
 from gymgate.cli.slurm import command
 from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import (
@@ -249,3 +253,45 @@ def test_an_sbatch_that_refuses_or_hangs_is_one_line(
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code != 0
     assert says in str(done.exception)
+
+
+def test_the_scripts_are_submitted_or_sbatch_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    _program(tmp_path / "sbatch", "echo 17")
+    submitted = CliRunner().invoke(command, arguments)
+    assert submitted.output == "array 17\n"
+    _program(tmp_path / "sbatch", "echo no such partition >&2; exit 1")
+    refused = CliRunner().invoke(command, arguments)
+    assert isinstance(refused.exception, ConfigError)
+    assert "no such partition" in str(refused.exception)
+    _program(tmp_path / "sbatch", "sleep 60")
+    monkeypatch.setattr(slurm, "SUBMIT_TIMEOUT_S", 0.5)
+    hung = CliRunner().invoke(command, arguments)
+    assert isinstance(hung.exception, ConfigError)
+    assert "0.5 s" in str(hung.exception)
+
+
+def test_ctrl_c_ends_an_sbatch_that_hangs(tmp_path: Path) -> None:
+    """Otherwise it submits after the user has gone. The pipe that it holds ends with it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    _program(tmp_path / "sbatch", f"exec > {fifo}; echo $$; exec sleep 60")
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    arguments = ["slurm", "-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    ended: list[Any] = []
+    sbatch = 0
+    with subprocess.Popen([sys.executable, "-m", "gymgate", *arguments], env=environment) as gymgate:
+        try:
+            with fifo.open() as pipe:
+                sbatch = int(pipe.readline())
+                gymgate.send_signal(signal.SIGINT)
+                assert gymgate.wait(30) == INTERRUPTED
+                ended, _, _ = select.select([pipe], [], [], 20)
+        finally:
+            gymgate.kill()
+            if sbatch and not ended:
+                os.kill(sbatch, signal.SIGKILL)
+    assert ended

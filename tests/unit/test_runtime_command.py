@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import time
 
 import pytest
 
-from gymgate.runtime.command import CommandError, run_command
+from gymgate.runtime.command import CommandError, CommandTimeoutError, run_command
 
 
 def run(script: str, timeout_s: float = 20.0, **options: object) -> str:
@@ -35,6 +37,21 @@ def test_a_command_that_hangs_is_killed() -> None:
     with pytest.raises(CommandError, match=r"it did not end within 0\.2 s"):
         run("exec sleep 60", timeout_s=0.2)
     assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("timeout_s", [0.5, 20.0])
+def test_a_session_is_killed_with_what_the_command_started(timeout_s: float) -> None:
+    """Whether the command hangs or ends. The pipe ends when no process holds it any more."""
+    reading, writing = os.pipe()
+    try:
+        with pytest.raises(CommandTimeoutError) if timeout_s < 1 else contextlib.nullcontext():
+            waits = "wait" if timeout_s < 1 else "true"
+            run(f"sleep 60 >/dev/null 2>&1 & {waits}", timeout_s, pass_fds=(writing,), in_session=True)
+    finally:
+        os.close(writing)
+        ended, _, _ = select.select([reading], [], [], 20)
+        os.close(reading)
+    assert ended
 
 
 def test_a_process_left_behind_does_not_hold_the_caller() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.errors import ConfigError
 from gymgate.files import replacing
+from gymgate.runtime.command import CommandError, CommandTimeoutError, run_command
 from gymgate.serving.servers import split_command
 
 SUBMIT_TIMEOUT_S = 120.0
@@ -160,18 +159,20 @@ def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:
 def _submit(submit: Path) -> None:
     if shutil.which("sbatch") is None:
         raise ConfigError(f"sbatch is not installed on this machine; submit elsewhere with: bash {submit}")
-    words = ["bash", str(submit)]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as process:
-        try:
-            output, errors = process.communicate(timeout=SUBMIT_TIMEOUT_S)
-        except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise ConfigError(
-                f"sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s; check with squeue before you submit again: "
-                f"bash {submit}"
-            ) from error
-    if process.returncode:
-        raise ConfigError(f"sbatch refused: {' '.join(errors.split())}")
-    click.echo(errors.strip() or output.strip())
+    errors: list[str] = []
+    try:
+        output = run_command(
+            ["bash", submit],
+            env=os.environ,
+            timeout_s=SUBMIT_TIMEOUT_S,
+            on_stderr=errors.append,
+            in_session=True,
+        )
+    except CommandTimeoutError as error:
+        raise ConfigError(
+            f"sbatch did not answer within {SUBMIT_TIMEOUT_S:g} s; check with squeue before you submit again: "
+            f"bash {submit}"
+        ) from error
+    except CommandError as error:
+        raise ConfigError(f"sbatch refused: {' '.join((error.errors or str(error)).split())}") from error
+    click.echo("".join(errors).strip() or output.strip())

@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,13 +17,13 @@ from gymgate.config import cache_dir
 from gymgate.errors import SetupError
 from gymgate.files import tail
 from gymgate.preparation.order import STAGE
-from gymgate.runtime.command import Progress
+from gymgate.runtime.command import Progress, child
 from gymgate.runtime.held import try_lock
 
 Event = dict[str, Any]
 PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
 LAST_EVENTS = ("done", "help", "lacks", "refused", "failed")
-KILL_TIMEOUT_S = 10.0
+END_TIMEOUT_S = 10.0
 LOCK_POLL_S = 0.2
 LOG_LINES = 6
 """Lines of the log that an error quotes."""
@@ -39,53 +37,35 @@ def run_program(
     Raises `SetupError` with the end of its log if it ends without such an event, and if it takes longer than
     `timeout_s`.
     """
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            [str(python), str(PROGRAM)],
-            env=dict(environment),
+    last = ""
+    with (
+        log.open("wb") as sink,
+        child(
+            [python, PROGRAM],
+            timeout_s=timeout_s,
+            in_session=True,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=sink,
-            start_new_session=True,
-        )
-    timed_out = threading.Event()
-
-    def end() -> None:
-        timed_out.set()
-        _kill(process)
-
-    timer = threading.Timer(timeout_s, end)
-    timer.daemon = True
-    timer.start()
-    last = ""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+        ) as (process, late),
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
         with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(json.dumps(order).encode())
-        for line in process.stdout:
-            event: Event = json.loads(line)
-            last = event["event"]
-            yield event
-        if timed_out.is_set():
+        with process.stdout as lines:
+            for line in lines:
+                event: Event = json.loads(line)
+                last = event["event"]
+                yield event
+        if late.is_set():
             limit = f"{timeout_s:g} s and was ended; --prepare-timeout gives it more"
             raise SetupError(f"the preparation took longer than {limit}")
         if last not in LAST_EVENTS:
-            status = process.wait(KILL_TIMEOUT_S)
+            status = process.wait(END_TIMEOUT_S)
             last_lines = " | ".join(tail(log, LOG_LINES).splitlines())
             raise SetupError(f"the preparation ended with status {status}: {last_lines}")
-    finally:
-        timer.cancel()
-        _kill(process)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(KILL_TIMEOUT_S)
-        process.stdout.close()
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End the program and everything that it started in its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

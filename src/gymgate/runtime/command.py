@@ -1,19 +1,23 @@
-"""Run a command to its end, with a deadline and without input."""
+"""Run a command with a deadline; what is left of it is killed."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO, Any
 
 Progress = Callable[[str], None]
 """Called with each line of progress; one that starts with `warning: ` is a warning."""
 
 _DRAIN_S = 1.0
 """How long to read on after the command has ended: a process that it started may keep stderr open."""
+_KILL_TIMEOUT_S = 10.0
+"""Time that a killed command has to end: one in the middle of a call to a dead file system does not."""
 
 
 class CommandError(Exception):
@@ -30,6 +34,47 @@ class CommandError(Exception):
         return (self.errors.strip().splitlines() or [str(self)])[-1]
 
 
+class CommandTimeoutError(CommandError):
+    """A command did not end in time."""
+
+
+@contextlib.contextmanager
+def child(
+    command: Sequence[str | os.PathLike[str]], *, timeout_s: float, in_session: bool, **settings: Any
+) -> Iterator[tuple[subprocess.Popen[Any], threading.Event]]:
+    """Start a command and kill it on leaving, or after `timeout_s`; yield it, and an event that is set by the timeout.
+
+    `in_session`: it has a session of its own, which a terminal's Ctrl-C does not reach, and is killed with everything in
+    it. `settings` are those of `subprocess.Popen`. Raises `CommandError` if it cannot start.
+    """
+    try:
+        process = subprocess.Popen(
+            [os.fspath(word) for word in command], start_new_session=in_session, **settings
+        )
+    except OSError as error:
+        raise CommandError(error.strerror or str(error)) from error
+    late = threading.Event()
+
+    def kill() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL) if in_session else process.kill()
+
+    def end() -> None:
+        late.set()
+        kill()
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield process, late
+    finally:
+        timer.cancel()
+        kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_KILL_TIMEOUT_S)
+
+
 def run_command(
     command: Sequence[str | os.PathLike[str]],
     *,
@@ -38,38 +83,36 @@ def run_command(
     cwd: str | os.PathLike[str] | None = None,
     pass_fds: Sequence[int] = (),
     on_stderr: Progress | None = None,
+    in_session: bool = False,
 ) -> str:
     """Return what the command writes to stdout. Raises `CommandError`.
 
-    `on_stderr` is called with each line of stderr, in another thread. The command inherits the descriptors `pass_fds`.
+    It has no input. `on_stderr` is called with each line of stderr, in another thread. The command inherits the
+    descriptors `pass_fds`. Without `in_session` (see `child`) Ctrl-C reaches it even where a thread waits for it.
     """
     errors: list[str] = []
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        try:
-            process = subprocess.Popen(
-                [os.fspath(word) for word in command],
-                env=env,
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                pass_fds=pass_fds,
-            )
-        except OSError as error:
-            raise CommandError(error.strerror or str(error)) from error
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
+        child(
+            command,
+            timeout_s=timeout_s,
+            in_session=in_session,
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            pass_fds=pass_fds,
+        ) as (process, late),
+    ):
         assert process.stderr is not None
         reader = threading.Thread(target=_read, args=(process.stderr, errors, on_stderr), daemon=True)
         reader.start()
-        try:
-            status = process.wait(timeout_s)
-        except BaseException as error:
-            process.kill()
-            process.wait()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise CommandError(f"it did not end within {timeout_s:g} s") from error
-            raise
+        status = process.wait()
+        if late.is_set():
+            raise CommandTimeoutError(f"it did not end within {timeout_s:g} s")
         reader.join(_DRAIN_S)
         if status:
             raise CommandError(f"it ended with status {status}", "".join(errors))
