@@ -107,8 +107,10 @@ class JSONServer:
         status = response.status
         body = None
         try:
-            body = codec.loads(response.body) if response.body else "nothing"
+            body = codec.parse_bounded(response.body)[0] if response.body else "nothing"
             reason = error_text(body)
+        except codec.TooLargeError as error:
+            reason = f"a body that {error}"
         except ValueError as error:
             reason = _described(response, error)
         used_up = is_quota_used_up(status, body)
@@ -140,8 +142,9 @@ def message_in(body: Any) -> str | None:
 
 def shortened(text: str, longest: int = 300) -> str:
     """Return the text on one line of at most `longest` characters."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else line[: longest - 3] + "..."
+    start = text[: 10 * longest]  # a split text takes thirty times its memory
+    line = " ".join(start.split())
+    return line if len(line) <= longest and start == text else line[: longest - 3] + "..."
 
 
 def _described(response: Response, error: ValueError) -> str:

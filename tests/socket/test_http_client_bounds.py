@@ -57,6 +57,37 @@ def bomb() -> Iterator[bytes]:
     yield HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
+def answer(status: bytes, start: bytes, middle: bytes, end: bytes) -> Iterator[bytes]:
+    """An answer of 120 MiB of JSON; `middle` is repeated."""
+    times = BLOCK // len(middle)
+    size = len(start) + 120 * times * len(middle) + len(end)
+    yield b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, size, start)
+    yield from itertools.repeat(middle * times, 120)
+    yield end
+
+
+def refusal_of_many_values() -> Iterator[bytes]:
+    return answer(b"400 Bad Request", b"[", b"[],", b"0]")
+
+
+def refusal_of_many_words() -> Iterator[bytes]:
+    return answer(b"400 Bad Request", b'{"error": "', b"a ", b'"}')
+
+
+def many_values(end: bytes) -> Iterator[bytes]:
+    """A quarter of the values that are allowed, and one at the end that orjson does not read."""
+    body = b"[" + b'{"a":1},' * (1 << 20) + end + b"]"
+    yield HEAD + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def many_values_and_nan() -> Iterator[bytes]:
+    return many_values(b"NaN")
+
+
+def many_values_and_a_long_integer() -> Iterator[bytes]:
+    return many_values(b"1" * 30)
+
+
 Attack = Callable[[], Iterable[bytes]]
 MIB: dict[Attack, int] = {
     trailers: 40,
@@ -65,6 +96,10 @@ MIB: dict[Attack, int] = {
     chunk_extensions: 40,
     interim_answers: 40,
     bomb: 200,
+    refusal_of_many_values: 400,
+    refusal_of_many_words: 700,
+    many_values_and_nan: 400,
+    many_values_and_a_long_integer: 400,
 }
 """What each may cost. The last one ends at `http_client.MAX_BODY`."""
 

@@ -88,6 +88,33 @@ def test_long_integers_do_not_lift_the_bound_on_nesting() -> None:
     codec.loads(around(codec.MAX_DEPTH))
     with pytest.raises(ValueError, match="nested"):
         codec.loads(around(codec.MAX_DEPTH + 1).ljust(1000))
+    for levels in range(
+        codec.MAX_DEPTH + 1, 1_024
+    ):  # the standard library recurses, from whatever depth it is called
+        with pytest.raises(ValueError, match="nested"):
+            codec.loads(around(levels))
+
+
+def test_a_document_that_is_a_number() -> None:
+    assert [codec.loads(b"%d" % number) for number in (7, 2**70 + 1, -(2**70) - 1)] == [
+        7,
+        2**70 + 1,
+        -(2**70) - 1,
+    ]
+    assert codec.loads(b"0.5") == 0.5
+
+
+@pytest.mark.parametrize("document", [b"[" + b"1," * 2000 + number + b"]" for number in (b"1" * 30, b"NaN")])
+def test_what_only_the_standard_library_reads_has_a_lower_bound(
+    document: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "_SURELY_FEW", 0)
+    monkeypatch.setattr(codec, "MAX_SLOW_VALUES", len(codec.loads(document)))
+    codec.parse_bounded(document)
+    monkeypatch.setattr(codec, "MAX_SLOW_VALUES", 1000)
+    with pytest.raises(codec.TooLargeError, match="1000"):
+        codec.parse_bounded(document)
+    codec.parse_bounded(b"[" + b"1," * 2000 + b"1]")
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"[" * 100_000, nested(100_000)])
