@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+from gymgate.gateway.dialects.reading import canonical_json
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
@@ -208,3 +209,8 @@ def test_items_come_back_as_items_to_a_chat_agent() -> None:
     ]
     edited = translate_request({"messages": [{**kept, "content": "other"}]}, "chat", "responses", memory)
     assert [item["type"] for item in edited["input"]] == ["message", "function_call"]
+
+
+def test_long_integers_that_differ_do_so_in_what_is_compared() -> None:
+    texts = [f'{{"x": {2**70 + number}}}' for number in (1, 2)]
+    assert canonical_json(texts[0]) != canonical_json(texts[1])

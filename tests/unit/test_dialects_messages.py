@@ -150,6 +150,11 @@ def call(arguments: str) -> Json:
             "tool_use",
         ),
         (
+            chat_answer(content=None, tool_calls=[call('{"x": 1180591620717411303425}')]),
+            [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 2**70 + 1}}],
+            "tool_use",
+        ),
+        (
             chat_answer(content=None, tool_calls=[call("{broken")]),
             [{"type": "tool_use", "id": "a", "name": "f", "input": {"arguments": "{broken"}}],
             "tool_use",

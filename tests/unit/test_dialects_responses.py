@@ -296,14 +296,14 @@ def test_gym_metadata_takes_effect() -> None:
         temperature=0.5,
         chat_template_kwargs={"a": 1, "b": 1},
         metadata={
-            "extra_body": '{"seed": 7, "temperature": 1.0}',
+            "extra_body": '{"seed": 1180591620717411303425, "temperature": 1.0}',
             "chat_template_kwargs": '{"b": 2}',
             "audio_data": "data:audio/wav;base64,AA",
             "mine": "kept",
         },
     )
     assert chat == {
-        "seed": 7,
+        "seed": 2**70 + 1,
         "temperature": 0.5,
         "chat_template_kwargs": {"a": 1, "b": 2},
         "metadata": {"mine": "kept"},

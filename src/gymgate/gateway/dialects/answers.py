@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
+from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import PolicyError
 from gymgate.gateway.dialects.content import (
@@ -319,7 +318,7 @@ def _tool_use_block(call: Json) -> Json:
 def _tool_input(arguments: str) -> Json:
     """Parse a call's arguments. Anthropic takes objects only: anything else goes under `arguments`, for the tool to refuse."""
     try:
-        value = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
+        value = codec.loads_own(arguments.encode() or b"{}")
+    except ValueError:
         return {"arguments": arguments}
     return value if isinstance(value, dict) else {"arguments": as_text(value)}

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.errors import ConfigError
 from gymgate.gateway.dialects.reading import Json, metadata_of, without
 
@@ -46,8 +45,8 @@ def _refuse_files(metadata: Json) -> None:
 def _object(metadata: Json, name: str) -> Json:
     value: Any = metadata.get(name) or {}
     try:
-        value = orjson.loads(value) if isinstance(value, str) else value
-    except orjson.JSONDecodeError as error:
+        value = codec.loads_own(value.encode()) if isinstance(value, str) else value
+    except ValueError as error:
         raise ConfigError(f"metadata.{name} is not JSON ({error}): {value!r}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"metadata.{name} must be a JSON object, not {value!r}")

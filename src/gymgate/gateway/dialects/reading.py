@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
-
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError
@@ -76,7 +74,7 @@ def as_text(value: Any) -> str:
 def canonical_json(text: Any) -> str:
     """Return JSON text independent of white space and the order of keys; other text as it is."""
     try:
-        value = orjson.loads(text) if isinstance(text, str) else text
+        value = codec.loads_own(text.encode()) if isinstance(text, str) else text
         return codec.dumps(value, sort_keys=True).decode()
     except ValueError:
         return str(text)
