@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
+from gymgate.errors import StackLostError
+
 T = TypeVar("T")
 
 
@@ -13,7 +15,8 @@ class SharedStart(Generic[T]):
     """Starts something for the first caller of `get`; later callers get the same. Belongs to one event loop.
 
     Everyone who waits for a start that fails gets its error; the next caller starts it anew. Cancelling a caller does not
-    cancel the start. `usable` tells whether what was started still serves; if not, the next caller starts it anew, too.
+    cancel the start; `stop` does, and those who wait get `StackLostError`. `usable` tells whether what was started still
+    serves; if not, the next caller starts it anew, too.
     """
 
     def __init__(
@@ -25,10 +28,17 @@ class SharedStart(Generic[T]):
 
     async def get(self) -> T:
         """Return what was started. Raises the error that the start failed with."""
+        caller = asyncio.current_task()
         if self._task is None or (self._task.done() and self.value is None):
             self._task = asyncio.create_task(self._start())
             self._task.add_done_callback(_retrieve)
-        return await asyncio.shield(self._task)
+        task = self._task
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if not task.cancelled() or (caller is not None and caller.cancelling()):
+                raise
+            raise StackLostError("closed while it started") from error
 
     @property
     def value(self) -> T | None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from gymgate.config import StackConfig
-from gymgate.errors import StackLostError, StackStartError
+from gymgate.config import RolloutLimits, StackConfig
+from gymgate.errors import ConfigError, StackLostError, StackStartError
+from gymgate.stack import client
 from gymgate.stack import leases as module
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.leases import ATTEMPTS, Registry, connect
@@ -121,8 +122,36 @@ async def test_closing_gives_up_a_connection_under_way(registry: FakeRegistry) -
         await asyncio.sleep(0)
     await stack.close()
     assert set(registry.closed) == set(registry.opened)
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(StackLostError, match="closed"):
         await waiting
+
+
+async def test_a_rollout_does_not_wait_for_a_stack_beyond_its_deadline(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "GRACE_S", 0.01)
+    stack = await connect(CONFIG, reconnect=True)
+    registry.opened[0].peer.lost.set()
+    registry.answering.clear()
+    async with asyncio.timeout(30):
+        rollout = await stack.run(
+            {"responses_create_params": {"input": "hi"}},
+            policy=lambda request: request,
+            limits=RolloutLimits(timeout_s=0.1),
+            rollout_id="mine",
+        )
+    assert rollout.error is not None
+    assert (rollout.id, rollout.error.type, stack._callables) == ("mine", "RolloutTimeoutError", {})
+    await stack.close()
+    assert set(registry.closed) == set(registry.opened)
+
+
+async def test_a_policy_that_cannot_be_used_leaves_no_function(registry: FakeRegistry) -> None:
+    stack = await connect(CONFIG)
+    row = {"responses_create_params": {"input": "hi"}}
+    with pytest.raises(ConfigError, match="rollout_id"):
+        await stack.run(row, policy=lambda request: request, rollout_id="x" * 1000)
+    assert stack._callables == {}
 
 
 async def test_a_failed_start_leaves_nothing(registry: FakeRegistry) -> None:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gymgate.errors import StackLostError
 from gymgate.starting import SharedStart
 
 
@@ -71,11 +72,15 @@ async def test_what_is_not_usable_any_more_is_started_anew() -> None:
     assert await service.shared.stop() == 2
 
 
-async def test_stop_cancels_a_start() -> None:
+async def test_stop_cancels_a_start_and_not_those_who_wait() -> None:
+    """In a task group, somebody who ends as if cancelled would be missed by nobody."""
     service = Service()
     assert await service.shared.stop() is None
-    waiting = asyncio.create_task(service.shared.get())
+    waiting, cancelled = (asyncio.create_task(service.shared.get()) for _ in range(2))
     await asyncio.sleep(0)
+    cancelled.cancel()
     assert await service.shared.stop() is None
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(StackLostError, match="closed"):
         await waiting
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled

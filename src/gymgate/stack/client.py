@@ -267,26 +267,28 @@ class Stack:
         the caller, and `StackLostError` if the stack is gone.
         """
         body = row_json(row)
-        connection = await self._connected()
         limits = limits or RolloutLimits()
         agent = agent or agent_of(row)
+        rollout_id = rollout_id or secrets.token_hex(8)
+        connection: Connection | None = None
         own: list[str] = []
-        message = self._message(policy, limits, rollout_id, record_bodies, own)
-        message |= {"environment": environment, "agent": agent}
-        if judge_policy is not None:
-            message["judge_policy"] = self._endpoint(judge_policy, message["rollout_id"], own)
         try:
+            message = self._message(policy, limits, rollout_id, record_bodies, own)
+            message |= {"environment": environment, "agent": agent}
+            if judge_policy is not None:
+                message["judge_policy"] = self._endpoint(judge_policy, rollout_id, own)
             async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
+                connection = await self._connected()
                 reply = await connection.peer.exchange("run", message, body)
             return unpack_rollout(reply)
         except TimeoutError:
             if not deadline.expired():
                 raise
-            error = RolloutTimeoutError(
-                f"Timed out after {limits.timeout_s:g} s; the stack's daemon did not answer in {GRACE_S:g} s more"
-            )
-            id = message["rollout_id"]
-            return failed_rollout(error, id=id, environment=environment or "", agent=agent or "")
+            waited = f"the stack's daemon did not answer in {GRACE_S:g} s more"
+            if connection is None:
+                waited = "the stack, which was lost, was not up again"
+            error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
+            return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
         finally:
             self._forget(own)
 
@@ -301,6 +303,7 @@ class Stack:
         """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
         connection = await self._connected()
         own: list[str] = []
+        rollout_id = rollout_id or secrets.token_hex(8)
         message = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies, own)
         name = secrets.token_hex(8)
         try:
@@ -376,12 +379,11 @@ class Stack:
         self,
         policy: Policy,
         limits: RolloutLimits,
-        rollout_id: str | None,
+        rollout_id: str,
         record_bodies: bool,
         own: list[str],
     ) -> dict[str, Any]:
         """Return the message that opens a route; see `_endpoint` for `own`."""
-        rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
         return {
