@@ -218,3 +218,25 @@ async def test_progress_goes_to_who_waits(registry: FakeRegistry) -> None:
     stack = await waiting
     assert connection.progress is None
     await stack.close()
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_daemon_that_does_not_say_goodbye_is_ended_by_its_last_user(
+    others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may only be busy, with the rollouts of another lease of this process."""
+    ended: list[Any] = []
+    monkeypatch.setattr(module, "_reap", ended.append)
+    registry, daemon = Registry(), object()
+
+    async def unanswered() -> bool:
+        return True
+
+    class Silent:
+        def __init__(self) -> None:
+            self.daemon, self.goodbye = daemon, unanswered
+
+    leases: list[Any] = [Silent() for _ in range(1 + others)]
+    registry._connections.update(leases)
+    await registry.close(leases[0])
+    assert ended == [daemon] * (not others)

@@ -91,9 +91,11 @@ class Registry:
     async def lease(self, config: StackConfig, progress: Progress | None) -> Connection:
         """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
         identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
-        for connection in [connection for connection in self._connections if connection.loop.is_closed()]:
+        with self._lock:
+            closed = [connection for connection in self._connections if connection.loop.is_closed()]
+            self._connections.difference_update(closed)
+        for connection in closed:
             connection.drop()
-            self._connections.discard(connection)
         if config.ray is not None:
             return await self._take(await RayPool(config, identity).connect(), config, progress)
         address = await asyncio.to_thread(self.address, config, identity)
@@ -112,7 +114,8 @@ class Registry:
         self, connection: Connection, config: StackConfig, progress: Progress | None
     ) -> Connection:
         """Take the lease on a new connection, which is closed if that fails."""
-        self._connections.add(connection)
+        with self._lock:
+            self._connections.add(connection)
         connection.progress = progress
         try:
             await connection.hello(config)
@@ -147,9 +150,11 @@ class Registry:
 
     async def close(self, connection: Connection) -> None:
         """Give a lease back. Returns when its daemon, if this was the last lease, has exited."""
-        self._connections.discard(connection)
         last = await connection.goodbye()
-        if last and connection.daemon is not None:
+        with self._lock:
+            self._connections.discard(connection)
+            is_used = any(other.daemon is connection.daemon for other in self._connections)
+        if last and connection.daemon is not None and not is_used:
             await asyncio.to_thread(_reap, connection.daemon)
         for other in self._daemons.values():
             other.poll()
