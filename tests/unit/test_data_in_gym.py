@@ -119,13 +119,13 @@ def test_rows_are_made_again_when_their_script_has_changed(order: dict[str, Any]
     server, rows = Path(order["directory"]), "resources_servers/maths/data/train.jsonl"
     dataset = {"jsonl_fpath": rows, "prepare_script": script}
     made = []
-    for text in ("one", "one", "two"):
+    for text in ("one", "one", "three"):
         (server / "prepare.py").write_text(PREPARES.format(text=text))
         source = RawSource("maths", "train", dataset)
         path, _ = Fetcher(order, Directories(order), Events(io.StringIO())).fetch(source)
         sys.modules.pop("resources_servers.maths.prepare", None)
         made.append(path.read_text())
-    assert made == ["one", "one", "two"]
+    assert made == ["one", "one", "three"]
 
 
 def test_a_script_that_fails_says_why(order: dict[str, Any], tmp_path: Path) -> None:
