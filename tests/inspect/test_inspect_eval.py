@@ -70,7 +70,7 @@ async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
     assert str(solved.id).startswith(f"{COUNTER}/")
     assert score_of(solved).answer == FINAL
     assert solved.metadata["row"]["expected_count"] == 6
-    assert solved.model_usage["openai-api/local/scripted"].total_tokens == 4 * 25
+    assert solved.model_usage["openai-api/local/scripted"].total_tokens == 4 * 5
     events = [event for event in solved.events if isinstance(event, ModelEvent)]
     assert len(events) == 4
     assert all(event.config.temperature == 0.25 for event in events)
@@ -91,7 +91,7 @@ async def test_rows_are_samples_with_gyms_rewards_and_inspects_model(
 
 async def test_a_limit_ends_the_rollout_unscored(tmp_path: Path, policy: ScriptedPolicy) -> None:
     """The limit is checked in the solver's context, though the calls arrive over the stack's connection."""
-    log = await run(policy, tmp_path, "--limit", "1", "--token-limit", "30")
+    log = await run(policy, tmp_path, "--limit", "1", "--token-limit", "7")
     (sample,) = samples_of(log)
     assert sample.limit is not None
     assert sample.limit.type == "token"
