@@ -14,6 +14,8 @@ from gymgate.errors import PolicyError
 
 LONGEST_BACKOFF_S = 8.0
 LONGEST_RETRY_AFTER_S = 60.0
+LEAST_RETRY_AFTER_S = 1.0
+"""Between requests to a server that refuses them all and asks for no wait."""
 BUSY = frozenset({408, 409, 425, 429})
 """Statuses with which a healthy server asks for another attempt."""
 RATE_LIMITED = 429
@@ -55,10 +57,15 @@ class Retryable(Exception):
         return self._error
 
     def delay_s(self, retries: int) -> float:
-        """Seconds to wait before retry number `retries`: what the server asked for, else a growing random time."""
+        """Seconds to wait before retry number `retries`: what the server asked for, else a growing random time.
+
+        A rate limit without a wait, which retries do not end, gets a growing short one.
+        """
+        growth = 2.0 ** min(retries - 1, 20)
         if self._after_s is not None:
-            return min(self._after_s, LONGEST_RETRY_AFTER_S)
-        longest: float = min(0.5 * 2.0 ** (retries - 1), LONGEST_BACKOFF_S)
+            least = min(0.01 * growth, LEAST_RETRY_AFTER_S) if self.is_rate_limit else 0.0
+            return min(max(self._after_s, least), LONGEST_RETRY_AFTER_S)
+        longest: float = min(0.5 * growth, LONGEST_BACKOFF_S)
         return longest * random.uniform(0.5, 1.0)
 
 
@@ -113,5 +120,5 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
             continue
     try:
         return max(0.0, email.utils.parsedate_to_datetime(headers["retry-after"]).timestamp() - time.time())
-    except (KeyError, ValueError):
+    except (KeyError, ValueError, OverflowError):
         return None

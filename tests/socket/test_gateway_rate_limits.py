@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from pydantic import SecretStr
 
 from gymgate import retrying
@@ -17,7 +18,7 @@ from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
-from gymgate.retrying import is_quota_used_up, is_retried, retry_after_s
+from gymgate.retrying import Retryable, is_quota_used_up, is_retried, retry_after_s
 from gymgate.stack.rollout import RolloutRun, new_client
 from support.hosted_api import KEY, HostedAPI
 from support.upstream import Seen, Upstream, upstream
@@ -176,6 +177,7 @@ def test_what_a_rate_limit_looks_like(name: str) -> None:
 def test_a_server_says_when_to_ask_again() -> None:
     assert retry_after_s({}) is None
     assert retry_after_s({"retry-after": "soon"}) is None
+    assert retry_after_s({"retry-after": f"Wed, 21 Oct {10**20} 07:28:00 GMT"}) is None
     assert retry_after_s({"retry-after": "2.5"}) == 2.5
     assert retry_after_s({"retry-after": "3", "retry-after-ms": "20"}) == 0.02
     date = retry_after_s({"retry-after": formatdate(time.time() + 30, usegmt=True)})
@@ -185,3 +187,21 @@ def test_a_server_says_when_to_ask_again() -> None:
     assert is_retried(429, {})
     assert not is_retried(429, {"x-should-retry": "false"})
     assert not is_retried(402, {})
+
+
+async def test_a_server_that_asks_for_no_wait_is_not_asked_without_pause() -> None:
+    async def script(seen: Seen) -> web.Response:
+        return web.json_response({}, status=429, headers={"Retry-After": "0"})
+
+    async with upstream(script) as api, Gateway() as gateway, aiohttp.ClientSession() as http:
+        route = gateway.open(endpoint(api))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await ask(http, route)
+        assert 2 <= len(api.seen) < 20
+
+
+@pytest.mark.parametrize("asked", [None, 0.0])
+def test_a_pause_after_many_retries(asked: float | None) -> None:
+    failure = Retryable(PolicyError("", status_code=429, retry_after_s=asked))
+    assert 0 < failure.delay_s(5000) <= 1
