@@ -185,6 +185,8 @@ def test_seeds(text: str, seeds: tuple[int, ...]) -> None:
         ("a", "write a number of seeds"),
         ("3-1", "at least one"),
         (f"{SEED_STRIDE},", "not between 0 and"),
+        (f"0-{10**12}", f"seed {10**12} is not between 0 and"),
+        (str(10**12), f"seed {10**12 - 1} is not between 0 and"),
     ],
 )
 def test_wrong_seeds(text: str, reason: str) -> None:

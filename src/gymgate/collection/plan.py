@@ -103,14 +103,15 @@ def checked_shard(index: int, count: int) -> Shard:
 
 def parse_seeds(text: str) -> tuple[int, ...]:
     """Parse a number of seeds (`4` is 0, 1, 2, 3) or a list (`3,5,7-9`). Raises `OptionError`."""
-    if text.isdecimal() and int(text) > 0:
-        return checked_seeds(range(int(text)))
+    items = text.split(",") if not text.isdecimal() or int(text) == 0 else [f"0-{int(text) - 1}"]
     seeds: list[int] = []
-    for item in filter(None, text.split(",")):
+    for item in filter(None, items):
         match = _SEED_ITEM.fullmatch(item.strip())
         if match is None:
             raise OptionError(f"--seeds {text!r}: write a number of seeds, or a list such as 3,5,7-9")
-        seeds += range(int(match[1]), int(match[2] or match[1]) + 1)
+        if (last := int(match[2] or match[1])) >= SEED_STRIDE:
+            raise OptionError(f"--seeds {text!r}: seed {last} is not between 0 and {SEED_STRIDE - 1}")
+        seeds += range(int(match[1]), last + 1)
     try:
         return checked_seeds(seeds)
     except ConfigError as error:
