@@ -198,3 +198,25 @@ async def test_sampling_ends_when_nobody_waits_for_it(tiny: Any) -> None:
     finally:
         hook.remove()
         tiny.model.eval()
+
+
+async def test_a_request_with_a_seed_leaves_the_random_numbers_of_others(tiny: Any) -> None:
+    """Otherwise a judge with a seed makes the policy's next samples equal, too."""
+    engine = HuggingFaceEngine(tiny.model)
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    asked = {"max_tokens": 8, "temperature": 1.0, "seed": 3}
+    first, second = [await engine.generate(PROMPT, asked, session="s") for _ in range(2)]
+    assert first.token_ids == second.token_ids
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+async def test_a_model_that_is_not_there_fails_all_requests_that_wait() -> None:
+    def model() -> Any:
+        raise PolicyError("no model yet", retryable=False)
+
+    engine = HuggingFaceEngine(model)
+    async with asyncio.timeout(30):
+        calls = [engine.generate(PROMPT, {"temperature": t}, session="s") for t in (0.5, 1.0)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [str(error) for error in found] == ["no model yet"] * 2

@@ -92,11 +92,12 @@ class HuggingFaceEngine:
     async def _work(self) -> None:
         await asyncio.sleep(0)  # let callers that are ready now join the first batch
         while self._waiting:
-            batch = self._batch = self._next_batch()
+            self._batch = self._waiting
             try:
+                batch = self._batch = self._next_batch()
                 samples = await asyncio.to_thread(self._sample, batch)
             except Exception as error:
-                for request in batch:
+                for request in self._batch:
                     if not request.done.done():
                         request.done.set_exception(error)
                 continue
@@ -137,8 +138,13 @@ class HuggingFaceEngine:
         device = next(model.parameters()).device
         inputs = {name: value.to(device) for name, value in _left_padded(batch, self.pad_token_id).items()}
         stops = list(sampling.get("stop_token_ids") or [])
-        with torch.no_grad(), _evaluating(model):
-            if (seed := sampling.get("seed")) is not None:
+        seed, accelerators = sampling.get("seed"), [] if device.type == "cpu" else [device]
+        # The trainer and later requests go on with the random numbers that they would have had.
+        own_numbers = torch.random.fork_rng(
+            accelerators, enabled=seed is not None, device_type=device.type if accelerators else "cuda"
+        )
+        with torch.no_grad(), _evaluating(model), own_numbers:
+            if seed is not None:
                 torch.manual_seed(seed)
             output = model.generate(
                 **inputs,
