@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,9 +18,7 @@ from gymgate.doctor.machine import check_machine
 from gymgate.runtime.containers import labels_of, leftovers
 from gymgate.stack.identity import identity_of
 from gymgate.stack.paths import process_directory, ray_directory, salt
-
-UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
-Elsewhere = Callable[..., str]
+from support.namespaces import elsewhere, lives_elsewhere
 
 
 @pytest.fixture
@@ -32,44 +29,29 @@ def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         yield Path(path) / "gymgate"
 
 
-@pytest.fixture(scope="module")
-def elsewhere() -> Elsewhere:
-    """Run a Python program in another PID namespace, with the same files; returns what it prints."""
-    try:
-        subprocess.run([*UNSHARE, "true"], check=True, capture_output=True, timeout=30)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"unshare --pid is not allowed here: {getattr(error, 'stderr', None) or error}")
-
-    def run(program: str) -> str:
-        command = [*UNSHARE, sys.executable, "-c", program]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
-
-    return run
-
-
-def test_a_start_in_another_pid_namespace_leaves_this_ones_directories(
-    base: Path, elsewhere: Elsewhere
-) -> None:
+def test_a_start_in_another_pid_namespace_leaves_this_ones_directories(base: Path) -> None:
     own, ray = process_directory(), ray_directory()
+    start = "process_directory(); ray_directory(); remove_ray_directories()"
     try:
-        elsewhere("from gymgate.stack.paths import *; process_directory(); print(ray_directory())")
+        elsewhere(f"from gymgate.stack.paths import *; {start}")
         assert own.exists()
         assert ray.exists()
     finally:
         ray.rmdir()
 
 
-def test_a_process_with_the_same_number_elsewhere_keeps_its_ray(base: Path, elsewhere: Elsewhere) -> None:
+def test_a_process_with_the_same_number_elsewhere_keeps_its_ray(base: Path) -> None:
     """The first process of each namespace has number 1."""
-    ray = Path(elsewhere("from gymgate.stack.paths import *; print(ray_directory())").strip())
-    try:
-        elsewhere("from gymgate.stack.paths import *; remove_ray_directories()")
-        assert ray.exists()
-    finally:
-        ray.rmdir()
+    with lives_elsewhere("from gymgate.stack.paths import *; print(ray_directory())") as line:
+        ray = Path(line.strip())
+        try:
+            elsewhere("from gymgate.stack.paths import *; remove_ray_directories()")
+            assert ray.exists()
+        finally:
+            ray.rmdir()
 
 
-def test_a_shared_stack_has_another_socket_in_another_pid_namespace(base: Path, elsewhere: Elsewhere) -> None:
+def test_a_shared_stack_has_another_socket_in_another_pid_namespace(base: Path) -> None:
     """Else a start there would replace the socket of the daemon here."""
     config = StackConfig(environments=("mcqa",), share="machine")
     program = f"""
@@ -108,9 +90,7 @@ def list_container(docker: Path, identifier: str, **labels: str) -> None:
         file.write(json.dumps(line) + "\n")
 
 
-def test_cleaning_in_another_pid_namespace_leaves_this_ones_containers(
-    base: Path, docker: Path, elsewhere: Elsewhere
-) -> None:
+def test_cleaning_in_another_pid_namespace_leaves_this_ones_containers(base: Path, docker: Path) -> None:
     list_container(docker, "live")
     told = elsewhere("from gymgate.cli import main; main(['cache', 'clean'])")
     assert not (docker / "removed").exists()
@@ -137,7 +117,7 @@ def test_containers_of_another_boot_or_machine_are_named_and_stay(base: Path, do
     assert (docker / "removed").read_text() == "rm -f dead\n"
 
 
-def test_doctor_names_directories_that_it_cannot_judge(base: Path, elsewhere: Elsewhere) -> None:
+def test_doctor_names_directories_that_it_cannot_judge(base: Path) -> None:
     left = elsewhere(
         "import os; from gymgate.stack.paths import *; print(process_directory(), flush=True); os._exit(0)"
     )
