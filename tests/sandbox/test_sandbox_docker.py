@@ -24,6 +24,7 @@ from gymgate.runtime.owners import place
 from gymgate.stack.client import Stack
 from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver import rollout_label
+from support.namespaces import elsewhere
 from support.sandboxes import GIVE_UP, ROWS, SOLVE, containers, fix_repo, follows, no_containers, stack_config
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(300)]
@@ -242,21 +243,24 @@ async def test_containers_are_gone_after_the_sdk_process_was_killed(docker: str)
 def test_leftovers_are_found_and_cleaned(
     docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers whose daemon is gone; those of a daemon that runs stay."""
+    """Containers whose daemon is gone. Those of a daemon that runs stay, and those of one that cannot be seen from here."""
     monkeypatch.setenv("GYMGATE_CACHE", str(tmp_path))
-    names = {}
-    for name, process in (("dead", f"{place()}-4194304"), ("live", None)):
-        labels = found_containers.labels_of("s", "s.1") | (
-            {found_containers.PROCESS: process} if process else {}
-        )
-        names[name] = started(docker, labels)
+    labels, ids = found_containers.labels_of("s", "s.1"), {}
+    processes = {"dead": f"{place()}-4194304", "live": labels[found_containers.PROCESS], "far": "a2345678-1"}
     try:
-        assert names["dead"] in [each.id for each in found_containers.leftovers()]
-        assert names["live"] not in [each.id for each in found_containers.leftovers()]
+        for name, process in processes.items():
+            ids[name] = started(docker, labels | {found_containers.PROCESS: process})
+        told = elsewhere("from gymgate.cli import main; main(['cache', 'clean'])")
+        assert ("removed container" in told, "docker rm -f" in told) == (False, True)
+        left = {each.id: each.is_certain for each in found_containers.leftovers()}
+        assert [left.get(ids[name]) for name in processes] == [True, None, False]
         dry = CliRunner().invoke(cli, ["cache", "clean", "--dry-run"])
-        assert f"would remove container {names['dead']}" in dry.output
+        assert f"would remove container {ids['dead']}" in dry.output
         cleaned = CliRunner().invoke(cli, ["cache", "clean"])
-        assert f"removed container {names['dead']}" in cleaned.output
-        assert found_containers.leftovers() == []
+        assert f"removed container {ids['dead']}" in cleaned.output
+        left = {each.id: each.is_certain for each in found_containers.leftovers()}
+        assert [left.get(ids[name]) for name in processes] == [None, None, False]
+        there = subprocess.run(["docker", "ps", "-q"], capture_output=True, text=True, check=True).stdout
+        assert [each for each in ids.values() if each in there.split()] == [ids["live"], ids["far"]]
     finally:
-        subprocess.run(["docker", "rm", "-f", *names.values()], capture_output=True, check=False)
+        subprocess.run(["docker", "rm", "-f", *ids.values()], capture_output=True, check=False)
