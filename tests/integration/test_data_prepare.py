@@ -25,7 +25,7 @@ from gymgate.runtime import ensure_runtime
 from gymgate.trl import NeMoGymSpec
 from nemo_gym_env import load_environment
 from support.hub import Hub, serving
-from support.upstream import scripted_chat
+from support.upstream import answering, scripted_chat, upstream_in_thread
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
@@ -319,9 +319,8 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
     raw, prompt = tmp_path / "raw.jsonl", tmp_path / "prompt.yaml"
     raw.write_text('{"problem": "1 + 1?", "expected_answer": "2"}\n\n{"question": "2 + 2?"}\n')
     prompt.write_text("system: Be brief.\nuser: 'Solve: {problem}'\n")
-    refused = gymgate(
-        "run", "math_with_judge", "--data", str(raw), "-b", "http://127.0.0.1:9/v1", "-m", "any"
-    )
+    with upstream_in_thread(answering({"/v1/models": {"data": [{"id": "any"}]}})) as policy:
+        refused = gymgate("run", "math_with_judge", "--data", str(raw), "-b", policy.url, "-m", "any")
     assert refused.returncode == 1
     assert f"{raw}:1: has no responses_create_params" in refused.stderr
     assert "gymgate data prepare" in refused.stderr

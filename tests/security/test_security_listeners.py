@@ -59,8 +59,8 @@ async def test_one_connections_routes_are_not_anothers() -> None:
 async def try_from_elsewhere(config: object, name: str) -> None:
     async with acquire(config) as other:  # type: ignore[arg-type]
         with pytest.raises(StackLostError):
-            await other._peer.call("route_calls", name=name)
-        await other._peer.call("close_route", name=name)
+            await other._last.peer.call("route_calls", name=name)
+        await other._last.peer.call("close_route", name=name)
 
 
 def test_keys_have_128_random_bits() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -153,7 +155,7 @@ def command(
         require_ray()
     chosen = parse_ks(ks) if ks else None
     wait_s = options["endpoint"].wait_for_policy
-    with showing_progress() as (show, log):
+    with showing_progress() as (show, log), _drained_before_the_run(log):
         run = make_collection(
             **options,
             seeds=parse_seeds(seeds) if seeds is not None else None,
@@ -178,6 +180,24 @@ def command(
         raise click.exceptions.Exit(UNFINISHED)
     if progress.failed or progress.given_up_before or run.plan.invalid:
         raise click.exceptions.Exit(FAILED)
+
+
+@contextlib.contextmanager
+def _drained_before_the_run(log: Log) -> Iterator[None]:
+    """End with `UNFINISHED` at a SIGUSR1 that comes before the run handles it, such as in the wait for the policy."""
+
+    def end(*_: object) -> None:
+        log("SIGUSR1: nothing was started")
+        raise click.exceptions.Exit(UNFINISHED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGUSR1, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 async def _run_drainably(run: Collection, show: Show, budget: float | None) -> None:

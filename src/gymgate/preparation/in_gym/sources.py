@@ -111,7 +111,8 @@ class DeclaredData:
         if resolve is None:
             return name
         config = importlib.import_module("omegaconf").OmegaConf.create(self.config)
-        found = resolve(config, name, pin=dataset.get("agent"), taskset=dataset.get("taskset"))
+        taskset = {"taskset": dataset["taskset"]} if dataset.get("taskset") else {}  # unknown to nemo-gym 0.6
+        found = resolve(config, name, pin=dataset.get("agent"), **taskset)
         if found is None:
             problem = f"dataset {dataset['name']!r} is for several agents at once; name one with --agent"
             raise refused("ConfigError", problem)
