@@ -53,6 +53,8 @@ _INFLATED_AT_ONCE = 1 << 20
 _DEFLATED_AT_ONCE = 16 << 10
 """Bytes between two turns of the event loop."""
 _UNASKED = "it sent an answer before it had got the request"
+_IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
+"""What load balancers say before they close an idle connection; it answers no request."""
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+: ?[^\r\n\0]*")
 
 logger = logging.getLogger(__name__)
@@ -361,7 +363,8 @@ class _Connection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             self.reusable = False
             self.abort()
-            self._unasked()
+            if not data.startswith(_IDLE_TOO_LONG):
+                self._unasked()
             return
         if self._unacknowledged:
             # The server's first byte acknowledges what it had got by then.

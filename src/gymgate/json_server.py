@@ -74,7 +74,8 @@ class JSONServer:
         except codec.TooLargeError as error:
             raise self.error(f"answered a body that {error}", response.status) from error
         except ValueError as error:
-            raise self.error(f"answered {_described(response, error)}", response.status) from error
+            described = _described(self._without_secrets(response), error)
+            raise self.error(f"answered {described}", response.status) from error
         return JSONAnswer(body, raw, response.status, retries)
 
     def error(self, what: str, status: int) -> PolicyError:
@@ -82,6 +83,13 @@ class JSONServer:
         for secret in self.secrets:
             what = what.replace(secret, "***")
         return PolicyError(f"{self.shown} {what}", endpoint=self.shown, status_code=status, retryable=False)
+
+    def _without_secrets(self, response: Response) -> Response:
+        """Mask the secrets in a body that will be cut for a message: half a secret would not be found."""
+        body = response.body
+        for secret in self.secrets:
+            body = body.replace(secret.encode(), b"***")
+        return response._replace(body=body)
 
     async def _attempt(self, client: HTTPClient, payload: bytes, headers: bytes) -> Response:
         try:
@@ -101,7 +109,7 @@ class JSONServer:
         if 200 <= response.status < 300:
             self.rate_limit = None
             return response
-        raise self._refused(response)
+        raise self._refused(self._without_secrets(response))
 
     def _refused(self, response: Response) -> Exception:
         status = response.status

@@ -342,3 +342,20 @@ async def test_a_context_overflow_counts_as_truncated() -> None:
         route = gateway.open(policy.endpoint())
         assert (await ask(route))[0] == 400
         assert route.truncated == "context_length"
+
+
+@pytest.mark.parametrize("status", [400, 200])
+@pytest.mark.parametrize("before", [*range(60, 80, 5), *range(270, 300, 5)])
+async def test_no_part_of_a_key_stands_where_a_message_is_cut(
+    monkeypatch: pytest.MonkeyPatch, status: int, before: int
+) -> None:
+    monkeypatch.setenv("POLICY_KEY", SECRET)
+
+    async def quotes(seen: Seen) -> web.Response:
+        return web.Response(text="x" * before + SECRET + " y" * 400, status=status)
+
+    async with upstream(quotes) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY", model="mine"))
+        await ask(route)
+        assert route.failure is not None
+        assert "sk-v" not in route.failure.message

@@ -156,3 +156,33 @@ def test_a_server_that_sent_too_much_gets_a_connection_for_each_request(
     with hostile(script) as server:
         play(loop, scene)
         assert server.connections == 6
+
+
+@loops
+def test_a_timeout_of_an_idle_connection_costs_no_trust(loop: Any) -> None:
+    """A load balancer says 408 before it closes; the next connection is used again as any other."""
+    answered = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.answer(peer.request())
+        if peer.number == 0:
+            answered.wait(WAIT_S)
+            peer.say(TIMEOUT)
+            return
+        while True:
+            peer.answer(peer.request())
+
+    async def scene() -> None:
+        async with HTTPClient() as client:
+            request = Request(server.url)
+            await client.send(request, b"one")
+            answered.set()
+            [idle] = client._open
+            while not idle._lost:  # noqa: ASYNC110 the event loop reads the 408 and the end
+                await asyncio.sleep(0)
+            for _ in range(3):
+                await client.send(request, b"more")
+
+    with hostile(script) as server:
+        play(loop, scene)
+        assert server.connections == 2
