@@ -19,8 +19,8 @@ _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 _LEVELS_LEFT = 254 - MAX_DEPTH
 
 
-MAX_VALUES = 8 << 20
-"""Values in one body from outside: one of two bytes takes up to a hundred in memory."""
+MAX_VALUES = 2 << 20
+"""Values in one body from outside: one of two bytes takes up to a hundred in memory, and so many half a second."""
 _SURELY_FEW = 1 << 20
 """Bytes of a body whose values need no counting."""
 MAX_SLOW_VALUES = 1 << 19
@@ -121,11 +121,12 @@ def clean_text(text: str) -> str:
 
 
 def _read(data: bytes, *, only_fast: bool = False) -> Any:
-    value = orjson.loads(data)
-    if not isinstance(value, float) and _LONG_INTEGER not in data.translate(_DIGITS_TO_ZERO):
-        return value
-    if only_fast:
+    holds_long = _LONG_INTEGER in data.translate(_DIGITS_TO_ZERO)
+    if holds_long and only_fast:
         raise _too_slow()
+    value = orjson.loads(data)
+    if not holds_long and not isinstance(value, float):
+        return value
     try:
         return json.loads(data)
     except RecursionError as error:
