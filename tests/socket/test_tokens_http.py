@@ -32,6 +32,9 @@ class Server:
         self.headers.append(dict(request.headers))
         return await self.handler(request)
 
+    async def look(self, request: web.Request) -> web.StreamResponse:
+        return await self.handler(request)
+
     def give(self, body: Any, status: int = 200) -> None:
         """Always answer this."""
 
@@ -49,6 +52,7 @@ async def server() -> AsyncIterator[Server]:
     made = Server()
     app = web.Application()
     app.router.add_post("/{path:.*}", made.answer)
+    app.router.add_get("/{path:.*}", made.look)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -59,7 +63,7 @@ async def server() -> AsyncIterator[Server]:
 
 async def ask(engine: Any, **sampling: Any) -> Sample:
     try:
-        made: Sample = await engine.generate([1, 2], sampling, session="rollout-7")
+        made: Sample = await engine.generate([1, 2], {"max_tokens": 8, **sampling}, session="rollout-7")
         return made
     finally:
         await engine.close()
@@ -118,20 +122,33 @@ async def test_what_sglangs_route_is_asked_and_says(server: Server) -> None:
 async def test_an_answer_without_a_bound_gets_the_room_that_is_left(
     server: Server, kind: Any, path: tuple[str, ...], default: int
 ) -> None:
-    """A server whose context has room for 500 ids more, with the defaults of vLLM and SGLang."""
+    """A server whose context has room for 500 ids more, with the defaults of vLLM and SGLang.
+
+    vLLM's completions route takes null for its default, too.
+    """
 
     async def handler(request: web.Request) -> web.StreamResponse:
+        if request.path == "/v1/models":
+            return web.json_response({"data": [{"id": "m", "max_model_len": 502}]})
         wanted: Any = server.bodies[-1]
         for name in path:
             wanted = wanted.get(name, default)
-        ids = [5] * min(500 if wanted is None else wanted, 500)
+        if wanted is None:
+            wanted = default if kind is VLLMCompletionsEngine else 500
+        ids = [5] * min(wanted, 500)
         choice = {"token_ids": ids, "finish_reason": "length", "logprobs": None}
         details = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "length"}}}
         return web.json_response({"choices": [choice], **details})
 
     server.handler = handler
-    assert len((await ask(kind(server.url), temperature=1.0)).token_ids) == 500
+    assert len((await ask(kind(server.url), max_tokens=None)).token_ids) == 500
     assert len((await ask(kind(server.url), max_tokens=7)).token_ids) == 7
+
+
+async def test_a_server_that_does_not_give_its_context_length_needs_a_bound(server: Server) -> None:
+    server.give({"data": [{"id": "m"}]})
+    with pytest.raises(PolicyError, match="max_model_len"):
+        await ask(VLLMCompletionsEngine(server.url), max_tokens=None)
 
 
 async def test_missing_logprobs_stay_none(server: Server) -> None:

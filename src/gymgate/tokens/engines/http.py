@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 import orjson
 
 from gymgate.errors import PolicyError, TokenDataError, described
-from gymgate.http_client import HTTPClient, Request
+from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.json_server import JSONServer
 from gymgate.tokens.engines.base import FinishReason, Sample
 
+MODELS_TIMEOUT_S = 30.0
 MAX_RETRIES = 2
 """Retries after a lost connection, 408, 409, 425 or a 5xx. A 429 is waited out within the timeout."""
 
@@ -36,9 +37,9 @@ class HTTPEngine:
     ) -> None:
         self.url = base_url.rstrip("/").removesuffix("/v1") + self.path
         self.model = model
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         try:
-            request = Request(self.url, headers)
+            request = Request(self.url, self._headers)
         except ValueError as error:
             raise PolicyError(f"engine address {base_url!r}: {error}", endpoint=base_url) from error
         self._server = JSONServer(
@@ -116,6 +117,35 @@ class VLLMCompletionsEngine(HTTPEngine):
     """vLLM's OpenAI completions route with a prompt of token ids and `return_token_ids`."""
 
     path = "/v1/completions"
+    _max_model_len: int | None = None
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
+    ) -> Sample:
+        """See `Engine.generate`. This route takes no bound, null too, for one of 16 ids, so the room is computed here."""
+        if sampling.get("max_tokens") is None:
+            room = await self._context_length() - len(prompt_ids)
+            sampling = {**sampling, "max_tokens": max(1, room)}
+        return await super().generate(prompt_ids, sampling, session=session)
+
+    async def _context_length(self) -> int:
+        """Return the model's context length, which vLLM's list of models gives. Raises `PolicyError` if it does not."""
+        if self._max_model_len is None:
+            url = self.url.removesuffix(self.path) + "/v1/models"
+            try:
+                answer = await self._client().send(
+                    Request(url, self._headers, method="GET"), timeout_s=MODELS_TIMEOUT_S
+                )
+                models = orjson.loads(answer.body)["data"]
+                lengths = [model["max_model_len"] for model in models if self.model in (None, model["id"])]
+                self._max_model_len = int(lengths[0])
+            except (HTTPFailure, TimeoutError, ValueError, LookupError, TypeError) as error:
+                raise PolicyError(
+                    f"{url} does not give the model's max_model_len; bound the answers, by max_tokens or by "
+                    "TokenPolicy's max_model_len or max_completion_len",
+                    endpoint=self.url,
+                ) from error
+        return self._max_model_len
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
         wanted = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
