@@ -37,7 +37,7 @@ def forced_rows(path: Path, count: int, **fields: Any) -> Path:
 
 @pytest.mark.parametrize("dialect", ["chat", "responses"])
 def test_a_tool_is_called_and_its_result_comes_back(dialect: str, vllm_url: str, tmp_path: Path) -> None:
-    """The second answer is a call too only with `strict`, which chat endpoints are not sent: vLLM then guides less."""
+    """Each answer is a call if vLLM is sent `strict`. Chat endpoints are not, so their second answer may be text."""
     rows = forced_rows(tmp_path / "rows.jsonl", 2, max_output_tokens=256 if dialect == "chat" else 64)
     output = tmp_path / "results.jsonl"
     gymgate(
@@ -51,5 +51,5 @@ def test_a_tool_is_called_and_its_result_comes_back(dialect: str, vllm_url: str,
         assert result["reward"] is not None
         assert len(result["calls"]) == 2
         items = [item["type"] for item in result["result"]["response"]["output"]]
-        assert items.count("function_call") == (1 if dialect == "chat" else 2)
+        assert items.count("function_call") in ((1, 2) if dialect == "chat" else (2,))
         assert items.count("function_call_output") == items.count("function_call")
