@@ -64,8 +64,8 @@ async def connect(
 ) -> Stack:
     """Acquire a stack without a block: `await stack.close()` gives the lease back. See `acquire`.
 
-    With `reconnect`, `Stack.run` starts a stack that was lost again: the rollouts on it fail with `StackLostError`, later ones
-    run on the new one.
+    With `reconnect`, a lost stack is restarted by the next `Stack.run`. Rollouts that were running on it fail with
+    `StackLostError`.
     """
     if where is not None:
         config = config.model_copy(update={"ray": where})
