@@ -23,7 +23,7 @@ NAMES = {
     "curve": "a real model learns a packaged environment with TRL on a CPU: held-out scores before and after (in .venv-engine)",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
-    "hotpath": "CPU profile of the daemon under load, as a flame graph",
+    "calls": "functions of gymgate that one rollout runs through, and its JSON parsing and writing",
 }
 MODULES = {"verifiers": "verifiers_ceiling", "ray": "ray_nodes"}
 
