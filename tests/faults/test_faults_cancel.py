@@ -77,8 +77,6 @@ async def test_cancelled_at_every_wait_of_the_sdk(shared: StackConfig) -> None:
 
         async def everything() -> None:
             async with acquire(shared) as own:
-                async with await own.open_route(policy) as route:
-                    await route.calls()
                 await own.run(ROW, policy=policy)
 
         steps = await cancelled_at_every_step(everything)
@@ -205,12 +203,12 @@ def test_two_loops_and_four_threads_on_one_stack(shared: StackConfig) -> None:
             for index in range(8):
                 mark = f"thread-{number}-{index}."
                 check(stack.run(ROW, policy=marked(mark)), mark)
-            return int(stack.status()["pid"])
+            return int(stack.call(stack.stack.status())["pid"])
 
     with acquire_sync(shared) as stack, ThreadPoolExecutor(6) as pool:
         jobs = [pool.submit(asyncio.run, on_a_loop(number)) for number in range(2)]
         jobs += [pool.submit(in_a_thread, number) for number in range(4)]
-        assert {job.result(60) for job in jobs} == {stack.status()["pid"]}
+        assert {job.result(60) for job in jobs} == {stack.call(stack.stack.status())["pid"]}
     assert "gymgate-stack" not in [thread.name for thread in threading.enumerate()]
 
 

@@ -78,6 +78,21 @@ async def test_256_descriptors() -> None:
         await all_well(sdk, 100)
 
 
+@pytest.mark.heavy
+@pytest.mark.timeout(900)
+async def test_2048_rollouts_with_1024_descriptors_and_a_daemon_that_is_blocked() -> None:
+    """It stands still for a second as they come: they wait for it and for descriptors, and none fails."""
+    few = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh"]
+    async with program(ROLLOUTS, "count=2048", "timeout=800", "pause=1", wrap=few) as sdk:
+        daemon = int((await sdk.until_line("up")).split()[1])
+        os.kill(daemon, signal.SIGSTOP)
+        assert sdk.process.stdin is not None
+        sdk.process.stdin.write(b"\n")
+        await asyncio.sleep(1)
+        os.kill(daemon, signal.SIGCONT)
+        await all_well(sdk, 850)
+
+
 @pytest.mark.parametrize("process", ["daemon", "fork server", "agent"])
 async def test_no_file_may_be_opened(tmp_path: Path, process: str) -> None:
     """By the daemon, the fork server or an agent's server, in every wait of a rollout: each one ends in time with its reward or

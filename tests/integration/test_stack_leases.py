@@ -39,7 +39,7 @@ async def test_loops_and_threads_share_one_stack() -> None:
 
     def plain_thread() -> tuple[int, float | None]:
         with acquire_sync(stack_config()) as stack:
-            return stack.status()["pid"], sync_score(stack)
+            return stack.call(stack.stack.status())["pid"], sync_score(stack)
 
     said: list[str] = []
     async with acquire(stack_config(), progress=said.append) as stack, acquire(stack_config()) as again:
@@ -252,8 +252,8 @@ def out(process: asyncio.subprocess.Process) -> asyncio.StreamReader:
 
 
 @pytest.mark.heavy  # with loops beside them, in test_faults_cancel.py
-def test_plain_threads_share_one_loop() -> None:
-    """A private one, which ends with its last user."""
+def test_plain_threads_share_a_stack() -> None:
+    """Its loop ends with it."""
     results: list[float | None] = []
     with acquire_sync(stack_config()) as stack:
         threads = [threading.Thread(target=lambda: results.append(sync_score(stack))) for _ in range(8)]

@@ -167,11 +167,14 @@ async def test_unknown_and_retired_keys_reach_no_policy(
 ) -> None:
     retired, live = gateway.open(policy.endpoint()), gateway.open(policy.endpoint())
     await retired.close()
+    answers = []
     for path in [f"/ng-rollout/{retired.key}/v1", f"/ng-rollout/{'0' * 32}/v1", "/ng-rollout/7-0/v1"]:
         status, body = await post(http, f"{gateway.url}{path}/chat/completions", BODY)
         assert status == 404
         assert "no rollout has this key" in body["error"]["message"]
         assert retired.key not in json.dumps(body)
+        answers.append(body)
+    assert answers[0] == answers[1], "a retired key must look like one that never was"
     url = f"{gateway.url}/v1/messages"
     status, body = await post(http, url, BODY, Authorization=f"Bearer {retired.key}")
     assert (status, body["type"], body["error"]["type"]) == (401, "error", "authentication_error")

@@ -382,12 +382,6 @@ async def test_a_node_where_ray_starts_no_actor_is_the_error(cluster: Cluster) -
             pass
 
 
-async def test_a_route_is_refused(cluster: Cluster) -> None:
-    async with acquire(CONFIG, where=RayCluster("x")) as stack:
-        with pytest.raises(ConfigError, match="reached only from its own node"):
-            await stack.open_route(answer)
-
-
 async def test_a_cancelled_rollout_is_cancelled_on_its_node(cluster: Cluster) -> None:
     async with acquire(CONFIG, where=RayCluster("x")) as stack:
         task = asyncio.create_task(stack.run(ROW, policy=answer))

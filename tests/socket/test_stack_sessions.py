@@ -1,11 +1,14 @@
-"""What a connection to the daemon holds for as long as it lives: nothing of a route that is closed."""
+"""A stack's connection to a daemon without NeMo Gym: its agent is an HTTP server of the test's."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,84 +17,150 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.config import HTTPEndpoint, StackConfig
+from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
+from gymgate.rollout import Rollout
 from gymgate.stack.client import Connection, Stack
 from gymgate.stack.daemon import Daemon
+from gymgate.stack.environment import Generation
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.running import RunningStack
-from gymgate.stack.session import Session
-from support.upstream import Seen, chat_answer, upstream
+from support.upstream import Script, Seen, chat_answer, responses_answer, upstream
 
 ENDPOINT = HTTPEndpoint(base_url="http://127.0.0.1:9/v1")
 CONFIG = StackConfig(environments=("none",))
+ROW: dict[str, Any] = {"responses_create_params": {"input": "hi"}}
+
+
+class Scripted:
+    """An environment whose agent listens at `port`."""
+
+    name = "scripted"
+    default_agent = "agent"
+    judges: frozenset[str] = frozenset()
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.agents = {"agent": "simple_agent"}
+        self.agent_processes: dict[str, Any] = {}
+
+    def strategy(self, agent: str) -> str:
+        return "body"
+
+    def policy_servers(self, agent: str) -> frozenset[str]:
+        return frozenset()
+
+    async def generation(self) -> Generation:
+        return Generation(0)
+
+    @contextlib.contextmanager
+    def agent_port(self, agent: str) -> Iterator[int]:
+        yield self.port
+
+    def remove_containers(self, *args: Any, **settings: Any) -> None:
+        """There are none."""
+
+    def remove_unclaimed(self, generation: Generation) -> None:
+        """There are none."""
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def unasked(self, *args: Any) -> None:
+        """Its agents may score a row without a model call."""
 
 
 class Up(Daemon):
-    """A daemon whose stack has its gateway, and no environments."""
+    """A daemon whose stack runs, with its gateway and a scripted environment."""
 
     alone: RunningStack
+
+    async def started(self, config: StackConfig) -> RunningStack:
+        return self.alone
 
     @property
     def running(self) -> RunningStack:
         return self.alone
 
 
-def taken(connection: Connection) -> Callable[[], Coroutine[Any, Any, Connection]]:
-    async def take() -> Connection:
-        return connection
-
-    return take
+async def scores(seen: Seen) -> web.Response:
+    """An agent that asks the policy once and is scored."""
+    url = f"{seen.body['policy_base_url']}/responses"
+    async with aiohttp.ClientSession() as http, http.post(url, json={"input": "hi"}) as response:
+        return web.json_response({"reward": 1.0, "response": await response.json()})
 
 
 @asynccontextmanager
-async def joined(directory: Path) -> AsyncIterator[tuple[Stack, Connection, Session]]:
-    """A client's stack, its connection, and the daemon's end of that."""
-    with socket.socket() as listener:
+async def serving(directory: Path, agent: Script = scores) -> AsyncIterator[Up]:
+    """A daemon that serves on this event loop."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "s.sock"))
+        listener.listen()
         daemon = Up(listener, directory / "s.sock", directory, os.getpid())
         daemon.alone = RunningStack(CONFIG, directory, print)
-        async with daemon.alone.gateway:
-            session, connection = (
-                Session(daemon),
-                Connection(DaemonAddress(directory / "s.sock", directory), None),
-            )
-            loop = asyncio.get_running_loop()
-            for peer, end in zip((session.peer, connection.peer), socket.socketpair(), strict=True):
-                end.setblocking(False)
-                await loop.create_unix_connection(lambda peer=peer: peer, sock=end)
+        async with upstream(agent) as server, daemon.alone.gateway, daemon.alone.client:
+            environment: Any = Scripted(int(server.url.split(":")[2].removesuffix("/v1")))
+            daemon.alone.environments["scripted"] = environment
+            listening = await asyncio.get_running_loop().create_unix_server(daemon._connected, sock=listener)
             try:
-                stack = await Stack._open(
-                    CONFIG, taken(connection), lambda _: asyncio.sleep(0), reconnect=False
-                )
-                yield stack, connection, session
+                yield daemon
             finally:
-                connection.peer.abort()
-                await session.peer.lost.wait()
+                listening.close()
+                for session in [*daemon.sessions]:
+                    session.peer.abort()
+                    await session.peer.lost.wait()
 
 
-def held(thing: object) -> dict[str, Any]:
-    """What is in its dictionaries."""
-    return {name: value for name, value in vars(thing).items() if isinstance(value, dict) and value}
+@asynccontextmanager
+async def joined(directory: Path) -> AsyncIterator[Stack]:
+    """A stack of this event loop on the daemon that serves in `directory`."""
+
+    async def take() -> Connection:
+        connection = Connection(DaemonAddress(directory / "s.sock", directory).describe_loss, None)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: connection.peer, str(directory / "s.sock"))
+        await connection.hello(CONFIG)
+        return connection
+
+    async def release(connection: Connection) -> None:
+        connection.peer.abort()
+
+    stack = await Stack._open(CONFIG, take, release, reconnect=False)
+    try:
+        yield stack
+    finally:
+        await stack.close()
 
 
-async def test_a_closed_route_leaves_no_name(tmp_path: Path) -> None:
-    """Whichever way it is closed."""
-    async with joined(tmp_path) as (stack, connection, session):
-        gateway = session.daemon.running.gateway
-        async with await stack.open_route(ENDPOINT) as route:
-            assert [found.key for found in gateway.routes.values()] == [route.key]
-        closed, forgotten = await stack.open_route(ENDPOINT), await stack.open_route(ENDPOINT)
-        await connection.peer.call("close_route", name=closed._name)
-        connection.peer.tell("forget_route", name=forgotten._name)
-        connection.peer.tell("forget_route", name="never heard of")
-        with pytest.raises(StackLostError, match="no open route of that name"):
-            await forgotten.calls()
-        assert held(session) == {}
-        assert not gateway.routes
+async def test_a_rollout_leaves_no_route_and_no_function(tmp_path: Path) -> None:
+    """However it ends; what was registered by name stays until it is unregistered."""
+    asked = asyncio.Event()
+
+    async def waits(body: dict[str, Any]) -> dict[str, Any]:
+        asked.set()
+        await asyncio.Event().wait()
+        return {}
+
+    async with serving(tmp_path) as daemon, joined(tmp_path) as stack:
+        kept = stack.register("kept", lambda body: responses_answer("kept"), dialect="responses")
+        answered = await stack.run(ROW, policy=lambda body: chat_answer("mine"))
+        assert "mine" in str(answered.result)
+        assert "kept" in str((await stack.run(ROW, policy=kept)).result)
+        running = asyncio.create_task(stack.run(ROW, policy=waits))
+        await asked.wait()
+        assert len(daemon.running.gateway.routes) == 1
+        assert len(stack._callables) == 2
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert list(stack._callables) == ["kept"]
+        async with asyncio.timeout(10):
+            while daemon.running.gateway.routes:  # noqa: ASYNC110
+                await asyncio.sleep(0)
 
 
-async def test_a_lost_connections_routes_are_closed(tmp_path: Path) -> None:
-    """With the calls that are under way on them; those of others stay."""
+async def test_a_lost_connections_rollouts_end(tmp_path: Path) -> None:
+    """With the calls that are under way in them; those of others go on."""
     asked, cancelled = asyncio.Event(), asyncio.Event()
 
     async def waits(seen: Seen) -> web.Response:
@@ -102,38 +171,101 @@ async def test_a_lost_connections_routes_are_closed(tmp_path: Path) -> None:
             cancelled.set()
             raise
 
-    async with upstream(waits) as policy, joined(tmp_path) as (stack, connection, session):
-        gateway = session.daemon.running.gateway
-        others = gateway.open(policy.endpoint())
-        route = await stack.open_route(policy.endpoint())
+    async with (
+        upstream(waits) as policy,
+        serving(tmp_path) as daemon,
+        joined(tmp_path) as other,
+        joined(tmp_path) as stack,
+    ):
+        routes = daemon.running.gateway.routes
+        others = daemon.running.gateway.open(ENDPOINT)
+        running = asyncio.create_task(stack.run(ROW, policy=policy.endpoint(dialect="responses")))
+        await asked.wait()
+        stack._last.peer.abort()
+        with pytest.raises(StackLostError):
+            await running
+        await cancelled.wait()
+        async with asyncio.timeout(10):
+            while list(routes.values()) != [others]:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert (await other.run(ROW, policy=lambda body: chat_answer())).reward == 1.0
+
+
+async def test_an_agents_request_with_half_a_character_reaches_its_policy(tmp_path: Path) -> None:
+    """As CLI agents send it, which cut their tools' output anywhere."""
+    seen = []
+
+    def policy(body: dict[str, Any]) -> dict[str, Any]:
+        seen.append(body["messages"][0]["content"])
+        return chat_answer()
+
+    async def cuts(asked: Seen) -> web.Response:
+        url = f"{asked.body['policy_base_url']}/chat/completions"
+        body = b'{"model":"m","messages":[{"role":"user","content":"a\\ud83d"}]}'
         async with aiohttp.ClientSession() as http:
-            url = f"{route.base_url}/chat/completions"
-            asking = asyncio.create_task(http.post(url, json={"messages": []}))
-            await asked.wait()
-            connection.peer.abort()
-            assert (await asking).status == 404
-            await cancelled.wait()
-            assert list(gateway.routes.values()) == [others]
-            assert (await http.post(url, json={"messages": []})).status == 404
+            async with http.post(url, data=b"[" * 5_000) as answer:
+                assert answer.status == 400
+            async with http.post(url, data=body) as answer:
+                assert answer.status == 200
+        return web.json_response({"reward": 1.0, "response": responses_answer()})
+
+    async with serving(tmp_path, cuts), joined(tmp_path) as stack:
+        rollout = await stack.run(ROW, policy=policy, record_bodies=True)
+    (call,) = rollout.calls
+    assert seen == ["a\ufffd"]
+    assert call.request == {"model": "m", "messages": [{"role": "user", "content": "a\ufffd"}]}
 
 
-async def test_a_closed_route_leaves_no_function(tmp_path: Path) -> None:
-    """One that was made for the route alone; it answers until then."""
-    async with joined(tmp_path) as (stack, connection, _):
-        kept = stack.register("kept", lambda body: chat_answer("kept"))
-        async with await stack.open_route(lambda body: chat_answer("mine")) as route:
-            async with (
-                aiohttp.ClientSession() as http,
-                http.post(f"{route.base_url}/chat/completions", json={"messages": []}) as response,
-            ):
-                assert (await response.json())["choices"][0]["message"]["content"] == "mine"
-            assert len(connection.callables) == 2
-        async with await stack.open_route(kept):
-            pass
-        assert list(connection.callables) == ["kept"]
-        opening = asyncio.create_task(stack.open_route(lambda body: {}))
-        await asyncio.sleep(0)
-        opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-        assert list(connection.callables) == ["kept"]
+async def test_a_callable_runs_on_the_loop_that_called_run(tmp_path: Path) -> None:
+    """A coroutine function does, on each of two loops at once; a plain one has a thread of its own."""
+    both = threading.Barrier(2, timeout=30)
+
+    async def on_a_loop() -> set[object]:
+        found: set[object] = set()
+
+        async def policy(body: dict[str, Any]) -> dict[str, Any]:
+            found.add(asyncio.get_running_loop())
+            await asyncio.to_thread(both.wait)  # the other one's call is under way, too
+            return chat_answer()
+
+        async with joined(tmp_path) as stack:
+            assert (await stack.run(ROW, policy=policy)).reward == 1.0
+            assert found == {asyncio.get_running_loop()}
+        return found
+
+    async with serving(tmp_path):
+        loops = await asyncio.gather(*(asyncio.to_thread(asyncio.run, on_a_loop()) for _ in range(2)))
+    assert loops[0] != loops[1]
+
+
+def test_2048_rollouts_at_once_while_the_daemon_is_blocked(tmp_path: Path) -> None:
+    """Its loop stands still for a second: they wait for it, and none fails."""
+    up: list[asyncio.AbstractEventLoop] = []
+    ready, over = threading.Event(), threading.Event()
+
+    async def scores_at_once(seen: Seen) -> web.Response:
+        return web.json_response({"reward": 1.0, "response": responses_answer()})
+
+    async def serve() -> None:
+        async with serving(tmp_path, scores_at_once):
+            up.append(asyncio.get_running_loop())
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    async def run_all() -> list[Rollout]:
+        async with joined(tmp_path) as stack:
+            up[0].call_soon_threadsafe(time.sleep, 1.0)
+            limits = RolloutLimits(timeout_s=100)
+            running = (stack.run(ROW, policy=ENDPOINT, limits=limits) for _ in range(2048))
+            return await asyncio.gather(*running)
+
+    daemon = threading.Thread(target=asyncio.run, args=(serve(),))
+    daemon.start()
+    try:
+        assert ready.wait(30)
+        rollouts = asyncio.run(run_all())
+    finally:
+        over.set()
+        daemon.join(30)
+    assert [rollout.error for rollout in rollouts if rollout.reward != 1.0] == []
+    assert len({rollout.id for rollout in rollouts}) == 2048

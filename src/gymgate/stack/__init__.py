@@ -4,17 +4,15 @@ async with acquire(StackConfig(environments=("mcqa",))) as stack:
     rollout = await stack.run(row, policy=HTTPEndpoint(base_url="http://host:8000/v1"))
 """
 
-from gymgate.stack.client import AgentInfo, OpenRoute, Policy, PolicyCallable, Stack
+from gymgate.stack.client import AgentInfo, Policy, PolicyCallable, Stack
 from gymgate.stack.leases import acquire, connect
-from gymgate.stack.sync import SyncOpenRoute, SyncStack, acquire_sync
+from gymgate.stack.sync import SyncStack, acquire_sync
 
 __all__ = [
     "AgentInfo",
-    "OpenRoute",
     "Policy",
     "PolicyCallable",
     "Stack",
-    "SyncOpenRoute",
     "SyncStack",
     "acquire",
     "acquire_sync",

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import secrets
 import socket
 import subprocess
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
-from gymgate.rollout import ModelCall, Rollout
-from gymgate.rollout.record import read_calls
+from gymgate.rollout import Rollout
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
 from gymgate.runtime.command import Progress
@@ -159,39 +157,6 @@ class Connection:
             logger.warning("%s", line.removeprefix("warning: "))
 
 
-class OpenRoute:
-    """A route for a client that calls the gateway itself, apart from any rollout. Close it."""
-
-    def __init__(
-        self, connection: Connection, name: str, described: Mapping[str, str], forget: Callable[[], None]
-    ) -> None:
-        self.key = described["key"]
-        self.base_url = described["base_url"]
-        self.rollout_id = described["rollout_id"]
-        self._name = name
-        self._peer = connection.peer
-        self._forget = forget
-
-    async def calls(self) -> list[ModelCall]:
-        """Return the calls so far."""
-        found = await self._peer.exchange("route_calls", {"name": self._name})
-        return read_calls(codec.loads_own(found.body))
-
-    async def close(self) -> None:
-        """Retire the key. Idempotent."""
-        try:
-            await self._peer.call("close_route", name=self._name)
-        finally:
-            self._peer.tell("forget_route", name=self._name)  # the call may have been cancelled
-            self._forget()
-
-    async def __aenter__(self) -> OpenRoute:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close()
-
-
 class Stack:
     """A running stack, for the event loop that acquired it. Several objects may stand for the same stack."""
 
@@ -270,49 +235,34 @@ class Stack:
         limits = limits or RolloutLimits()
         agent = agent or agent_of(row)
         rollout_id = rollout_id or secrets.token_hex(8)
+        if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
+            raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
         connection: Connection | None = None
-        own: list[str] = []
-        try:
-            message = self._message(policy, limits, rollout_id, record_bodies, own)
-            message |= {"environment": environment, "agent": agent}
-            if judge_policy is not None:
-                message["judge_policy"] = self._endpoint(judge_policy, rollout_id, own)
-            async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
-                connection = await self._connected()
-                reply = await connection.peer.exchange("run", message, body)
-            return unpack_rollout(reply)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            waited = f"the stack's daemon did not answer in {GRACE_S:g} s more"
-            if connection is None:
-                waited = "the stack, which was lost, was not up again"
-            error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
-            return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
-        finally:
-            self._forget(own)
-
-    async def open_route(
-        self,
-        policy: Policy,
-        *,
-        limits: RolloutLimits | None = None,
-        rollout_id: str | None = None,
-        record_bodies: bool = False,
-    ) -> OpenRoute:
-        """Open a route to `policy` for a client of your own. Its `base_url` takes any dialect and any API key."""
-        connection = await self._connected()
-        own: list[str] = []
-        rollout_id = rollout_id or secrets.token_hex(8)
-        message = self._message(policy, limits or RolloutLimits(), rollout_id, record_bodies, own)
-        name = secrets.token_hex(8)
-        try:
-            described = await connection.peer.call("open_route", name=name, **message)
-        except BaseException:
-            connection.peer.tell("forget_route", name=name)
-            self._forget(own)
-            raise
-        return OpenRoute(connection, name, described, functools.partial(self._forget, own))
+        with contextlib.ExitStack() as registered:
+            message = {
+                "policy": self._endpoint(policy, rollout_id, registered),
+                "judge_policy": None
+                if judge_policy is None
+                else self._endpoint(judge_policy, rollout_id, registered),
+                "limits": limits.model_dump(),
+                "rollout_id": rollout_id,
+                "record_bodies": record_bodies,
+                "environment": environment,
+                "agent": agent,
+            }
+            try:
+                async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
+                    connection = await self._connected()
+                    reply = await connection.peer.exchange("run", message, body)
+                return unpack_rollout(reply)
+            except TimeoutError:
+                if not deadline.expired():
+                    raise
+                waited = f"the stack's daemon did not answer in {GRACE_S:g} s more"
+                if connection is None:
+                    waited = "the stack, which was lost, was not up again"
+                error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
+                return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"
@@ -375,32 +325,12 @@ class Stack:
         assert self._connection is not None, "_open has returned"
         return self._connection
 
-    def _message(
-        self,
-        policy: Policy,
-        limits: RolloutLimits,
-        rollout_id: str,
-        record_bodies: bool,
-        own: list[str],
-    ) -> dict[str, Any]:
-        """Return the message that opens a route; see `_endpoint` for `own`."""
-        if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
-            raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
-        return {
-            "policy": self._endpoint(policy, rollout_id, own),
-            "limits": limits.model_dump(),
-            "rollout_id": rollout_id,
-            "record_bodies": record_bodies,
-        }
-
-    def _endpoint(self, policy: Policy, rollout_id: str, own: list[str]) -> dict[str, Any] | str:
-        """Return an endpoint for the wire. A callable is registered under a name that is added to `own`."""
+    def _endpoint(
+        self, policy: Policy, rollout_id: str, registered: contextlib.ExitStack
+    ) -> dict[str, Any] | str:
+        """Return an endpoint for the wire. A callable stays registered until `registered` is left."""
         if callable(policy):
-            own.append(f"{rollout_id}-{secrets.token_hex(4)}")
-            policy = self.register(own[-1], policy)
+            name = f"{rollout_id}-{secrets.token_hex(4)}"
+            policy = self.register(name, policy)
+            registered.callback(self.unregister, name)
         return endpoint_to_wire(policy)
-
-    def _forget(self, own: Sequence[str]) -> None:
-        """Drop the callables that were registered for one rollout or route."""
-        for name in own:
-            self.unregister(name)

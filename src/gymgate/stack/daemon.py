@@ -24,7 +24,6 @@ import uvloop
 from gymgate.config import StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway.limits import relax_collector
-from gymgate.gateway.route import Route
 from gymgate.stack import forkserver
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import locked, remove_traces
@@ -60,7 +59,6 @@ class Daemon:
         self._stack: RunningStack | None = None
         self._start: SharedStart[RunningStack] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._closing: set[asyncio.Future[None]] = set()
         self._loop = asyncio.get_running_loop()
 
     async def serve(self) -> None:
@@ -108,12 +106,6 @@ class Daemon:
         if session.leased or (self._start is None and not self.sessions):
             session.leased = False
             self._lease_gone()
-
-    def close_later(self, route: Route) -> None:
-        """Close a route in the background."""
-        task = asyncio.ensure_future(route.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
 
     def _lease_gone(self) -> bool:
         """Begin to stop if no lease is left and nothing lingers; returns whether that is so."""

@@ -122,7 +122,6 @@ class RayPool:
                 "bye": self._bye,
                 "run": self._run,
                 "status": self._status,
-                "open_route": self._open_route,
             },
             {"ping": lambda _: self.peer.tell("pong")},
             on_lost=self._begin_to_stop,
@@ -218,11 +217,6 @@ class RayPool:
                     known["healthy"] = known["healthy"] and state["healthy"]
                     known["output_tokens"] += state["output_tokens"]
         return {"calls": calls, "replicas": replicas, "nodes": nodes}
-
-    async def _open_route(self, message: dict[str, Any], _: bytes) -> None:
-        raise ConfigError(
-            "a route is reached only from its own node, so a Ray cluster opens none; open it on a stack of this machine"
-        )
 
     async def _policy(self, message: dict[str, Any], request: bytes) -> Reply:
         """Pass a call of a callable on to the process that registered it."""

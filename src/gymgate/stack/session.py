@@ -16,7 +16,7 @@ from gymgate.gateway.route import Route
 from gymgate.stack import routing
 from gymgate.stack.protocol import PROTOCOL, Handler, Peer, Reply
 from gymgate.stack.rollout import RolloutRun
-from gymgate.stack.wire import endpoint_from_wire, pack_rollout
+from gymgate.stack.wire import endpoint_from_wire
 
 if TYPE_CHECKING:
     from gymgate.stack.daemon import Daemon
@@ -32,20 +32,15 @@ class Session:
         """Whether it said bye."""
         self._judges: dict[str, Any] = {}
         """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them."""
-        self._routes: dict[str, Route] = {}
-        """By the name that the SDK process gave it, which may give it up before it knows the key."""
         handlers: dict[str, Handler] = {
             "hello": self.hello,
             "bye": self.bye,
             "run": self.run,
             "status": self.status,
-            "open_route": self.open_route,
-            "route_calls": self.route_calls,
-            "close_route": self.close_route,
         }
         self.peer = Peer(
             handlers,
-            {"ping": lambda _: self.peer.tell("pong"), "forget_route": self.forget_route},
+            {"ping": lambda _: self.peer.tell("pong")},
             on_lost=self.on_lost,
             describe_loss=lambda: "the SDK process is gone",
         )
@@ -104,33 +99,11 @@ class Session:
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": self.daemon.leases}
 
-    async def open_route(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Open a route that lives until it is closed or the connection is."""
-        route = self._open(message, metadata_routing=True)
-        self._routes[message["name"]] = route
-        return {"key": route.key, "base_url": route.base_url, "rollout_id": route.rollout_id}
-
-    async def route_calls(self, message: dict[str, Any], _: bytes) -> Reply:
-        if (route := self._routes.get(message["name"])) is None:
-            raise StackLostError("this connection has no open route of that name")
-        return pack_rollout({}, route)
-
-    async def close_route(self, message: dict[str, Any], _: bytes) -> None:
-        if (route := self._routes.pop(message["name"], None)) is not None:
-            await route.close()
-
-    def forget_route(self, message: dict[str, Any]) -> None:
-        """Close a route that the caller gave up, whether it ever knew the key or not."""
-        if (route := self._routes.pop(message["name"], None)) is not None:
-            self.daemon.close_later(route)
-
     def on_lost(self) -> None:
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        for route in self._routes.values():
-            self.daemon.close_later(route)
         self.daemon.session_lost(self)
 
     def _open(
