@@ -74,5 +74,5 @@ async def test_a_daemon_sees_to_it(tmp_path: Path, short: None, monkeypatch: pyt
             assert log.stat().st_size < 1_200
         finally:
             signal.signal(signal.SIGINT, before)
-            daemon._doom()
+            daemon.retire()
             await serving

@@ -106,7 +106,7 @@ async def serving(directory: Path, agent: Script = scores) -> AsyncIterator[Up]:
                 yield daemon
             finally:
                 listening.close()
-                for session in [*daemon.sessions]:
+                for session in [*daemon.leases]:
                     session.peer.abort()
                     await session.peer.lost.wait()
 

@@ -2,7 +2,7 @@
 
     python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY STARTER_PID
 
-A connection that has said hello is a lease. The config of the first one is what is started. When the last lease is
+A connection is a lease. The first one that says hello brings the config of what is started. When the last lease is
 gone and `linger_s` has passed, everything stops and the process exits. The stack of one process does not outlive
 that process, nor does a daemon whose starter died before anybody connected.
 """
@@ -10,6 +10,7 @@ that process, nor does a daemon whose starter died before anybody connected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -26,7 +27,7 @@ from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
 from gymgate.stack.logs import keep_short
-from gymgate.stack.paths import locked, remove_traces
+from gymgate.stack.paths import remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
 from gymgate.stack.session import Session
@@ -34,27 +35,28 @@ from gymgate.starting import SharedStart
 
 HELLO_TIMEOUT_S = 30.0
 """For the first lease to come, before a daemon that nobody uses exits."""
+ANSWER_TIMEOUT_S = 1.0
+"""For calls under way to be answered or cancelled, when everything stops."""
 
 logger = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Counts leases, starts the stack for the first one and stops it after the last."""
+    """Counts leases, starts the stack for the first one and stops it after the last.
+
+    It alone decides when it stops, and then removes its socket. A process that connects too late loses its connection
+    and tries again, with another daemon.
+    """
 
     def __init__(self, listener: socket.socket, path: Path, directory: Path, starter: int) -> None:
         self.listener = listener
         self.path = path
         self.directory = directory
         self.starter = starter
-        self.sessions: set[Session] = set()
-        self._doomed = False
-        """Whether to stop although somebody holds a lease: the start failed, or a signal came."""
+        self.leases: set[Session] = set()
+        """The connections that have not said bye."""
         self._orphaned = False
         """Whether the process that started this one is gone."""
-        self._deciding: asyncio.Task[bool] | None = None
-        """Decides whether to stop; stays once it has decided so."""
-        self._asked = False
-        """Whether to decide once more, since a decision may be about a state that has changed."""
         self._stopping = asyncio.Event()
         self._stack: RunningStack | None = None
         self._start: SharedStart[RunningStack] | None = None
@@ -63,10 +65,10 @@ class Daemon:
 
     async def serve(self) -> None:
         """Serve until the last lease is gone."""
-        self._loop.add_signal_handler(signal.SIGTERM, self._doom)
+        self._loop.add_signal_handler(signal.SIGTERM, self.retire)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = await self._loop.create_unix_server(self._connected, sock=self.listener)
-        self._stop_in(HELLO_TIMEOUT_S)
+        self._retire_in(HELLO_TIMEOUT_S)
         self._watch_starter()
         logs = asyncio.create_task(keep_short(self.directory))
         await self._stopping.wait()
@@ -74,9 +76,17 @@ class Daemon:
         await self._stop()
         logs.cancel()
 
-    async def is_retired(self) -> bool:
-        """Whether this daemon stops. Waits while that is being decided."""
-        return self._deciding is not None and await asyncio.shield(self._deciding)
+    @property
+    def is_retired(self) -> bool:
+        """Whether this daemon takes no more leases and stops."""
+        return self._stopping.is_set()
+
+    def retire(self) -> None:
+        """Stop, although somebody may hold a lease. Whoever comes next starts another daemon."""
+        if not self.is_retired:  # the socket may be another daemon's later
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            self._stopping.set()
 
     async def started(self, config: StackConfig) -> RunningStack:
         """Return the stack, started by the first caller. A failed start is raised in everyone who waits."""
@@ -92,30 +102,20 @@ class Daemon:
             raise StackLostError("the stack is not up")
         return stack
 
-    @property
-    def leases(self) -> int:
-        return sum(session.leased for session in self.sessions)
+    def release(self, session: Session) -> bool:
+        """Give a connection's lease back; idempotent. Returns whether everything stops now, as it was the last."""
+        if session in self.leases:
+            self.leases.remove(session)
+            if not self.leases:
+                self._unused()
+        return self.is_retired
 
-    async def lease_gone(self) -> bool:
-        """Stop if that was the last lease and nothing lingers. Returns whether everything stops."""
-        return self._lease_gone() and await asyncio.shield(self._decision())
-
-    def session_lost(self, session: Session) -> None:
-        """Drop a session and its lease, if it had one. Without any other, there is nobody left to wait for."""
-        self.sessions.discard(session)
-        if session.leased or (self._start is None and not self.sessions):
-            session.leased = False
-            self._lease_gone()
-
-    def _lease_gone(self) -> bool:
-        """Begin to stop if no lease is left and nothing lingers; returns whether that is so."""
-        if self.leases:
-            return False
+    def _unused(self) -> None:
+        """Stop, now or after the time for which the stack lingers, unless somebody is connecting."""
         if (linger_s := self._linger_s) > 0:
-            self._stop_in(linger_s)
-            return False
-        self._decision()
-        return True
+            self._retire_in(linger_s)
+        elif not select.select([self.listener], [], [], 0)[0]:
+            self.retire()
 
     @property
     def _linger_s(self) -> float:
@@ -131,7 +131,7 @@ class Daemon:
 
     def _send_progress(self, message: str) -> None:
         logger.info("%s", message)
-        for session in self.sessions:
+        for session in self.leases:
             session.peer.tell("progress", message=message)
 
     def _watch_starter(self) -> None:
@@ -150,12 +150,12 @@ class Daemon:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
         self._orphaned = True
-        if not self.sessions and self._linger_s == 0:
-            self._lease_gone()
+        if not self.leases and self._linger_s == 0:
+            self._unused()
 
     def _connected(self) -> Peer:
         session = Session(self)
-        self.sessions.add(session)
+        self.leases.add(session)
         return session.peer
 
     async def _start_stack(self, config: StackConfig) -> RunningStack:
@@ -163,7 +163,7 @@ class Daemon:
         try:
             await self._stack.start()
         except BaseException as error:
-            self._doom()
+            self.retire()
             if isinstance(error, GymgateError | asyncio.CancelledError):
                 raise
             logger.exception("start failed")
@@ -171,62 +171,24 @@ class Daemon:
             raise StackStartError(message) from error
         return self._stack
 
-    def _doom(self) -> None:
-        self._doomed = True
-        self._decision()
-
-    def _stop_in(self, seconds: float) -> None:
+    def _retire_in(self, seconds: float) -> None:
         self._disarm()
-        self._timer = self._loop.call_later(seconds, self._decision)
+        self._timer = self._loop.call_later(seconds, self.retire)
 
     def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _decision(self) -> asyncio.Task[bool]:
-        """Have it decided whether everything stops; the task returns that."""
-        self._asked = True
-        if self._deciding is None:
-            self._deciding = asyncio.create_task(self._decide())
-        return self._deciding
-
-    async def _decide(self) -> bool:
-        stops = False
-        while self._asked and not stops:
-            self._asked = False
-            try:
-                stops = await asyncio.to_thread(self._retire)
-            except OSError:  # such as too many open files; asked again after a while
-                logger.exception("cannot remove the stack's socket")
-        if stops:
-            self._stopping.set()
-        else:
-            self._deciding = None
-            if self._doomed or not self.leases:
-                self._stop_in(HELLO_TIMEOUT_S)
-        return stops
-
-    def _retire(self) -> bool:
-        """Remove the socket, so that nobody can connect any more; false if somebody just has."""
-        try:
-            with locked(self.path):
-                connecting = bool(select.select([self.listener], [], [], 0)[0])
-                if not self._doomed and (connecting or self.leases):
-                    return False
-                self.path.unlink(missing_ok=True)
-                return True
-        except FileNotFoundError:  # its directory was removed, so nobody can connect
-            return self._doomed or not self.leases
-
     async def _stop(self) -> None:
         """Stop rollouts first, then servers, then everything that is left. Bounded."""
-        if self._start is not None:
-            await self._start.stop()
-        await asyncio.sleep(0)  # whoever waited for a failed start is answered
-        for session in self.sessions:
-            for task in [] if session.left else session.peer.tasks.values():
-                task.cancel()
+        is_up = self._start is not None and await self._start.stop() is not None
+        calls = {task for session in self.leases for task in session.peer.tasks.values()}
+        if is_up:
+            for call in calls:
+                call.cancel()
+        if calls:  # whoever waited for a failed start is answered
+            await asyncio.wait(calls, timeout=ANSWER_TIMEOUT_S)
         if self._stack is not None:
             await self._stack.stop()
 

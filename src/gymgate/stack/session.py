@@ -27,9 +27,6 @@ class Session:
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
-        self.leased = False
-        self.left = False
-        """Whether it said bye."""
         self._judges: dict[str, Any] = {}
         """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them."""
         handlers: dict[str, Handler] = {
@@ -47,11 +44,11 @@ class Session:
         self._pidfd: int | None = None
 
     async def hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Take a lease. Answers when the stack is up, or with the error that it failed with.
+        """Answer when the stack is up, or with the error that it failed with.
 
         A connection that comes while the stack stops is dropped, so that its process tries again with another daemon.
         """
-        if await self.daemon.is_retired():
+        if self.daemon.is_retired:
             self.peer.abort()
             raise StackLostError("the stack is stopping")
         self.peer.tell("welcome")
@@ -60,7 +57,6 @@ class Session:
                 f"the stack's daemon speaks protocol {PROTOCOL}, this process {message['protocol']}; "
                 f"both must run the same gymgate"
             )
-        self.leased = True
         self._watch_process()
         config = StackConfig.model_validate(message["config"])
         self._judges = {name: self._reachable(endpoint) for name, endpoint in config.models}
@@ -69,8 +65,7 @@ class Session:
 
     async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         """Give the lease back. Answers whether everything stops now, which nobody can prevent any more."""
-        self.leased, self.left = False, True
-        return {"last": await self.daemon.lease_gone()}
+        return {"last": self.daemon.release(self)}
 
     async def run(self, message: dict[str, Any], row: bytes) -> Reply:
         """Run a row and return the record. Its deadline counts from here.
@@ -97,14 +92,14 @@ class Session:
         return run.packed()
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        return {**self.daemon.running.status(), "leases": self.daemon.leases}
+        return {**self.daemon.running.status(), "leases": len(self.daemon.leases)}
 
     def on_lost(self) -> None:
         if self._pidfd is not None:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        self.daemon.session_lost(self)
+        self.daemon.release(self)
 
     def _open(
         self, message: Mapping[str, Any], *, metadata_routing: bool, policy_servers: Collection[str] = ()
