@@ -80,7 +80,7 @@ async def test_cancelled_at_every_wait_of_the_sdk(shared: StackConfig) -> None:
                 await own.run(ROW, policy=policy)
 
         steps = await cancelled_at_every_step(everything)
-        assert steps >= 4
+        assert steps >= 3
         await idle(stack)
         assert (await stack.run(ROW, policy=policy)).reward == 1.0
         assert (await stack.status())["leases"] == 2

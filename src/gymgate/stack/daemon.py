@@ -106,7 +106,7 @@ class Daemon:
         """Give a connection's lease back; idempotent. Returns whether everything stops now, as it was the last."""
         if session in self.leases:
             self.leases.remove(session)
-            if not self.leases:
+            if not self.leases and not self.is_retired:
                 self._unused()
         return self.is_retired
 
@@ -114,8 +114,14 @@ class Daemon:
         """Stop, now or after the time for which the stack lingers, unless somebody is connecting."""
         if (linger_s := self._linger_s) > 0:
             self._retire_in(linger_s)
-        elif not select.select([self.listener], [], [], 0)[0]:
+        elif not self._is_asked():
             self.retire()
+
+    def _is_asked(self) -> bool:
+        """Whether a connection waits to be accepted. `select.select` would refuse a descriptor beyond 1,023."""
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        return bool(poll.poll(0))
 
     @property
     def _linger_s(self) -> float:
@@ -150,7 +156,7 @@ class Daemon:
             self._loop.remove_reader(pidfd)
             os.close(pidfd)
         self._orphaned = True
-        if not self.leases and self._linger_s == 0:
+        if not self.leases and not self.is_retired and self._linger_s == 0:
             self._unused()
 
     def _connected(self) -> Peer:

@@ -1,0 +1,164 @@
+"""When a daemon stops, and what it leaves: its stack is none of NeMo Gym's."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.config import StackConfig
+from gymgate.errors import StackLostError, StackStartError
+from gymgate.stack.client import Connection
+from gymgate.stack.daemon import Daemon
+from gymgate.stack.protocol import Peer
+
+CONFIG = StackConfig(environments=("none",))
+
+
+class Bare(Daemon):
+    """A daemon whose stack starts at once, or with `fails` not at all."""
+
+    fails = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.peers: list[Peer] = []
+        """Both ends of every connection."""
+
+    def _connected(self) -> Peer:
+        self.peers.append(super()._connected())
+        return self.peers[-1]
+
+    async def _start_stack(self, config: StackConfig) -> Any:
+        if self.fails:
+            self.retire()
+            raise StackStartError("on purpose")
+        return SimpleNamespace(config=config, describe=lambda: {"agents": {}, "gateway_url": ""}, status=dict)
+
+
+@asynccontextmanager
+async def serving(directory: Path, *, number: int | None = None) -> AsyncIterator[Bare]:
+    """A daemon, with its listening socket under this descriptor; it has ended at the end of the block."""
+    path, interrupt = directory / "s.sock", signal.getsignal(signal.SIGINT)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        if number is not None:
+            listener = socket.socket(fileno=fcntl.fcntl(listener.detach(), fcntl.F_DUPFD_CLOEXEC, number))
+        daemon = Bare(listener, path, directory, os.getppid())
+        running = asyncio.create_task(daemon.serve())
+        try:
+            yield daemon
+            async with asyncio.timeout(10):
+                await running
+        finally:
+            daemon.retire()
+            await running
+            for peer in daemon.peers:
+                peer.abort()
+                await peer.lost.wait()
+            signal.signal(signal.SIGINT, interrupt)
+            listener.close()
+
+
+async def connected(daemon: Bare) -> Connection:
+    """A connection that has not said hello."""
+    connection = Connection(lambda: "gone", None)
+    daemon.peers.append(connection.peer)
+    await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, str(daemon.path))
+    return connection
+
+
+async def leased(daemon: Bare, config: StackConfig = CONFIG) -> Connection:
+    connection = await connected(daemon)
+    await connection.hello(config)
+    return connection
+
+
+@pytest.mark.parametrize("number", [None, 2000])
+async def test_a_daemon_stops_when_its_last_lease_is_given_back(tmp_path: Path, number: int | None) -> None:
+    """Whatever the number of its listening socket's descriptor."""
+    async with serving(tmp_path, number=number) as daemon:
+        first, second = await leased(daemon), await leased(daemon)
+        assert await first.peer.call("bye") == {"last": False}
+        assert daemon.path.exists()
+        assert (await second.peer.call("status"))["leases"] == 1
+        assert await second.peer.call("bye") == {"last": True}
+        assert not daemon.path.exists()
+
+
+@pytest.mark.parametrize("hello", [False, True])
+async def test_a_daemon_stops_when_its_last_connection_is_lost(tmp_path: Path, hello: bool) -> None:
+    async with serving(tmp_path) as daemon:
+        (await (leased(daemon) if hello else connected(daemon))).peer.abort()
+
+
+async def test_a_daemon_lingers_until_somebody_comes_back(tmp_path: Path) -> None:
+    lingering = CONFIG.model_copy(update={"linger_s": 0.2})
+    async with serving(tmp_path) as daemon:
+        for _ in range(2):
+            assert await (await leased(daemon, lingering)).peer.call("bye") == {"last": False}
+        assert daemon.path.exists()
+
+
+async def test_who_is_connecting_keeps_the_daemon(tmp_path: Path) -> None:
+    """Its connection waits to be accepted when the last lease is given back."""
+    async with serving(tmp_path) as daemon:
+        await leased(daemon)
+        with socket.socket(socket.AF_UNIX) as connecting:
+            connecting.connect(str(daemon.path))
+            assert not daemon.release(next(iter(daemon.leases)))
+
+
+async def test_who_comes_too_late_loses_the_connection_and_hears_nothing(tmp_path: Path) -> None:
+    """So it tries again, with another daemon, whose socket stays although this one stops again."""
+    async with serving(tmp_path) as daemon:
+        late = await connected(daemon)
+        while not daemon.leases:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        daemon.retire()
+        daemon.path.touch()
+        daemon.retire()
+        assert daemon.path.exists()
+        with pytest.raises(StackLostError):
+            await late.hello(CONFIG)
+        assert not late.peer.heard
+
+
+async def test_all_who_wait_for_a_start_that_fails_get_its_error(tmp_path: Path) -> None:
+    async with serving(tmp_path) as daemon:
+        daemon.fails = True
+        waiting = [await connected(daemon) for _ in range(20)]
+        found = await asyncio.gather(*(each.hello(CONFIG) for each in waiting), return_exceptions=True)
+        assert [type(error) for error in found] == [StackStartError] * 20
+        for connection in waiting:
+            assert await connection.peer.call("bye") == {"last": True}
+
+
+async def test_calls_under_way_are_cancelled_when_the_daemon_stops(tmp_path: Path) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def hang(message: dict[str, Any], _: bytes) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with serving(tmp_path) as daemon:
+        connection = await leased(daemon)
+        next(iter(daemon.leases)).peer.handlers["hang"] = hang
+        calling = asyncio.create_task(connection.peer.call("hang"))
+        await begun.wait()
+        daemon.retire()
+        await ended.wait()
+        calling.cancel()
