@@ -225,6 +225,7 @@ async def test_stopped_servers_are_waited_for_until_the_deadline(shared: StackCo
 
 async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """By who waits for it; whoever acquires the stack next gets another, whose servers hold up no end when they are stopped."""
+    assert client.PING_S * (1 + client.MAX_MISSED) <= 60
     async with acquire(stack_config(SIMPLE)) as stack:
         monkeypatch.setattr(client, "PING_S", 0.1)
         stack._connection._watch(0, 0)

@@ -122,11 +122,11 @@ async def main():
 asyncio.run(main())
 """
 BEFORE_HELLO = """
-from gymgate.stack.client import Connection
+from gymgate.stack.client import Lease
 async def hello(self, config):
     say(self.daemon.pid)
     await asyncio.Event().wait()
-Connection.hello = hello
+Lease.hello = hello
 async def main():
     async with acquire(stack_config()):
         pass

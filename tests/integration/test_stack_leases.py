@@ -15,7 +15,7 @@ import pytest
 
 from gymgate.errors import StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect
-from gymgate.stack.leases import current_registry
+from gymgate.stack.leases import current_leases
 from support.stacks import ROW, SIMPLE, alive, all_gone, call_then_answer, pids_of, stack_config
 
 pytestmark = pytest.mark.gym
@@ -108,7 +108,7 @@ async def test_a_cancelled_start_leaves_nothing_and_spares_others() -> None:
     task = asyncio.create_task(connect(stack_config(), progress=progress))
     await importing.wait()
     patient = asyncio.create_task(connect(stack_config()))
-    while len(current_registry()._connections) < 2:  # noqa: ASYNC110
+    while len(current_leases()._taken) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -17,7 +17,7 @@ import pytest
 
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError, StackStartError
-from gymgate.stack.client import Connection
+from gymgate.stack.client import Lease
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.protocol import Peer
 
@@ -70,15 +70,15 @@ async def serving(directory: Path, *, number: int | None = None) -> AsyncIterato
             listener.close()
 
 
-async def connected(daemon: Bare) -> Connection:
+async def connected(daemon: Bare) -> Lease:
     """A connection that has not said hello."""
-    connection = Connection(lambda: "gone", None)
+    connection = Lease(lambda: "gone", None)
     daemon.peers.append(connection.peer)
     await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, str(daemon.path))
     return connection
 
 
-async def leased(daemon: Bare, config: StackConfig = CONFIG) -> Connection:
+async def leased(daemon: Bare, config: StackConfig = CONFIG) -> Lease:
     connection = await connected(daemon)
     await connection.hello(config)
     return connection

@@ -20,7 +20,7 @@ from aiohttp import web
 from gymgate.config import HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
-from gymgate.stack.client import Connection, Stack
+from gymgate.stack.client import Lease, Stack
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.environment import Generation
 from gymgate.stack.launch import DaemonAddress
@@ -115,14 +115,14 @@ async def serving(directory: Path, agent: Script = scores) -> AsyncIterator[Up]:
 async def joined(directory: Path) -> AsyncIterator[Stack]:
     """A stack of this event loop on the daemon that serves in `directory`."""
 
-    async def take() -> Connection:
-        connection = Connection(DaemonAddress(directory / "s.sock", directory).describe_loss, None)
+    async def take() -> Lease:
+        connection = Lease(DaemonAddress(directory / "s.sock", directory).describe_loss, None)
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: connection.peer, str(directory / "s.sock"))
         await connection.hello(CONFIG)
         return connection
 
-    async def release(connection: Connection) -> None:
+    async def release(connection: Lease) -> None:
         connection.peer.abort()
 
     stack = await Stack._open(CONFIG, take, release, reconnect=False)

@@ -7,8 +7,8 @@ from unittest.mock import AsyncMock
 
 from gymgate.config import ReplayEndpoint
 from gymgate.gateway.server import KEPT_REPLAYS, Gateway
-from gymgate.stack.client import Connection
-from gymgate.stack.leases import Registry
+from gymgate.stack.client import Lease
+from gymgate.stack.leases import Leases
 
 
 def recording(index: int) -> ReplayEndpoint:
@@ -26,12 +26,12 @@ async def test_a_gateway_keeps_the_recordings_that_were_used_last() -> None:
 
 
 async def test_a_process_forgets_the_daemons_that_have_ended() -> None:
-    registry = Registry()
+    leases = Leases()
     ended, running = subprocess.Popen(["true"]), subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # noqa: ASYNC220
     try:
         ended.wait()
-        registry._replaced = [ended, running]
-        await registry.close(AsyncMock(Connection, goodbye=AsyncMock(return_value=False)))
-        assert registry._replaced == [running]
+        leases._replaced = [ended, running]
+        await leases.close(AsyncMock(Lease, goodbye=AsyncMock(return_value=False)))
+        assert leases._replaced == [running]
     finally:
         running.communicate()

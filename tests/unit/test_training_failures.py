@@ -116,7 +116,7 @@ async def test_a_start_that_fails_is_a_failed_rollout(monkeypatch: pytest.Monkey
 
 
 async def test_a_lost_stack_is_a_failed_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`Stack` connects again by itself: tests/unit/test_stack_registry.py."""
+    """`Stack` connects again by itself: tests/unit/test_leases.py."""
     runner = runner_on(monkeypatch, FakeStack(lost))
     assert told(await runner.run("a", ROW, CONVERSATION)) == ("infrastructure", "StackLostError", True)
 

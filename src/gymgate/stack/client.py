@@ -33,8 +33,9 @@ Policy = Endpoint | PolicyCallable
 
 EXIT_TIMEOUT_S = 5.0
 """For the daemon to stop everything, when the last lease is given back."""
-PING_S, MAX_MISSED = 10.0, 6
-"""How often a daemon that owes an answer is asked for a sign of life, and how many it may miss in a row."""
+PING_S, MAX_MISSED = 10.0, 5
+"""How often a daemon that owes an answer is asked for a sign of life, and how many it may miss in a row. Together with the
+time until the first one, it is given up within a minute."""
 NOT_PICKLED = "a stack belongs to the process that acquired it; send its config, and acquire it there"
 GRACE_S = 1.0
 """Seconds after a rollout's deadline for which its caller still waits for the daemon."""
@@ -55,7 +56,7 @@ class AgentInfo:
     """Its implementation, such as `simple_agent`."""
 
 
-class Connection:
+class Lease:
     """A connection to a daemon, which is a lease. Belongs to the event loop that made it."""
 
     def __init__(self, describe_loss: Callable[[], str], daemon: subprocess.Popen[bytes] | None) -> None:
@@ -125,7 +126,7 @@ class Connection:
         """Ask for signs of life while calls wait. They are counted, not timed, because this loop may stall as well."""
         if not self.peer.waits or self.peer.heard != heard:
             missed = 0
-        if missed > MAX_MISSED:
+        if missed >= MAX_MISSED:
             self._give_up()
             return
         if self.peer.waits:
@@ -163,8 +164,8 @@ class Stack:
     def __init__(
         self,
         config: StackConfig,
-        take: Callable[[], Coroutine[Any, Any, Connection]],
-        release: Callable[[Connection], Awaitable[None]],
+        take: Callable[[], Coroutine[Any, Any, Lease]],
+        release: Callable[[Lease], Awaitable[None]],
         *,
         reconnect: bool = False,
     ) -> None:
@@ -174,7 +175,7 @@ class Stack:
         self._release = release
         self._reconnect = reconnect
         self._lease = SharedStart(self._connect, lambda connection: not connection.peer.lost.is_set())
-        self._connection: Connection | None = None
+        self._connection: Lease | None = None
         """The latest, perhaps lost."""
         self._callables: dict[str, CallableBackend] = {}
         self._closed = False
@@ -183,8 +184,8 @@ class Stack:
     async def _open(
         cls,
         config: StackConfig,
-        take: Callable[[], Coroutine[Any, Any, Connection]],
-        release: Callable[[Connection], Awaitable[None]],
+        take: Callable[[], Coroutine[Any, Any, Lease]],
+        release: Callable[[Lease], Awaitable[None]],
         *,
         reconnect: bool,
     ) -> Self:
@@ -237,7 +238,7 @@ class Stack:
         rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
-        connection: Connection | None = None
+        connection: Lease | None = None
         with contextlib.ExitStack() as registered:
             message = {
                 "policy": self._endpoint(policy, rollout_id, registered),
@@ -299,7 +300,7 @@ class Stack:
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_PICKLED)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> Lease:
         if self._connection is not None:
             await self._release(self._connection)
         self._connection = await self._take()
@@ -310,7 +311,7 @@ class Stack:
         if (connection := await self._lease.stop()) is not None:
             await self._release(connection)
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> Lease:
         """Return the connection. A lost one is replaced if this stack reconnects."""
         if self._closed:
             raise StackLostError("the stack was closed; acquire it again")
@@ -321,7 +322,7 @@ class Stack:
         return await self._lease.get() if self._reconnect else self._last
 
     @property
-    def _last(self) -> Connection:
+    def _last(self) -> Lease:
         assert self._connection is not None, "_open has returned"
         return self._connection
 

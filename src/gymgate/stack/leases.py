@@ -1,6 +1,6 @@
 """The leases of this process: each `acquire` has a connection to its stack's daemon, which counts them.
 
-Nothing survives a fork: a child finds an empty registry, and `/dev/null` in place of the connections that it inherited.
+Nothing survives a fork: a child finds no leases, and `/dev/null` in place of the connections that it inherited.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gymgate.config import RayCluster, StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.files import tail
 from gymgate.runtime.command import Progress
-from gymgate.stack.client import Connection, Stack
+from gymgate.stack.client import Lease, Stack
 from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import DaemonAddress, connect_or_start
 from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
@@ -69,13 +69,11 @@ async def connect(
     """
     if where is not None:
         config = config.model_copy(update={"ray": where})
-    registry = current_registry()
-    return await Stack._open(
-        config, lambda: registry.lease(config, progress), registry.close, reconnect=reconnect
-    )
+    leases = current_leases()
+    return await Stack._open(config, lambda: leases.take(config, progress), leases.close, reconnect=reconnect)
 
 
-class Registry:
+class Leases:
     """All leases and daemons of this process. Made on first use, and again after a fork."""
 
     def __init__(self) -> None:
@@ -86,45 +84,43 @@ class Registry:
         """The daemons that this process started, by socket."""
         self._replaced: list[subprocess.Popen[bytes]] = []
         self._sockets: WeakSet[socket.socket] = WeakSet()
-        self._connections: WeakSet[Connection] = WeakSet()
+        self._taken: WeakSet[Lease] = WeakSet()
 
-    async def lease(self, config: StackConfig, progress: Progress | None) -> Connection:
+    async def take(self, config: StackConfig, progress: Progress | None) -> Lease:
         """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
         identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
         with self._lock:
-            closed = [connection for connection in self._connections if connection.loop.is_closed()]
-            self._connections.difference_update(closed)
-        for connection in closed:
-            connection.drop()
+            closed = [lease for lease in self._taken if lease.loop.is_closed()]
+            self._taken.difference_update(closed)
+        for lease in closed:
+            lease.drop()
         if config.ray is not None:
             return await self._take(await RayPool(config, identity).connect(), config, progress)
         address = await asyncio.to_thread(self.address, config, identity)
         for attempt in range(1, ATTEMPTS + 1):
-            connection = await self.open(address)
+            lease = await self.open(address)
             try:
-                return await self._take(connection, config, progress)
+                return await self._take(lease, config, progress)
             except StackLostError as error:
-                if connection.peer.heard:
+                if lease.peer.heard:
                     raise
                 if attempt == ATTEMPTS:
                     raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
         raise AssertionError("unreachable")
 
-    async def _take(
-        self, connection: Connection, config: StackConfig, progress: Progress | None
-    ) -> Connection:
-        """Take the lease on a new connection, which is closed if that fails."""
+    async def _take(self, lease: Lease, config: StackConfig, progress: Progress | None) -> Lease:
+        """Say hello on a new connection, which is closed if that fails."""
         with self._lock:
-            self._connections.add(connection)
-        connection.progress = progress
+            self._taken.add(lease)
+        lease.progress = progress
         try:
-            await connection.hello(config)
+            await lease.hello(config)
         except BaseException:
-            await asyncio.shield(self.close(connection))
+            await asyncio.shield(self.close(lease))
             raise
         finally:
-            connection.progress = None
-        return connection
+            lease.progress = None
+        return lease
 
     def address(self, config: StackConfig, identity: str) -> DaemonAddress:
         """Return where a config's daemon is reached. Blocks."""
@@ -136,7 +132,7 @@ class Registry:
         make_private(self._directory)  # a cleaner of temporary files may have removed it
         return DaemonAddress.of(config, identity, self._directory)
 
-    async def open(self, address: DaemonAddress) -> Connection:
+    async def open(self, address: DaemonAddress) -> Lease:
         """Connect to the daemon, which is started if none answers."""
         connecting = asyncio.ensure_future(asyncio.to_thread(self.connect, address))
         try:
@@ -144,18 +140,18 @@ class Registry:
         except asyncio.CancelledError:
             (await connecting)[0].close()
             raise
-        connection = Connection(address.describe_loss, daemon)
-        await asyncio.get_running_loop().create_unix_connection(lambda: connection.peer, sock=sock)
-        return connection
+        lease = Lease(address.describe_loss, daemon)
+        await asyncio.get_running_loop().create_unix_connection(lambda: lease.peer, sock=sock)
+        return lease
 
-    async def close(self, connection: Connection) -> None:
+    async def close(self, lease: Lease) -> None:
         """Give a lease back. Returns when its daemon, if this was the last lease, has exited."""
-        last = await connection.goodbye()
+        last = await lease.goodbye()
         with self._lock:
-            self._connections.discard(connection)
-            is_used = any(other.daemon is connection.daemon for other in self._connections)
-        if last and connection.daemon is not None and not is_used:
-            await asyncio.to_thread(_reap, connection.daemon)
+            self._taken.discard(lease)
+            is_used = any(other.daemon is lease.daemon for other in self._taken)
+        if last and lease.daemon is not None and not is_used:
+            await asyncio.to_thread(_reap, lease.daemon)
         for other in self._daemons.values():
             other.poll()
         self._replaced = [other for other in self._replaced if other.poll() is None]
@@ -223,23 +219,23 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-_registry: Registry | None = None
+_leases: Leases | None = None
 
 
-def current_registry() -> Registry:
-    """Return this process's registry."""
-    global _registry
-    if _registry is None or _registry.pid != os.getpid():
-        _registry = Registry()
-        atexit.register(_registry.at_exit)
-    return _registry
+def current_leases() -> Leases:
+    """Return this process's leases."""
+    global _leases
+    if _leases is None or _leases.pid != os.getpid():
+        _leases = Leases()
+        atexit.register(_leases.at_exit)
+    return _leases
 
 
 def _after_fork() -> None:
-    global _registry
-    if _registry is not None:
-        _registry.abandon()
-        _registry = None
+    global _leases
+    if _leases is not None:
+        _leases.abandon()
+        _leases = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -8,6 +8,11 @@ A frame is two 4-byte little-endian lengths, a JSON object of the first length, 
 
 Rows, model calls and results cross as the bytes. The connection does not parse them, so none of them can break it.
 Either end may call the other, any number of calls at once.
+
+Why not HTTP: a sketch of leases, rollouts and callables over aiohttp was longer than this, 385 lines of code instead of
+346. Each rollout held a descriptor in both processes, where a lease has one for all of them. With 2,048 calls under way, a
+call took 1.4 ms of CPU time in both processes together, instead of 0.14 ms. And cancelling a rollout or giving a lease
+back took requests of their own, since a forked child may hold a connection open.
 """
 
 from __future__ import annotations
@@ -36,9 +41,10 @@ class Reply(NamedTuple):
     body: bytes = b""
 
 
-Handler = Callable[[dict[str, Any], bytes], Awaitable[Any]]
+CallHandler = Callable[[dict[str, Any], bytes], Awaitable[Any]]
 """Takes the parameters and bytes of a call; returns a JSON value, or a `Reply` with bytes."""
-Listener = Callable[[dict[str, Any]], None]
+MessageHandler = Callable[[dict[str, Any]], None]
+"""Takes the parameters of a message that has no answer."""
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +58,8 @@ class Peer(asyncio.Protocol):
 
     def __init__(
         self,
-        handlers: Mapping[str, Handler] | None = None,
-        listeners: Mapping[str, Listener] | None = None,
+        handlers: Mapping[str, CallHandler] | None = None,
+        listeners: Mapping[str, MessageHandler] | None = None,
         on_lost: Callable[[], None] = lambda: None,
         describe_loss: Callable[[], str] = lambda: "the stack's daemon is gone",
     ) -> None:

@@ -42,14 +42,14 @@ class Relay:
         decides on this node. Errors travel as dicts, because Ray would rebuild exceptions wrongly.
         """
         from gymgate.stack.identity import identity_of
-        from gymgate.stack.leases import current_registry
+        from gymgate.stack.leases import current_leases
 
-        registry = current_registry()
+        leases = current_leases()
         try:
             described = StackConfig.model_validate(config)
             here = await asyncio.to_thread(identity_of, described, identity.encode())
-            address = await asyncio.to_thread(registry.address, described, here)
-            sock, _ = await asyncio.to_thread(registry.connect, address)
+            address = await asyncio.to_thread(leases.address, described, here)
+            sock, _ = await asyncio.to_thread(leases.connect, address)
         except GymgateError as error:
             return error.to_wire()
         self._links[link] = await asyncio.open_unix_connection(sock=sock, limit=CHUNK)

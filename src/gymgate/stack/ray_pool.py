@@ -1,7 +1,7 @@
 """Stacks on the nodes of a Ray cluster, behind one connection that speaks the protocol of a daemon.
 
-    SDK process   Connection --- RayPool --- Connection --- Tunnel ... Ray's calls ... Relay --- daemon   on a node
-                                         `-- Connection --- Tunnel ... Ray's calls ... Relay --- daemon   on another
+    SDK process   Lease --- RayPool --- Lease --- Tunnel ... Ray's calls ... Relay --- daemon   on a node
+                                         `-- Lease --- Tunnel ... Ray's calls ... Relay --- daemon   on another
 
 So whoever holds the lease uses it as any other: rollouts go to the stack with the fewest, and calls of callables come back here.
 A rollout whose stack is lost fails with `StackLostError`, and runs on another stack when its caller tries again.
@@ -32,7 +32,7 @@ from gymgate.errors import (
     described,
 )
 from gymgate.rollout.result import failed
-from gymgate.stack.client import Connection
+from gymgate.stack.client import Lease
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.ray_nodes import Tunnel, attach, detach, kept, nodes_of, start_relay
 from gymgate.stack.wire import stack_to_wire
@@ -58,7 +58,7 @@ class NodeStack:
         self.node_id = node_id
         self.tunnel = tunnel
         self.shared = shared
-        self.connection = Connection(self.describe_loss, None)
+        self.connection = Lease(self.describe_loss, None)
         self.placed = self.up = self.leaving = False
         self.error: GymgateError | None = None
         """Why it did not start."""
@@ -134,11 +134,11 @@ class RayPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
 
-    async def connect(self) -> Connection:
+    async def connect(self) -> Lease:
         """Return a connection to the pool, which says hello as to a daemon."""
         ours, theirs = socket.socketpair()
         loop = asyncio.get_running_loop()
-        connection = Connection(lambda: self.reason, None)
+        connection = Lease(lambda: self.reason, None)
         await loop.create_unix_connection(lambda: self.peer, sock=ours)
         await loop.create_unix_connection(lambda: connection.peer, sock=theirs)
         return connection

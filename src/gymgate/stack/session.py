@@ -14,7 +14,7 @@ from gymgate.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.stack import routing
-from gymgate.stack.protocol import PROTOCOL, Handler, Peer, Reply
+from gymgate.stack.protocol import PROTOCOL, CallHandler, Peer, Reply
 from gymgate.stack.rollout import RolloutRun
 from gymgate.stack.wire import endpoint_from_wire
 
@@ -29,7 +29,7 @@ class Session:
         self.daemon = daemon
         self._judges: dict[str, Any] = {}
         """The endpoints of judges that this connection said hello with, credentials included. Only its own rollouts use them."""
-        handlers: dict[str, Handler] = {
+        handlers: dict[str, CallHandler] = {
             "hello": self.hello,
             "bye": self.bye,
             "run": self.run,

@@ -14,29 +14,29 @@ from gymgate.errors import ConfigError, StackLostError, StackStartError
 from gymgate.stack import client
 from gymgate.stack import leases as module
 from gymgate.stack.launch import DaemonAddress
-from gymgate.stack.leases import ATTEMPTS, Registry, connect
+from gymgate.stack.leases import ATTEMPTS, Leases, connect
 
 CONFIG = StackConfig(environments=("none",))
 
 
-class FakeConnection:
+class FakeLease:
     """A connection whose daemon answers `hello` as told."""
 
-    def __init__(self, registry: FakeRegistry, error: BaseException | None, *, heard: bool) -> None:
+    def __init__(self, leases: FakeLeases, error: BaseException | None, *, heard: bool) -> None:
         self.peer = SimpleNamespace(lost=asyncio.Event(), heard=heard)
         self.progress: Any = None
         self.agents: dict[str, Any] = {}
         self.loop = asyncio.get_running_loop()
-        self._registry, self._error = registry, error
+        self._leases, self._error = leases, error
 
     async def hello(self, config: StackConfig) -> None:
-        await self._registry.answering.wait()
+        await self._leases.answering.wait()
         if self._error is not None:
             raise self._error
 
 
-class FakeRegistry(Registry):
-    """A registry that opens no sockets."""
+class FakeLeases(Leases):
+    """Leases that open no sockets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,15 +46,15 @@ class FakeRegistry(Registry):
         self.closing.set()
         self.errors: list[tuple[BaseException, bool]] = []
         """Of the next `hello`s, with whether the daemon had said anything."""
-        self.opened: list[FakeConnection] = []
-        self.closed: list[FakeConnection] = []
+        self.opened: list[FakeLease] = []
+        self.closed: list[FakeLease] = []
 
     def address(self, *_: Any) -> DaemonAddress:
         return DaemonAddress(Path("none.sock"), Path("none"))
 
     async def open(self, address: Any) -> Any:
         error, heard = self.errors.pop(0) if self.errors else (None, True)
-        self.opened.append(FakeConnection(self, error, heard=heard))
+        self.opened.append(FakeLease(self, error, heard=heard))
         return self.opened[-1]
 
     async def close(self, connection: Any) -> None:
@@ -63,76 +63,76 @@ class FakeRegistry(Registry):
 
 
 @pytest.fixture
-async def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
-    made = FakeRegistry()
-    monkeypatch.setattr(module, "current_registry", lambda: made)
+async def leases(monkeypatch: pytest.MonkeyPatch) -> FakeLeases:
+    made = FakeLeases()
+    monkeypatch.setattr(module, "current_leases", lambda: made)
     return made
 
 
-async def test_each_stack_has_a_lease_of_its_own(registry: FakeRegistry) -> None:
+async def test_each_stack_has_a_lease_of_its_own(leases: FakeLeases) -> None:
     first, second = await asyncio.gather(connect(CONFIG), connect(CONFIG))
-    assert len(registry.opened) == 2
+    assert len(leases.opened) == 2
     await first.close()
     await first.close()
-    assert len(registry.closed) == 1
+    assert len(leases.closed) == 1
     await second.close()
-    assert set(registry.closed) == set(registry.opened)
+    assert set(leases.closed) == set(leases.opened)
 
 
-async def test_a_lost_stack_is_connected_again_by_who_asks_next(registry: FakeRegistry) -> None:
+async def test_a_lost_stack_is_connected_again_by_who_asks_next(leases: FakeLeases) -> None:
     stack = await connect(CONFIG, reconnect=True)
-    registry.opened[0].peer.lost.set()
-    registry.answering.clear()
+    leases.opened[0].peer.lost.set()
+    leases.answering.clear()
     waiting = [asyncio.create_task(stack._connected()) for _ in range(2)]
-    while len(registry.opened) < 2:  # noqa: ASYNC110
+    while len(leases.opened) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    registry.answering.set()
-    assert [await task for task in waiting] == registry.opened[1:] * 2
-    assert registry.closed == registry.opened[:1]
+    leases.answering.set()
+    assert [await task for task in waiting] == leases.opened[1:] * 2
+    assert leases.closed == leases.opened[:1]
     await stack.close()
-    assert registry.closed == registry.opened
+    assert leases.closed == leases.opened
 
 
-async def test_a_stack_that_cannot_be_connected_again_is_tried_again(registry: FakeRegistry) -> None:
+async def test_a_stack_that_cannot_be_connected_again_is_tried_again(leases: FakeLeases) -> None:
     stack = await connect(CONFIG, reconnect=True)
-    registry.opened[0].peer.lost.set()
-    registry.errors = [(StackStartError("no room"), True)]
+    leases.opened[0].peer.lost.set()
+    leases.errors = [(StackStartError("no room"), True)]
     with pytest.raises(StackStartError, match="no room"):
         await stack._connected()
     await stack._connected()
     await stack.close()
-    assert set(registry.closed) == set(registry.opened)
+    assert set(leases.closed) == set(leases.opened)
 
 
-async def test_without_reconnect_a_lost_stack_stays_lost(registry: FakeRegistry) -> None:
+async def test_without_reconnect_a_lost_stack_stays_lost(leases: FakeLeases) -> None:
     stack = await connect(CONFIG)
-    registry.opened[0].peer.lost.set()
-    assert await stack._connected() is registry.opened[0]
+    leases.opened[0].peer.lost.set()
+    assert await stack._connected() is leases.opened[0]
     await stack.close()
     with pytest.raises(StackLostError, match="closed"):
         await stack._connected()
 
 
-async def test_closing_gives_up_a_connection_under_way(registry: FakeRegistry) -> None:
+async def test_closing_gives_up_a_connection_under_way(leases: FakeLeases) -> None:
     stack = await connect(CONFIG, reconnect=True)
-    registry.opened[0].peer.lost.set()
-    registry.answering.clear()
+    leases.opened[0].peer.lost.set()
+    leases.answering.clear()
     waiting = asyncio.create_task(stack._connected())
-    while len(registry.opened) < 2:  # noqa: ASYNC110
+    while len(leases.opened) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await stack.close()
-    assert set(registry.closed) == set(registry.opened)
+    assert set(leases.closed) == set(leases.opened)
     with pytest.raises(StackLostError, match="closed"):
         await waiting
 
 
 async def test_a_rollout_does_not_wait_for_a_stack_beyond_its_deadline(
-    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+    leases: FakeLeases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "GRACE_S", 0.01)
     stack = await connect(CONFIG, reconnect=True)
-    registry.opened[0].peer.lost.set()
-    registry.answering.clear()
+    leases.opened[0].peer.lost.set()
+    leases.answering.clear()
     async with asyncio.timeout(30):
         rollout = await stack.run(
             {"responses_create_params": {"input": "hi"}},
@@ -143,10 +143,10 @@ async def test_a_rollout_does_not_wait_for_a_stack_beyond_its_deadline(
     assert rollout.error is not None
     assert (rollout.id, rollout.error.type, stack._callables) == ("mine", "RolloutTimeoutError", {})
     await stack.close()
-    assert set(registry.closed) == set(registry.opened)
+    assert set(leases.closed) == set(leases.opened)
 
 
-async def test_a_policy_that_cannot_be_used_leaves_no_function(registry: FakeRegistry) -> None:
+async def test_a_policy_that_cannot_be_used_leaves_no_function(leases: FakeLeases) -> None:
     stack = await connect(CONFIG)
     row = {"responses_create_params": {"input": "hi"}}
     with pytest.raises(ConfigError, match="rollout_id"):
@@ -154,67 +154,67 @@ async def test_a_policy_that_cannot_be_used_leaves_no_function(registry: FakeReg
     assert stack._callables == {}
 
 
-async def test_a_failed_start_leaves_nothing(registry: FakeRegistry) -> None:
-    registry.errors = [(StackStartError("no"), True)]
+async def test_a_failed_start_leaves_nothing(leases: FakeLeases) -> None:
+    leases.errors = [(StackStartError("no"), True)]
     with pytest.raises(StackStartError, match="no"):
         await connect(CONFIG)
-    assert registry.closed == registry.opened
+    assert leases.closed == leases.opened
 
 
-async def test_a_daemon_that_was_about_to_exit_is_tried_again(registry: FakeRegistry) -> None:
+async def test_a_daemon_that_was_about_to_exit_is_tried_again(leases: FakeLeases) -> None:
     gone = [(StackLostError("gone"), False)] * (ATTEMPTS - 1)
-    registry.errors = [*gone]
+    leases.errors = [*gone]
     await (await connect(CONFIG)).close()
-    assert len(registry.opened) == ATTEMPTS
-    registry.errors = [*gone, *gone]
+    assert len(leases.opened) == ATTEMPTS
+    leases.errors = [*gone, *gone]
     with pytest.raises(StackStartError, match="gone"):
         await connect(CONFIG)
-    assert len(registry.opened) == 2 * ATTEMPTS
-    assert registry.closed == registry.opened
+    assert len(leases.opened) == 2 * ATTEMPTS
+    assert leases.closed == leases.opened
 
 
-async def test_a_daemon_that_answered_before_it_was_lost_is_not_tried_again(registry: FakeRegistry) -> None:
-    registry.errors = [(StackLostError("crashed"), True)]
+async def test_a_daemon_that_answered_before_it_was_lost_is_not_tried_again(leases: FakeLeases) -> None:
+    leases.errors = [(StackLostError("crashed"), True)]
     with pytest.raises(StackLostError, match="crashed"):
         await connect(CONFIG)
-    assert len(registry.opened) == 1
+    assert len(leases.opened) == 1
 
 
-async def test_a_cancelled_start_leaves_nothing(registry: FakeRegistry) -> None:
-    registry.answering.clear()
+async def test_a_cancelled_start_leaves_nothing(leases: FakeLeases) -> None:
+    leases.answering.clear()
     waiting = asyncio.create_task(connect(CONFIG))
-    while not registry.opened:  # noqa: ASYNC110
+    while not leases.opened:  # noqa: ASYNC110
         await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert registry.closed == registry.opened
+    assert leases.closed == leases.opened
 
 
 async def test_who_is_cancelled_while_closing_gives_the_lease_back_all_the_same(
-    registry: FakeRegistry,
+    leases: FakeLeases,
 ) -> None:
     stack = await connect(CONFIG)
-    registry.closing.clear()
+    leases.closing.clear()
     leaving = asyncio.create_task(stack.close())
     await asyncio.sleep(0)
     leaving.cancel()
     await asyncio.sleep(0)
-    registry.closing.set()
+    leases.closing.set()
     with pytest.raises(asyncio.CancelledError):
         await leaving
-    assert registry.closed == registry.opened
+    assert leases.closed == leases.opened
 
 
-async def test_progress_goes_to_who_waits(registry: FakeRegistry) -> None:
-    registry.answering.clear()
+async def test_progress_goes_to_who_waits(leases: FakeLeases) -> None:
+    leases.answering.clear()
     told: list[str] = []
     waiting = asyncio.create_task(connect(CONFIG, progress=told.append))
-    while not registry.opened:  # noqa: ASYNC110
+    while not leases.opened:  # noqa: ASYNC110
         await asyncio.sleep(0)
-    [connection] = registry.opened
+    [connection] = leases.opened
     assert connection.progress == told.append
-    registry.answering.set()
+    leases.answering.set()
     stack = await waiting
     assert connection.progress is None
     await stack.close()
@@ -227,7 +227,7 @@ async def test_a_daemon_that_does_not_say_goodbye_is_ended_by_its_last_user(
     """It may only be busy, with the rollouts of another lease of this process."""
     ended: list[Any] = []
     monkeypatch.setattr(module, "_reap", ended.append)
-    registry, daemon = Registry(), object()
+    leases, daemon = Leases(), object()
 
     async def unanswered() -> bool:
         return True
@@ -236,7 +236,7 @@ async def test_a_daemon_that_does_not_say_goodbye_is_ended_by_its_last_user(
         def __init__(self) -> None:
             self.daemon, self.goodbye = daemon, unanswered
 
-    leases: list[Any] = [Silent() for _ in range(1 + others)]
-    registry._connections.update(leases)
-    await registry.close(leases[0])
+    taken: list[Any] = [Silent() for _ in range(1 + others)]
+    leases._taken.update(taken)
+    await leases.close(taken[0])
     assert ended == [daemon] * (not others)
