@@ -107,16 +107,16 @@ async def test_losing_the_other_end_ends_calls_and_work() -> None:
         right.tell("progress")
 
 
-def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> None:
+async def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> None:
     held = HeldPort()
     server = socket.socket()
     try:
-        assert not listens(os.getpid(), held.number)
+        assert not await listens(os.getpid(), held.number)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("127.0.0.1", held.number))
         server.listen()
-        assert listens(os.getpid(), held.number)
-        assert not listens(1, held.number)
+        assert await listens(os.getpid(), held.number)
+        assert not await listens(1, held.number)
         taken = set()
         for _ in range(50):
             with socket.create_server(("127.0.0.1", 0)) as other:

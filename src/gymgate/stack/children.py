@@ -77,7 +77,7 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
     """Return when the child listens on its port. Raises `StackStartError` if it exits first."""
     pause = POLL_S
     while child.alive:
-        if listens(child.pid, port):
+        if await listens(child.pid, port):
             return
         await asyncio.wait([child.exited], timeout=pause)
         pause = min(pause * 1.3, MAX_POLL_S)

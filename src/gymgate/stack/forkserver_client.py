@@ -131,7 +131,7 @@ class ForkServerClient:
             self._events.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._events
-        self._bury()
+        await self._bury()
 
     async def _await_ready(self, reader: asyncio.StreamReader) -> None:
         line = await reader.readline()
@@ -204,9 +204,9 @@ class ForkServerClient:
         except OSError:
             pass
         finally:
-            self._bury()
+            await self._bury()
 
-    def _bury(self) -> None:
+    async def _bury(self) -> None:
         """Mark the fork server and its children as dead, and kill what is left of them."""
         if self.dead.is_set():
             return
@@ -215,14 +215,16 @@ class ForkServerClient:
         for _, _, started in self._starting.values():
             started.set_exception(StackStartError(message, server="fork server"))
             started.exception()
-        for child in self._children.values():
-            child.killed_for = child.killed_for or self._killed_for
-            child.exited.set_result(None)
-        orphans = list(self._children)
-        self._children.clear()
         self._starting.clear()
-        if orphans:
-            _kill_leftovers(orphans)
+        orphans = [*self._children.values()]
+        self._children.clear()
+        try:
+            if orphans:
+                await asyncio.to_thread(_kill_leftovers, [child.pid for child in orphans])
+        finally:  # only now: who waits for these exits starts servers at the same ports
+            for child in orphans:
+                child.killed_for = child.killed_for or self._killed_for
+                child.exited.set_result(None)
 
 
 def _abandon(started: asyncio.Future[Child]) -> None:
@@ -231,7 +233,7 @@ def _abandon(started: asyncio.Future[Child]) -> None:
 
 
 def _kill_leftovers(servers: list[int]) -> None:
-    """Kill the servers of a dead fork server and their helpers, which the kernel has made our children."""
+    """Kill the servers of a dead fork server and their helpers, which the kernel has made our children. Blocks."""
     ours = set(forkserver.descendants(os.getpid()))
     for server in servers:
         for pid in {server, *forkserver.helpers_of(server)} & ours:

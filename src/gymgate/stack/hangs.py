@@ -14,12 +14,11 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from gymgate.stack.children import Child
 from gymgate.stack.environment import RunningEnvironment
-from gymgate.stack.forkserver import descendants, helpers_of
+from gymgate.stack.forkserver import descendants, helpers_of, stat
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.ports import LOOPBACK
 
@@ -167,6 +166,5 @@ def ticks_of(pid: int, *, alone: bool = False) -> int:
     found = 0
     for each in {pid} if alone else {pid, *descendants(pid), *helpers_of(pid)}:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
-            found += sum(int(field) for field in fields[11:15])
+            found += sum(int(field) for field in stat(each)[11:15])
     return found

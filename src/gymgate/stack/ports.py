@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from pathlib import Path
 
@@ -31,8 +32,18 @@ class HeldPort:
         self._socket.close()
 
 
-def listens(pid: int, port: int) -> bool:
-    """Whether this very process listens on a port, and not another one in its place."""
+async def listens(pid: int, port: int) -> bool:
+    """Whether this very process listens on a loopback port, and not another one in its place."""
+    try:
+        _, writer = await asyncio.open_connection(LOOPBACK, port)
+    except OSError:
+        return False
+    writer.close()
+    # Only now, and in a thread: the kernel's table has a line for each connection of the machine.
+    return await asyncio.to_thread(_is_listener, pid, port)
+
+
+def _is_listener(pid: int, port: int) -> bool:
     listening = {
         f"socket:[{fields[9]}]"
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]

@@ -8,10 +8,10 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import sandbox_block
@@ -30,6 +30,7 @@ from gymgate.stack.hangs import HangWatch, processes_of
 from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import EnvironmentContext, with_address
 from gymgate.stack.rollout import new_client
+from gymgate.task_groups import task_group
 
 STARTING_AT_ONCE = 4
 """Environments that start at once; a fork is cheap, but what a server imports for itself is not."""
@@ -37,8 +38,6 @@ RESERVED_FILES = 64
 FILES_PER_ROLLOUT = 6
 """Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 STOP_TIMEOUT_S = 2.5
-
-Result = TypeVar("Result")
 
 
 class RunningStack:
@@ -81,8 +80,9 @@ class RunningStack:
         if (timeout_s := self.config.hang_timeout_s) is not None:
             self._watch_for_hangs(timeout_s)
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
-        starts = [_start(environment, limit) for environment in self.environments.values()]
-        failures = [failure for failure in await _all_or_first_error(starts) if failure is not None]
+        async with task_group() as group:
+            starts = [group.create_task(_start(each, limit)) for each in self.environments.values()]
+        failures = [failure for start in starts if (failure := start.result()) is not None]
         if len(failures) == len(starts):
             raise failures[0]
         if not failures:
@@ -231,15 +231,3 @@ async def _start(environment: RunningEnvironment, limit: asyncio.Semaphore) -> S
         except StackStartError as error:
             return error
     return None
-
-
-async def _all_or_first_error(work: list[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """Run all. At the first failure cancel the others, wait for them, and raise it."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise

@@ -12,6 +12,7 @@ from .processes import (
     helpers_of,
     prctl,
     send_signal,
+    stat,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "prctl",
     "rollout_label",
     "send_signal",
+    "stat",
 ]

@@ -24,14 +24,21 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
         (os.killpg if group else os.kill)(pid, number)
 
 
+def stat(pid: int) -> list[str]:
+    """Return the fields of `/proc/PID/stat` from the state on. Raises `OSError`."""
+    return (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    )  # a command's name may hold anything
+
+
 def processes() -> dict[int, tuple[int, int]]:
     """Return pid -> (parent, session)."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                found[int(entry.name)] = (int(fields[1]), int(fields[3]))
+                _, parent, _, session, *_ = stat(int(entry.name))
+                found[int(entry.name)] = (int(parent), int(session))
     return found
 
 
