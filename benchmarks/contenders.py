@@ -23,10 +23,9 @@ from gymgate.config import EnvironmentConfig, HTTPEndpoint, ReplayEndpoint, Stac
 from gymgate.runtime import Runtime
 from gymgate.stack import Stack
 from gymgate.stack.containers import Containers
-from gymgate.stack.environment import RunningEnvironment
+from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver import descendants
 from gymgate.stack.forkserver_pool import ForkServerPool
-from gymgate.stack.plan import EnvironmentContext
 
 ENVIRONMENT = "example_single_tool_call"
 LIMIT_S = 60.0
@@ -55,8 +54,9 @@ async def bare_agent(runtime: Runtime, policy_url: str) -> AsyncIterator[str]:
         )
         fork_servers = ForkServerPool(stack, Path(name), _quiet)
         policy: Any = BarePolicy(policy_url)
-        context = EnvironmentContext(stack, runtime, fork_servers, policy, Path(name), _quiet, Containers())
-        environment = RunningEnvironment(EnvironmentConfig(name=ENVIRONMENT), [config.path], context)
+        context = StackContext(stack, Path(name), policy, fork_servers, Containers(), _quiet)
+        spec = EnvironmentConfig(name=ENVIRONMENT)
+        environment = RunningEnvironment(spec, [config.path], runtime, context)
         try:
             await environment.start()
             assert environment.default_agent is not None

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
-from gymgate.catalog.resolve import NOWHERE, interpolated
+from gymgate.catalog.resolve import NOWHERE, ServerInstance
 from gymgate.cli import cli
 from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError
 from gymgate.runtime import ensure, open_catalog
-from gymgate.stack import acquire, gym_config
+from gymgate.stack import acquire
+from support.plans import plan_of
 
 
 @pytest.fixture
@@ -126,18 +128,17 @@ ROUTED = {
 """Of agents in packaged configs, as they were routed when their code was read for it."""
 
 
+def strategies(agents: Iterable[ServerInstance], version: str) -> Iterable[str]:
+    servers = {agent.name: {agent.kind: {agent.type: agent.block}} for agent in agents}
+    return plan_of({"policy_base_url": NOWHERE, **servers}, version=version).strategies.values()
+
+
 @pytest.mark.parametrize("version", ROUTED)
 def test_how_the_agents_of_every_packaged_config_are_routed(version: str) -> None:
     found = Counter(
-        gym_config.strategy_of(
-            agent,
-            tuple(interpolated(agent.block) & {"policy_base_url"}),
-            {"policy_base_url": NOWHERE},
-            version,
-        )
+        strategy
         for item in shipped.load(version, None)
         for config in item.configs
-        for agent in config.agents
-        if agent.entrypoint
+        for strategy in strategies(config.agents, version)
     )
     assert found == ROUTED[version]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +15,12 @@ from gymgate.catalog import ServerInstance
 from gymgate.catalog.resolve import NOWHERE, unset
 from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.stack import gym_config
 from gymgate.stack.forkserver import preloading
-from gymgate.stack.plan import policy_host
+from gymgate.stack.gym_config import checked_config, parse_order
+from gymgate.stack.plan import servers_to_start
+from gymgate.stack.server_code import ServerCode, component_roots, own_modules, read_code
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire, stack_to_wire
+from support.plans import plan_of
 
 
 def server(kind: str, type_: str, **block: Any) -> dict[str, Any]:
@@ -71,27 +73,28 @@ CONFIG: dict[str, Any] = {
 def test_how_an_agent_without_a_model_server_is_routed(
     block: dict[str, Any], strategy: str, policy: set[str]
 ) -> None:
-    agent = ServerInstance("cli", "responses_api_agents", "codex_agent", {"entrypoint": "app.py", **block})
-    urls = ("policy_base_url", "own_base_url", "judge_base_url")
-    config = {"set_base_url": "https://api.example.com/v1"}
-    assert gym_config.strategy_of(agent, urls, config, "0.7.0") == strategy
-    chosen = gym_config.strategy_of(agent, urls, config, "0.7.0", routing="process")
-    assert chosen == strategy.replace("url", "process")
+    config = {
+        "cli": server("responses_api_agents", "codex_agent", **block),
+        "set_base_url": "https://api.example.com/v1",
+        **dict.fromkeys(("policy_base_url", "own_base_url", "judge_base_url"), NOWHERE),
+    }
+    plan = plan_of(config)
+    assert plan.strategies == {"cli": strategy}
+    assert plan_of(config, routing="process").strategies == {"cli": strategy.replace("url", "process")}
     if strategy == "process":
-        assert gym_config.policy_urls(agent, urls) == policy
+        assert plan.policy_urls(plan.servers["cli"]) == policy
 
 
 def test_servers_hold_no_rollout_up_at_gyms_limit_of_connections(tmp_path: Path) -> None:
     """An agent calls itself once per rollout; NeMo Gym allows 1,024 connections to one host unless told otherwise."""
-    initial = gym_config.parse_order([tmp_path], (), tmp_path, tmp_path)["initial"]
-    placed = gym_config.with_ports(initial | CONFIG, {"solo": 1}, {"policy_model": 2, "judge_model": 3})
+    initial = parse_order([tmp_path], (), tmp_path, tmp_path)["initial"]
+    placed = plan_of(initial | CONFIG).server_config({"solo": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["global_aiohttp_connector_limit_per_host"] == 0
 
 
 def test_models_move_to_the_gateway_and_relays_go() -> None:
-    placed = gym_config.with_ports(
-        CONFIG, {"maths": 1001, "solo": 1002}, {"policy_model": 2001, "judge_model": 2002}
-    )
+    gateway = {"policy_model": 2001, "judge_model": 2002}
+    placed = plan_of(CONFIG).server_config({"maths": 1001, "solo": 1002}, gateway)
     assert "relay" not in placed
     assert placed["policy_model"] == {
         "responses_api_models": {"openai_model": {"key": "x", "host": "127.0.0.1", "port": 2001}}
@@ -103,50 +106,16 @@ def test_models_move_to_the_gateway_and_relays_go() -> None:
     assert "port" not in CONFIG["maths"]["resources_servers"]["maths"]
 
 
-ALONE = {name: CONFIG[name] for name in ("solo", "policy_model")} | {
-    "maths": server("resources_servers", "maths")
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "spared"),
-    [
-        (ALONE, True),
-        (ALONE | {"judge_model": CONFIG["judge_model"]}, False),
-        (ALONE | {"team": CONFIG["team"]}, False),
-        (
-            ALONE
-            | {
-                "maths": server(
-                    "resources_servers", "m", judge=reference("responses_api_models", "policy_model")
-                )
-            },
-            False,
-        ),
-    ],
-)
-def test_agents_that_alone_call_models_keep_no_record_of_their_own(
-    config: dict[str, Any], spared: bool
-) -> None:
-    """Calls of other servers carry the rollout's key only while `observability_enabled` is on."""
-    settings = {"observability_enabled": True}
-    ports = {"policy_model": 2001, "judge_model": 2002, "policy_model_as_judge": 2003}
-    placed = gym_config.with_ports(config | settings, {}, ports, capture=True)
-    assert placed["observability_enabled"] is not spared
-    assert placed.get("token_id_capture") == ({"enabled": True, "all_agents": True} if spared else None)
-    assert gym_config.with_ports(config | settings, {}, ports)["observability_enabled"]
-
-
 def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -> None:
     config = CONFIG | {
         "maths": server(
             "resources_servers", "maths", judges=[reference("responses_api_models", "policy_model"), {"n": 1}]
         )
     }
-    assert gym_config.is_own_judge(config)
-    assert not gym_config.is_own_judge(CONFIG)
+    assert plan_of(config).judges == {"judge_model", "policy_model_as_judge"}
+    assert plan_of(CONFIG).judges == {"judge_model"}
     ports = {"policy_model": 1, "judge_model": 2, "policy_model_as_judge": 3}
-    placed = gym_config.with_ports(config, {"maths": 4, "solo": 5}, ports)
+    placed = plan_of(config).server_config({"maths": 4, "solo": 5}, ports)
     judges = placed["maths"]["resources_servers"]["maths"]["judges"]
     assert judges == [reference("responses_api_models", "policy_model_as_judge"), {"n": 1}]
     agent = placed["solo"]["responses_api_agents"]["simple_agent"]
@@ -165,22 +134,22 @@ def test_a_resources_server_that_judges_by_the_policy_is_told_from_its_turns() -
 )
 def test_servers_to_start(agent: str | None, servers: list[str]) -> None:
     """A named agent brings those that it refers to."""
-    assert [item.name for item in gym_config.servers_to_start(CONFIG, agent)] == servers
+    assert [item.name for item in servers_to_start(CONFIG, agent)] == servers
 
 
 def test_an_unknown_agent_is_named_with_the_choices() -> None:
     with pytest.raises(ConfigError, match=r"'nobody'; the config has other, solo, team"):
-        gym_config.servers_to_start(CONFIG, "nobody")
+        servers_to_start(CONFIG, "nobody")
 
 
 def test_missing_keys_are_a_need() -> None:
     with pytest.raises(NeedMissingError, match="'search' needs a value for tavily_api_key"):
-        gym_config.checked_config({"missing": ["tavily_api_key"]}, "search")
+        checked_config({"missing": ["tavily_api_key"]}, "search")
     with pytest.raises(ConfigError, match="Error: two lines"):
-        gym_config.checked_config({"error": "Error: two\n lines"}, "search")
+        checked_config({"error": "Error: two\n lines"}, "search")
     unset = "InterpolationResolutionError: \"Environment variable 'MY_KEY' not found\""
     with pytest.raises(ConfigError, match="set MY_KEY and name it with --env-var MY_KEY"):
-        gym_config.checked_config({"error": unset}, "search")
+        checked_config({"error": unset}, "search")
 
 
 def test_unset_keys_of_models_get_placeholders() -> None:
@@ -215,10 +184,23 @@ def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
         "other_base_url": NOWHERE,
         "my_url": "http://mine/v1",
     }
-    assert gym_config.model_urls(config) == ("judge_base_url",)
-    placed = gym_config.with_ports(config, {"strict": 1}, {"judge": 2, "judge_base_url": 3})
+    plan = plan_of(config)
+    assert plan.urls == ("judge_base_url",)
+    placed = plan.server_config({"strict": 1}, {"judge": 2, "judge_base_url": 3})
     assert placed["judge_base_url"] == "http://127.0.0.1:3/v1"
     assert (placed["other_base_url"], placed["my_url"]) == (NOWHERE, "http://mine/v1")
+
+
+def code_of(root: Path, **files: str) -> ServerCode:
+    """What the code of a resources server under a root shows; `app.py` calls nothing unless it is given."""
+    for name, text in {"app": "import json\n", **files}.items():
+        path = root / "resources_servers" / "maths" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return read_code(MATHS, [root])
+
+
+MATHS = ServerInstance("maths", "resources_servers", "maths", {"entrypoint": "app.py"})
 
 
 @pytest.mark.parametrize(
@@ -231,10 +213,10 @@ def test_models_called_by_url_get_a_place_on_the_gateway() -> None:
     ],
 )
 def test_uses_ray(tmp_path: Path, code: str, uses: bool) -> None:
-    (tmp_path / "app.py").write_text(code)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_app.py").write_text("import ray\n")
-    assert gym_config.uses_ray(tmp_path, "app.py") is uses
+    directory = tmp_path / "resources_servers" / "maths"
+    (directory / "tests").mkdir(parents=True)
+    (directory / "tests" / "test_app.py").write_text("import ray\n")
+    assert code_of(tmp_path, app=code) == ServerCode(directory, uses_ray=uses)
 
 
 @pytest.mark.parametrize(
@@ -250,30 +232,32 @@ def test_uses_ray(tmp_path: Path, code: str, uses: bool) -> None:
     ],
 )
 def test_what_lies_beside_a_servers_code_does_not_make_it_use_ray(tmp_path: Path, place: str) -> None:
-    (tmp_path / "app.py").write_text("import json\n")
-    (tmp_path / "venv").mkdir()
-    (tmp_path / "venv" / "pyvenv.cfg").touch()
-    (tmp_path / place).mkdir(parents=True)
-    (tmp_path / place / "__init__.py").write_text("import ray\n")
-    assert not gym_config.uses_ray(tmp_path, "app.py")
-    assert [*gym_config.own_modules(tmp_path)] == [tmp_path / "app.py"]
-    (tmp_path / "helpers" / "deep").mkdir(parents=True)
-    (tmp_path / "helpers" / "deep" / "work.py").write_text("import ray\n")
-    assert gym_config.uses_ray(tmp_path, "app.py")
+    directory = tmp_path / "resources_servers" / "maths"
+    (directory / "venv").mkdir(parents=True)
+    (directory / "venv" / "pyvenv.cfg").touch()
+    (directory / place).mkdir(parents=True)
+    (directory / place / "__init__.py").write_text("import ray\n")
+    assert not code_of(tmp_path).uses_ray
+    assert [*own_modules(directory)] == [directory / "app.py"]
+    (directory / "helpers" / "deep").mkdir(parents=True)
+    (directory / "helpers" / "deep" / "work.py").write_text("import ray\n")
+    assert code_of(tmp_path).uses_ray
+
+
+def test_what_a_servers_code_shows_of_its_workers_and_containers(tmp_path: Path) -> None:
+    assert code_of(tmp_path)[2:] == (False, None)
+    shown = code_of(tmp_path, work="DockerProvider()", more="num_workers: Literal[1] = 1")
+    assert shown[2:] == (True, Path("maths/more.py"))
 
 
 def test_servers_are_found_in_the_users_tree_first(tmp_path: Path) -> None:
     mine, site = tmp_path / "mine", tmp_path / "site"
     for root in (mine, site):
-        (root / "resources_servers" / "maths").mkdir(parents=True)
-        (root / "resources_servers" / "maths" / "app.py").touch()
-    roots = gym_config.component_roots(
-        [mine / "resources_servers" / "maths" / "configs" / "a.yaml"], (), site
-    )
-    (maths,) = [item for item in gym_config.instances(CONFIG) if item.name == "maths"]
-    assert gym_config.directory_of(maths, roots) == mine / "resources_servers" / "maths"
+        code_of(root)
+    roots = component_roots([mine / "resources_servers" / "maths" / "configs" / "a.yaml"], (), site)
+    assert read_code(MATHS, roots).directory == mine / "resources_servers" / "maths"
     with pytest.raises(ConfigError, match="component_roots"):
-        gym_config.directory_of(maths, [tmp_path])
+        read_code(MATHS, [tmp_path])
 
 
 def test_deferred_packages_are_imported_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +331,7 @@ def test_sampling_is_finite(value: Any) -> None:
 
 def test_the_policy_moves_to_the_address_for_sandboxes_and_nothing_else_does() -> None:
     ports = {"policy_model": 2, "judge_model": 3}
-    placed = gym_config.with_ports(CONFIG, {"maths": 4, "solo": 5}, ports, policy_host="192.0.2.7")
+    placed = plan_of(CONFIG, gateway_host="192.0.2.7").server_config({"maths": 4, "solo": 5}, ports)
     models = {name: next(iter(placed[name]["responses_api_models"].values())) for name in ports}
     assert (models["policy_model"]["host"], models["judge_model"]["host"]) == ("192.0.2.7", "127.0.0.1")
     assert placed["maths"]["resources_servers"]["maths"]["host"] == "127.0.0.1"
@@ -355,27 +339,34 @@ def test_the_policy_moves_to_the_address_for_sandboxes_and_nothing_else_does() -
 
 @pytest.mark.parametrize(("host", "shown"), [("192.0.2.7", "192.0.2.7"), ("fd00::1", "[fd00::1]")])
 def test_the_address_for_sandboxes_stands_in_urls(host: str, shown: str) -> None:
-    plan: Any = SimpleNamespace(strategies={"solo": "url"})
-    config = StackConfig(environments=("mcqa",), gateway_host=host)
-    context: Any = SimpleNamespace(config=config, progress=print)
-    assert policy_host(plan, context) == shown
+    by_url = {name: CONFIG[name] for name in ("solo", "policy_model")}
+    plan = plan_of(by_url, gateway_host=host)
+    assert (plan.policy_host, [*plan.warnings()]) == (shown, [])
+    by_process = plan_of(by_url, gateway_host=host, routing="process")
+    assert by_process.policy_host == "127.0.0.1"
+    assert "gateway_host has no effect" in next(by_process.warnings())
 
 
 def test_an_agent_that_replaces_loopback_is_told_where_the_policy_is() -> None:
     block = {"entrypoint": "app.py", "model_server": {"type": "responses_api_models", "name": "policy_model"}}
     config = CONFIG | {"own": {"responses_api_agents": {"harness_agent": block}}}
-    placed = gym_config.with_ports(config, {"own": 1}, {"policy_model": 2, "judge_model": 3})
+    placed = plan_of(config).server_config({"own": 1}, {"policy_model": 2, "judge_model": 3})
     agent = placed["own"]["responses_api_agents"]["harness_agent"]
     assert agent["sandbox_model_base_url"] == "http://127.0.0.1:2"
     block["sandbox_model_base_url"] = "http://mine"
-    placed = gym_config.with_ports(config, {"own": 1}, {"policy_model": 2, "judge_model": 3})
+    placed = plan_of(config).server_config({"own": 1}, {"policy_model": 2, "judge_model": 3})
     assert placed["own"]["responses_api_agents"]["harness_agent"]["sandbox_model_base_url"] == "http://mine"
 
 
 def test_a_server_that_makes_containers_without_a_setting(tmp_path: Path) -> None:
     """As anyterminal_agent does: these containers are labelled, too."""
-    (tmp_path / "app.py").write_text("provider = DockerProvider(create=None)\n")
-    assert gym_config.uses_own_docker(tmp_path, {})
-    assert not gym_config.uses_own_docker(tmp_path, {"sandbox_provider": {"apptainer": {}}})
-    (tmp_path / "app.py").write_text("from nemo_gym.sandbox.providers.docker import DockerProvider\n")
-    assert not gym_config.uses_own_docker(tmp_path, {})
+    made = "provider = DockerProvider(create=None)\n"
+    imported = "from nemo_gym.sandbox.providers.docker import DockerProvider\n"
+    for code, settings, uses in (
+        (made, {}, True),
+        (made, {"sandbox_provider": {"apptainer": {}}}, False),
+        (imported, {}, False),
+    ):
+        config = {"maths": server("resources_servers", "maths", **settings)}
+        plan = replace(plan_of(config), code={"maths": code_of(tmp_path, app=code)})
+        assert plan.uses_docker is uses

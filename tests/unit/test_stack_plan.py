@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gymgate.config import EnvironmentConfig, Routing
+from gymgate.catalog import ServerInstance
+from gymgate.config import EnvironmentConfig, Routing, StackConfig
 from gymgate.errors import ConfigError
-from gymgate.stack import gym_config, plan
+from gymgate.stack import plan
+from gymgate.stack.environment import RunningEnvironment, StackContext
+from gymgate.stack.plan import EnvironmentPlan
+from gymgate.stack.server_code import ServerCode
 
 
-def context(root: Path, agent: dict[str, Any]) -> Any:
+def context(root: Path, agent: dict[str, Any]) -> StackContext:
     """A context whose parser answers with one agent and its resources server, which lie under `root`."""
     for kind, name in (("responses_api_agents", "own_agent"), ("resources_servers", "maths")):
         (root / kind / name).mkdir(parents=True)
@@ -27,31 +32,30 @@ def context(root: Path, agent: dict[str, Any]) -> Any:
     async def parse(*_: Any, **__: Any) -> dict[str, Any]:
         return {"config": config, "urls": []}
 
-    async def fork_server() -> Any:
+    async def client(python: Path) -> Any:
         return SimpleNamespace(parse=parse)
 
-    return SimpleNamespace(
-        fork_server=fork_server,
-        config=SimpleNamespace(component_roots=(), agent_processes=4),
-        runtime=SimpleNamespace(version="9.9.9", site=root),
-        directory=root,
-    )
+    fork_servers: Any = SimpleNamespace(client=client)
+    nothing: Any = None
+    stack = StackConfig(environments=("e",))
+    return StackContext(stack, root, nothing, fork_servers, nothing, lambda _: None)
 
 
-async def made(root: Path, agent: dict[str, Any], routing: Routing | None = None) -> plan.EnvironmentPlan:
-    environment = EnvironmentConfig(name="e", routing=routing)
-    return await plan.make_plan(environment, [root / "e.yaml"], context(root, agent), root)
+async def made(root: Path, agent: dict[str, Any], routing: Routing | None = None) -> EnvironmentPlan:
+    spec = EnvironmentConfig(name="e", routing=routing)
+    runtime: Any = SimpleNamespace(version="9.9.9", site=root, python=root)
+    return await RunningEnvironment(spec, [root / "e.yaml"], runtime, context(root, agent))._read_plan()
 
 
 async def test_source_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
-    own = gym_config.uses_ray
+    read = plan.read_code
 
-    def uses_ray(directory: Path, entrypoint: str) -> bool:
+    def read_code(server: ServerInstance, roots: Sequence[Path]) -> ServerCode:
         threads.append(threading.current_thread())
-        return own(directory, entrypoint)
+        return read(server, roots)
 
-    monkeypatch.setattr(gym_config, "uses_ray", uses_ray)
+    monkeypatch.setattr(plan, "read_code", read_code)
     agent = {"model_server": {"type": "responses_api_models", "name": "policy_model"}}
     assert (await made(tmp_path, agent)).strategies == {"solver": "url"}
     assert len(threads) == 2

@@ -10,15 +10,8 @@ from gymgate.catalog.needs import judge_references
 from gymgate.catalog.resolve import AGENTS, NOWHERE, ServerInstance
 from gymgate.config import CallableEndpoint, HTTPEndpoint, JudgeEndpoint, ReplayEndpoint
 from gymgate.errors import NeedMissingError
-from gymgate.stack import gym_config
-from gymgate.stack.plan import (
-    EnvironmentPlan,
-    judge_warnings,
-    model_servers,
-    require_judges,
-    with_address,
-)
-from gymgate.stack.workers import Workers
+from gymgate.stack.plan import EnvironmentPlan, keyless_endpoints
+from support.plans import plan_of
 
 HTTP = HTTPEndpoint(base_url="http://127.0.0.1:1/v1")
 
@@ -27,8 +20,10 @@ def model(name: str) -> dict[str, str]:
     return {"type": "responses_api_models", "name": name}
 
 
-def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) -> EnvironmentPlan:
-    """Of one resources server with these settings, two agents (one with a user simulator) and their models."""
+def plan(
+    agent: str | None = None, *, models: dict[str, JudgeEndpoint] | None = None, **settings: Any
+) -> EnvironmentPlan:
+    """Of one resources server with these settings, three agents (one with a user simulator) and their models."""
     entry = {"entrypoint": "app.py"}
     agents: dict[str, Any] = {
         "plain": {"simple_agent": {**entry, "model_server": model("policy_model")}},
@@ -44,35 +39,33 @@ def plan(agent: str | None = None, *, strategy: str = "url", **settings: Any) ->
         "policy_model": {"responses_api_models": {"openai_model": entry}},
         "j": {"responses_api_models": {"openai_model": entry}},
     }
-    servers = gym_config.servers_to_start(config, agent)
-    names = {item.name: item.type for item in servers if item.kind == AGENTS}
-    urls = ("agents_judge_url", "policy_base_url", "rubric_base_url")
-    strategies: Any = {name: strategy if name == "by_url" else "url" for name in names}
-    return EnvironmentPlan(
-        config, servers, {}, frozenset(), urls, names, strategies, "plain", Workers({}, ())
-    )
+    return plan_of(config, agent=agent, models=models)
+
+
+def references(agent: str | None = None, **settings: Any) -> dict[str, str]:
+    return judge_references([*plan(agent, **settings).servers.values()])
 
 
 def test_judges_of_the_servers_that_are_started() -> None:
-    assert judge_references(plan("plain").servers) == {}
-    assert judge_references(plan("plain", judge=model("j"), own=model("policy_model")).servers) == {
+    assert references("plain") == {}
+    assert references("plain", judge=model("j"), own=model("policy_model")) == {
         "j": "judge of resources server r"
     }
-    assert judge_references(plan("talks").servers) == {"user_model": "user of agent talks"}
-    assert {*judge_references(plan(judge=model("j")).servers)} == {"j", "user_model"}
+    assert references("talks") == {"user_model": "user of agent talks"}
+    assert {*references(judge=model("j"))} == {"j", "user_model"}
     own = ServerInstance(
         "a", AGENTS, "simple_agent", {"model_server": model("own_policy"), "user": model("u")}
     )
     assert {*judge_references([own])} == {"u"}
     caller = ServerInstance("b", AGENTS, "multi", {"user": {"type": AGENTS, "name": "a"}})
     assert {*judge_references([own, caller])} == {"own_policy", "u"}
-    assert "policy_model_as_judge" in model_servers(plan("plain", judge=model("policy_model")))
-    assert "policy_model_as_judge" not in model_servers(plan("plain", judge=model("j")))
+    assert "policy_model_as_judge" in plan("plain", judge=model("policy_model")).judges
+    assert "policy_model_as_judge" not in plan("plain", judge=model("j")).judges
 
 
-def needed(made: EnvironmentPlan, **models: JudgeEndpoint) -> str | None:
+def needed(agent: str, models: dict[str, JudgeEndpoint] | None = None, **settings: Any) -> str | None:
     try:
-        require_judges(made, "env", models)
+        plan(agent, models=models, **settings).require_judges()
     except NeedMissingError as error:
         return error.need
     return None
@@ -81,43 +74,42 @@ def needed(made: EnvironmentPlan, **models: JudgeEndpoint) -> str | None:
 @pytest.mark.parametrize("endpoint", [HTTP, CallableEndpoint(name="x"), "policy", "none"])
 @pytest.mark.parametrize("name", ["j", "*"])
 def test_what_answers_for_a_judge_with_a_rollouts_key(name: str, endpoint: JudgeEndpoint) -> None:
-    made = plan("plain", judge=model("j"))
-    assert needed(made) == needed(made, other=HTTP) == "judge j"
-    assert needed(made, **{name: endpoint}) is None
+    judge = model("j")
+    assert needed("plain", judge=judge) == needed("plain", {"other": HTTP}, judge=judge) == "judge j"
+    assert needed("plain", {name: endpoint}, judge=judge) is None
 
 
 @pytest.mark.parametrize("name", ["rubric_base_url", "*"])
 def test_a_judge_called_by_its_address_needs_one(name: str) -> None:
     """Nobody knows whose the call is, so that neither a rollout's policy nor a caller's function can answer it."""
-    made = plan("plain", grading={"judge_base_url": "${rubric_base_url}"})
-    assert needed(made) == "judge rubric_base_url"
+    grading = {"judge_base_url": "${rubric_base_url}"}
+    assert needed("plain", grading=grading) == "judge rubric_base_url"
     for endpoint in (HTTP, ReplayEndpoint(rollouts=("x.jsonl",)), "none"):
-        assert needed(made, **{name: endpoint}) is None
+        assert needed("plain", {name: endpoint}, grading=grading) is None
     for wrong in ("policy", CallableEndpoint(name="x")):
-        assert needed(made, **{name: wrong}) == "judge rubric_base_url"
-    assert (
-        needed(plan("plain", grading={"base_url": "${rubric_base_url}"})) is None
-    )  # says nothing of a judge
+        assert needed("plain", {name: wrong}, grading=grading) == "judge rubric_base_url"
+    assert needed("plain", grading={"base_url": "${rubric_base_url}"}) is None  # says nothing of a judge
 
 
 def test_the_policys_own_address_is_no_judge() -> None:
     """An agent with a process per rollout gets its policy by a URL; its judge's calls arrive at that process's ports."""
-    assert needed(plan("by_url", strategy="process"), agents_judge_url=HTTP) is None
-    assert needed(plan("by_url", strategy="process")) == "judge agents_judge_url"
-    assert needed(plan("plain", judge_base_url="${policy_base_url}")) == "judge policy_base_url"
+    assert plan("by_url").strategies == {"by_url": "process"}
+    assert needed("by_url", {"agents_judge_url": HTTP}) is None
+    assert needed("by_url") == "judge agents_judge_url"
+    assert needed("plain", judge_base_url="${policy_base_url}") == "judge policy_base_url"
 
 
 def test_endpoints_for_calls_without_a_key() -> None:
     given: dict[str, JudgeEndpoint] = {"a": HTTP, "b": "policy", "c": "none", "d": CallableEndpoint(name="x")}
-    assert with_address(given) == {"a": HTTP, "c": "none"}
+    assert keyless_endpoints(given) == {"a": HTTP, "c": "none"}
 
 
 def test_a_judge_past_the_gateway_is_told() -> None:
-    (line,) = judge_warnings(plan("plain", grading={"judge_base_url": "https://judges.example/v1"}))
+    (line,) = plan("plain", grading={"judge_base_url": "https://judges.example/v1"}).warnings()
     assert line.startswith("grading.judge_base_url of r is https://judges.example/v1: gymgate does not see")
     for settings in (
         {"judge_base_url": ""},
         {"judge_base_url": "${rubric_base_url}"},
         {"base_url": "https://x"},
     ):
-        assert list(judge_warnings(plan("plain", **settings))) == []
+        assert list(plan("plain", **settings).warnings()) == []

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gymgate.catalog.resolve import servers_of
 from gymgate.errors import ConfigError
-from gymgate.stack import gym_config
+from gymgate.stack.server_code import read_code
 from gymgate.stack.workers import Workers, count_workers
+from support.plans import plan_of
 
 REFERENCE = {"type": "resources_servers", "name": "maths"}
 
@@ -30,13 +32,11 @@ def workers(
         "solver": {"responses_api_agents": {"own": {"entrypoint": "app.py", **solver}}},
         **others,
     }
-    directories = {}
-    for name, text in (("maths", ""), ("solver", code)):
-        directories[name] = root / name / "code"
-        directories[name].mkdir(parents=True, exist_ok=True)
-        (directories[name] / "app.py").write_text(text)
-    servers = gym_config.servers_to_start(config, None)
-    return count_workers(config, servers, directories, in_processes, 3)
+    for directory, text in (("resources_servers/maths", ""), ("responses_api_agents/own", code)):
+        (root / directory).mkdir(parents=True, exist_ok=True)
+        (root / directory / "app.py").write_text(text)
+    servers = servers_of({name: config[name] for name in ("maths", "solver")})
+    return count_workers(config, {server.name: read_code(server, [root]) for server in servers}, in_processes)
 
 
 @pytest.mark.parametrize("nothing", [{}, {"num_workers": None}, {"num_workers": 1}, {"num_workers": 0}])
@@ -59,12 +59,10 @@ def test_an_agent_has_as_many_as_the_resources_server_that_it_names(tmp_path: Pa
     ],
 )
 def test_a_server_whose_code_limits_its_workers(tmp_path: Path, code: str) -> None:
-    """Then a resources server that only this agent calls can have one, too."""
-    found = workers(tmp_path, {"num_workers": 2}, {"num_workers": 4}, code=code)
+    found = workers(tmp_path, {}, {"num_workers": 4}, code=code)
     assert found.counts == {"maths": 1, "solver": 1}
     assert found.warnings == (
-        "solver.responses_api_agents.own.num_workers=4 has no effect: its code limits it (code/app.py)",
-        "maths.resources_servers.maths.num_workers=2 has the effect of 1: no agent has more processes",
+        "solver.responses_api_agents.own.num_workers=4 has no effect: its code limits it (own/app.py)",
     )
 
 
@@ -74,13 +72,11 @@ def test_a_setting_of_its_own_with_that_name_is_no_limit(tmp_path: Path) -> None
 
 
 def test_an_agent_with_a_process_per_rollout(tmp_path: Path) -> None:
-    """Of its three processes each calls a worker of the resources server; a fourth worker would be idle."""
+    """Each of its processes calls a worker of the resources server."""
     found = workers(tmp_path, {"num_workers": 4}, {"num_workers": 2}, in_processes=("solver",))
-    assert found.counts == {"maths": 3, "solver": 1}
-    assert [line.partition(": ")[2] for line in found.warnings] == [
-        "it has one process per rollout; set agent_processes (--agent-processes)",
-        "no agent has more processes",
-    ]
+    assert found.counts == {"maths": 4, "solver": 1}
+    (warning,) = found.warnings
+    assert warning.endswith("it has one process per rollout; set agent_processes (--agent-processes)")
 
 
 @pytest.mark.parametrize("kind", ["responses_api_models", "environment_servers"])
@@ -111,5 +107,5 @@ def test_no_number(tmp_path: Path, value: Any) -> None:
 def test_servers_are_told_of_one_worker_each() -> None:
     """NeMo Gym's own way to several fails for agents that are not made for it, and each process is one of ours."""
     config = {"maths": {"resources_servers": {"maths": {"entrypoint": "app.py", "num_workers": 4}}}}
-    placed = gym_config.with_ports(config, {"maths": 7}, {})
+    placed = plan_of(config).server_config({"maths": 7}, {})
     assert placed["maths"]["resources_servers"]["maths"]["num_workers"] == 1

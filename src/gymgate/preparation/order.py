@@ -14,7 +14,8 @@ from gymgate.preparation.model import DEFAULT_TOKEN_ENV, PrepareConfig
 from gymgate.runtime import Runtime
 from gymgate.runtime.environment import clean_env, offline
 from gymgate.runtime.installer import find_uv
-from gymgate.stack import gym_config
+from gymgate.stack.gym_config import parse_order
+from gymgate.stack.server_code import component_roots
 
 STAGE = ".stage"
 """Directory in a workspace where files are until all are complete."""
@@ -25,7 +26,7 @@ def order_for(
 ) -> dict[str, Any]:
     """The order, as JSON: which config, which data of it, and where to work."""
     user = environment.kind == "config"
-    roots = gym_config.component_roots(chosen.all_files, (), runtime.site)[:-1] if user else []
+    roots = component_roots(chosen.all_files, (), runtime.site)[:-1] if user else []
     is_own_prompt = config.prompt is not None and Path(config.prompt).is_file()
     return {
         "workspace": str(workspace),
@@ -34,7 +35,7 @@ def order_for(
         "editable": config.runtime.interpreter is not None,
         "roots": [str(root) for root in roots],
         "directory": str(_directory(environment, chosen, roots, runtime)),
-        "parse": gym_config.parse_order(
+        "parse": parse_order(
             [_in_runtime(runtime, path) for path in chosen.all_files],
             config.environment.overrides,
             workspace / "results",

@@ -43,6 +43,8 @@ class Child:
     """Why gymgate killed it, if it was not an ordinary stop."""
     uses_ray: bool = False
     """Whether it works through the fork server's Ray."""
+    listens: bool = False
+    """Whether `until_listening` has seen that it is up."""
 
     @property
     def alive(self) -> bool:
@@ -78,6 +80,7 @@ async def until_listening(child: Child, port: int, environment: str) -> None:
     pause = POLL_S
     while child.alive:
         if await listens(child.pid, port):
+            child.listens = True
             return
         await asyncio.wait([child.exited], timeout=pause)
         pause = min(pause * 1.3, MAX_POLL_S)

@@ -6,17 +6,28 @@ import asyncio
 import contextlib
 import logging
 import re
+import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from gymgate.catalog import ServerInstance
-from gymgate.catalog.needs import policy_servers
-from gymgate.config import POLICY, EnvironmentConfig
+from gymgate.catalog.resolve import Node, provider_in
+from gymgate.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
+from gymgate.config import POLICY, EnvironmentConfig, StackConfig
 from gymgate.errors import (
     EnvironmentServerError,
     GymgateError,
@@ -25,28 +36,28 @@ from gymgate.errors import (
     StackStartError,
 )
 from gymgate.files import tail
+from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
 from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, asked_policy
-from gymgate.stack import children, gym_config
+from gymgate.runtime import Runtime, npm
+from gymgate.runtime.cache import gym_cache
+from gymgate.runtime.command import Progress
+from gymgate.runtime.containers import ROLLOUT
+from gymgate.stack import children
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
 from gymgate.stack.children import Child
-from gymgate.stack.plan import (
-    EnvironmentContext,
-    EnvironmentPlan,
-    container_labels,
-    judge_warnings,
-    link_programs,
-    make_plan,
-    model_servers,
-    policy_host,
-    require_judges,
-    server_config,
-    start_server,
-)
+from gymgate.stack.containers import Containers
+from gymgate.stack.forkserver_client import ForkServerClient
+from gymgate.stack.forkserver_pool import ForkServerPool
+from gymgate.stack.gym_config import checked_config, parse_order
+from gymgate.stack.needs import require_sandboxes
+from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
-from gymgate.stack.routing import Strategy, refuse_unroutable
+from gymgate.stack.routing import Strategy
+from gymgate.stack.server_code import component_roots
 from gymgate.stack.workers import worker_name
+from gymgate.task_groups import task_group
 
 _COMPLAINT = re.compile(r"\b(exit|exited|failed|error|timed out)\b", re.IGNORECASE)
 
@@ -55,15 +66,29 @@ State = Literal["starting", "up", "restarting", "down", "stopped"]
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class StackContext:
+    """What the environments of a stack share."""
+
+    config: StackConfig
+    directory: Path
+    """For logs."""
+    gateway: Gateway
+    fork_servers: ForkServerPool
+    containers: Containers
+    progress: Progress
+
+
 @dataclass(eq=False)
-class Generation:
+class ServerSet:
     """Servers that were started together. `error` is set, and `users` cancelled, when one of them dies."""
 
-    number: int
+    generation: int = 0
+    """Counts the sets of an environment, from 1."""
     labels: dict[str, str] = field(default_factory=dict)
     """Labels of the Docker containers that these servers start."""
-    servers: dict[Child, int] = field(default_factory=dict)
-    """Each with its port."""
+    ports: dict[Child, int] = field(default_factory=dict)
+    """Each server's."""
     users: dict[asyncio.Task[Any], float] = field(default_factory=dict)
     """Rollouts in flight on these servers, and when each began (Unix time)."""
     error: ServerDiedError | None = None
@@ -72,33 +97,32 @@ class Generation:
 
 
 class RunningEnvironment:
-    """Started once, then up until it is stopped, or down for good after too many restarts within a time."""
+    """Started once, then up until it is stopped, or permanently down after too many restarts within a time."""
 
     def __init__(
-        self, spec: EnvironmentConfig, config_files: Sequence[Path], context: EnvironmentContext
+        self, spec: EnvironmentConfig, config_files: Sequence[Path], runtime: Runtime, stack: StackContext
     ) -> None:
+        """`runtime` is the environment's own: its requirements may differ from its siblings'."""
         self.spec = spec
         self.name = spec.name
         self.state: State = "starting"
-        self.restarts = Restarts(context.config.max_restarts, context.config.restart_window_s)
+        self.restarts = Restarts(stack.config.max_restarts, stack.config.restart_window_s)
         self.agent_processes: dict[str, AgentProcessPool] = {}
         """Agents whose strategy is `process`, by instance name."""
-        self.judges: frozenset[str] = frozenset()
-        """Model servers other than the policy's that its servers may call; empty until the config is read."""
         self._config_files = config_files
-        self._context = context
+        self._runtime = runtime
+        self._stack = stack
         self._plan: EnvironmentPlan | None = None
+        """`None` until the config is read."""
         self._ports: dict[str, list[HeldPort]] = {}
         """Ports of each server's workers."""
         self._rollouts: Counter[int] = Counter()
         """In flight at each port of an agent."""
-        self._generation = Generation(0)
-        self._awaited: set[Child] = set()
-        """Servers that do not listen yet."""
+        self._servers = ServerSet()
         self._changed = asyncio.Event()
         self._failure: GymgateError | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._logs = context.directory / "logs" / gym_config.file_name(spec.name)
+        self._logs = stack.directory / "logs" / _file_name(spec.name)
 
     async def start(self) -> None:
         """Read the config and start every server. Returns when each listens.
@@ -108,27 +132,33 @@ class RunningEnvironment:
         """
         self._logs.mkdir(parents=True, exist_ok=True)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                self._context.progress(f"{self.name}: reading its config")
-                self._plan = await make_plan(self.spec, self._config_files, self._context, self._logs)
-            require_judges(self._plan, self.name, dict(self._context.config.models))
-            self.judges = frozenset(model_servers(self._plan)) - {POLICY}
-            for warning in (*judge_warnings(self._plan), *self._plan.workers.warnings):
-                self._context.progress(f"warning: {self.name}: {warning}")
-            await asyncio.to_thread(link_programs, self._plan, self._context, self._logs)
-            async with asyncio.timeout(self._timeout_s):
-                self._hold_ports(self._plan)
-                await self._launch(self._plan)
-                await self._start_agent_processes()
+            async with self._in_time():
+                plan = self._plan = await self._read_plan()
+            plan.require_judges()
+            for warning in plan.warnings():
+                self._stack.progress(f"warning: {self.name}: {warning}")
+            await asyncio.to_thread(self._link_commands)
+            self._hold_ports()
+            await self._launch()
+            async with task_group() as group:
+                for agent, pool in self.agent_processes.items():
+                    self._stack.progress(
+                        f"{self.name}: starting {agent}, which serves one rollout per process"
+                    )
+                    group.create_task(pool.start())
         except BaseException as error:
-            self._failure = self._too_slow() if isinstance(error, TimeoutError) else _first(error)
+            self._failure = error if isinstance(error, GymgateError) else None
             self._set("down")
             await asyncio.shield(self._end_everything())
-            if self._failure is None:
-                raise
-            raise self._failure from None
+            raise
         self._set("up")
-        self._watcher = asyncio.create_task(self._watch(self._plan))
+        self._watcher = asyncio.create_task(self._watch())
+
+    @property
+    def plan(self) -> EnvironmentPlan:
+        """What it starts, once its config is read."""
+        assert self._plan is not None
+        return self._plan
 
     @property
     def agents(self) -> dict[str, str]:
@@ -136,53 +166,53 @@ class RunningEnvironment:
         return self._plan.agents if self._plan else {}
 
     @property
+    def judges(self) -> frozenset[str]:
+        """Model servers other than the policy's that its servers may call; empty until the config is read."""
+        return self._plan.judges if self._plan else frozenset()
+
+    @property
     def default_agent(self) -> str | None:
         return self._plan.default_agent if self._plan else None
 
     def strategy(self, agent: str) -> Strategy:
         """Return how the keys of an agent's rollouts reach its model calls. Raises `ConfigError` if they cannot."""
-        assert self._plan is not None
-        if (strategy := self._plan.strategies[agent]) == "none":
-            raise refuse_unroutable(agent, self.agents[agent], self._context.runtime.version)
-        return strategy
+        return self.plan.strategy(agent)
 
     def policy_servers(self, agent: str) -> frozenset[str]:
         """Return the model servers that are an agent's policy."""
-        assert self._plan is not None
-        return policy_servers(next(item for item in self._plan.servers if item.name == agent))
+        return self.plan.policy_servers(agent)
 
     @contextlib.contextmanager
     def agent_port(self, agent: str) -> Iterator[int]:
         """Give a rollout the port of the agent's worker with the fewest rollouts."""
-        port = min((each.number for each in self._ports[agent]), key=self._rollouts.__getitem__)
+        port = min((held.number for held in self._ports[agent]), key=self._rollouts.__getitem__)
         self._rollouts[port] += 1
         try:
             yield port
         finally:
             self._rollouts[port] -= 1
 
-    def remove_containers(self, generation: Generation, key: str, began: float, *, cancelled: bool) -> None:
+    def remove_containers(self, servers: ServerSet, key: str, began: float, *, cancelled: bool) -> None:
         """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
 
         Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout
         ran go once every rollout has ended that was there when they were made. `began` is when this one did (Unix time).
         """
-        if generation.labels:
-            self._context.containers.remove_of_rollout(key)
+        if servers.labels:
+            self._stack.containers.remove_of_rollout(key)
             if cancelled:
-                generation.abandoned.append((began, time.time()))
+                servers.abandoned.append((began, time.time()))
 
-    def remove_unclaimed(self, generation: Generation) -> None:
+    def remove_unclaimed(self, servers: ServerSet) -> None:
         """Have the containers of cancelled rollouts removed that do not tell whose they are. Call it after each rollout."""
-        running = generation.users.values()
-        for window in [*generation.abandoned]:
-            until = min([window[1], *running])
+        for window in [*servers.abandoned]:
+            until = min([window[1], *servers.users.values()])
             if until > window[0]:
-                self._context.containers.remove_unclaimed(generation.labels, window[0], until)
+                self._stack.containers.remove_unclaimed(servers.labels, window[0], until)
             if until == window[1]:
-                generation.abandoned.remove(window)
+                servers.abandoned.remove(window)
 
-    async def generation(self) -> Generation:
+    async def server_set(self) -> ServerSet:
         """Return the servers to use; waits while they are being replaced.
 
         Raises `ServerDiedError` if the environment is down.
@@ -194,7 +224,7 @@ class RunningEnvironment:
                 raise StackLostError("the stack is stopping")
             self._changed.clear()
             await self._changed.wait()
-        return self._generation
+        return self._servers
 
     def unasked(
         self, agent: str, result: Mapping[str, Any], calls: Iterable[ModelCall]
@@ -203,11 +233,10 @@ class RunningEnvironment:
 
         `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
         """
-        assert self._plan is not None
         allowed = self.spec.scores_without_policy or self.agents[agent] in SCORES_WITHOUT_POLICY
         if result["status"] == "failed" or allowed or asked_policy(calls):
             return None
-        logs = self._logs.glob(f"{gym_config.file_name(agent)}*.log")
+        logs = self._logs.glob(f"{_file_name(agent)}*.log")
         newest = max(logs, key=lambda log: log.stat().st_mtime, default=None)
         lines = tail(newest).splitlines() if newest else []
         reason = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log shows no error")
@@ -227,115 +256,157 @@ class RunningEnvironment:
 
     def describe(self) -> dict[str, Any]:
         """Return the state, for `Stack.status`."""
-        generation = self._generation
         servers = {
             child.name: {"pid": child.pid, "port": port, "alive": child.alive}
-            for child, port in generation.servers.items()
+            for child, port in self._servers.ports.items()
         }
         for pool in self.agent_processes.values():
             servers |= pool.describe()
         return {
             "state": self.state,
-            "generation": generation.number,
+            "generation": self._servers.generation,
             "restarts": self.restarts.total,
             "recent_restarts": self.restarts.recent,
             "strategies": dict(self._plan.strategies) if self._plan else {},
-            "rollouts": len(generation.users),
+            "rollouts": len(self._servers.users),
             "servers": servers,
             "logs": str(self._logs),
         }
 
-    def servers(self) -> Iterator[tuple[Child, int, bool]]:
+    def watched(self) -> Iterator[tuple[Child, int, bool]]:
         """Yield each live server, its port, and whether a rollout may wait for it."""
-        generation = self._generation
         if self.state == "up":
-            for child, port in generation.servers.items():
-                yield child, port, bool(generation.users)
+            for child, port in self._servers.ports.items():
+                yield child, port, bool(self._servers.users)
         for pool in self.agent_processes.values():
             yield from pool.servers()
 
-    @property
-    def _timeout_s(self) -> float:
-        return self._context.config.start_timeout_s
-
-    def _hold_ports(self, plan: EnvironmentPlan) -> None:
-        """Reserve ports for the servers' workers, and agent processes for the agents that need them."""
-        context = self._context
-        for instance in plan.servers:
-            if plan.strategies.get(instance.name) == "process":
-                size, start = context.config.agent_processes, partial(self._start_agent, plan, instance)
-                pool = AgentProcessPool(self.name, size, context.gateway.agent_ports, start)
-                self.agent_processes[instance.name] = pool
-            else:
-                self._ports[instance.name] = [HeldPort() for _ in range(plan.workers.counts[instance.name])]
-
-    async def _launch(self, plan: EnvironmentPlan) -> None:
-        """Start the servers of a new generation and wait until each listens."""
-        context = self._context
-        self._logs.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it
-        self._awaited.clear()
-        fork_server = await context.fork_server()
-        labels = await container_labels(plan, context)
-        host = policy_host(plan, context)
-        configs = [
-            await server_config(
-                plan, context, fork_server, self._ports_for(worker), context.gateway.port_for, labels, host
-            )
-            for worker in range(max(plan.workers.counts.values()))
-        ]
-        generation = self._generation = Generation(self._generation.number + 1, labels)
+    @contextlib.asynccontextmanager
+    async def _in_time(self, servers: Collection[Child] = ()) -> AsyncIterator[None]:
+        """Raise `StackStartError` after `start_timeout_s`, for one of the servers that does not listen yet."""
+        timeout_s = self._stack.config.start_timeout_s
         try:
-            for instance in plan.servers:
-                ports = self._ports.get(instance.name, [])
-                for worker, port in enumerate(ports):
-                    name = worker_name(instance.name, worker, len(ports))
-                    context.progress(f"{self.name}: starting {name}")
-                    child = await start_server(
-                        plan, fork_server, self._logs, instance, name, configs[worker], labels
-                    )
-                    generation.servers[child] = port.number
-            async with asyncio.TaskGroup() as group:
-                for child, number in generation.servers.items():
-                    group.create_task(self._listens(child, number))
-        except BaseException as error:
-            await asyncio.shield(children.end(generation.servers))
-            context.containers.remove(labels)
-            if (first := _first(error)) is None:
-                raise
-            raise first from None
+            async with asyncio.timeout(timeout_s):
+                yield
+        except TimeoutError:
+            late = next((child for child in servers if not child.listens), None)
+            raise children.too_slow(self.name, timeout_s, late) from None
 
-    async def _start_agent_processes(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for agent, pool in self.agent_processes.items():
-                self._context.progress(f"{self.name}: starting {agent}, which serves one rollout per process")
-                group.create_task(pool.start())
+    async def _fork_server(self) -> ForkServerClient:
+        """Return the fork server of the environment's runtime; a new one if the last has died."""
+        return await self._stack.fork_servers.client(self._runtime.python)
 
-    async def _start_agent(
-        self, plan: EnvironmentPlan, instance: ServerInstance, process: AgentProcess
-    ) -> Child:
+    async def _read_plan(self) -> EnvironmentPlan:
+        """Have NeMo Gym's parser resolve the config, and read the servers' code.
+
+        Raises `ConfigError` and `NeedMissingError` for what the config lacks.
+        """
+        stack, site = self._stack, self._runtime.site
+        stack.progress(f"{self.name}: reading its config")
+        sandbox: Node | None = None
+        if self.spec.sandbox is not None:
+            sandbox = sandbox_block(self.spec.sandbox, site)
+            if (
+                self.spec.sandbox == LOCAL
+            ):  # NeMo Gym's settings name a directory below the server's working directory
+                sandbox[LOCAL]["workspace_root"] = str(stack.directory / "sandboxes")
+        order = parse_order(
+            self._config_files,
+            self.spec.overrides,
+            stack.directory / "results",
+            gym_cache(),
+            provider_in(sandbox),
+        )
+        fork_server = await self._fork_server()
+        log, directory = self._logs / "config.log", str(_working_directory(stack.directory))
+        answer = await fork_server.parse(self.name, log, directory=directory, **order)
+        config = checked_config(answer, self.name)
+        if sandbox is not None:
+            choose_provider(config, sandbox)
+
+        def read() -> EnvironmentPlan:
+            roots = component_roots(self._config_files, stack.config.component_roots, site)
+            plan = EnvironmentPlan.read(self.spec, stack.config, self._runtime.version, config, roots)
+            require_sandboxes(plan, site)
+            return plan
+
+        return await asyncio.to_thread(read)
+
+    def _link_commands(self) -> None:
+        """Link each agent's command, in the version of its settings. Blocks, for about 15 s where npm installs one."""
+        for agent, type_ in self.plan.agents.items():
+            directory = self._commands(agent)
+            shutil.rmtree(directory, ignore_errors=True)  # an earlier stack's
+            block = self.plan.servers[agent].block
+            command = npm.ensure_agent_command(type_, block, self._stack.progress)
+            if command is not None:
+                directory.mkdir(parents=True)
+                (directory / command.name).symlink_to(command)
+
+    def _commands(self, server: str) -> Path:
+        """Return the directory that precedes an agent's PATH: two agents may run one command in different versions."""
+        return self._logs / "commands" / _file_name(server)
+
+    def _hold_ports(self) -> None:
+        """Reserve ports for the servers' workers, and agent processes for the agents that need them."""
+        for name, server in self.plan.servers.items():
+            if self.plan.strategies.get(name) == "process":
+                size, start = self._stack.config.agent_processes, partial(self._start_agent, server)
+                ports = self._stack.gateway.agent_ports
+                self.agent_processes[name] = AgentProcessPool(self.name, size, ports, start)
+            else:
+                self._ports[name] = [HeldPort() for _ in range(self.plan.workers.counts[name])]
+
+    async def _launch(self) -> None:
+        """Start a new set of servers and wait until each listens. Raises `StackStartError`, with none of them left."""
+        self._logs.mkdir(parents=True, exist_ok=True)  # a cleaner of temporary files may have removed it
+        labels = await self._new_labels()
+        servers = self._servers = ServerSet(self._servers.generation + 1, labels)
+        workers = range(max(self.plan.workers.counts.values()))
+        try:
+            async with self._in_time(servers.ports), task_group() as group:
+                fork_server = await self._fork_server()
+                ports = [self._ports_for(worker) for worker in workers]
+                port_for = self._stack.gateway.port_for
+                configs = [await self._config(fork_server, each, port_for, labels) for each in ports]
+                for server, held in self._ports.items():
+                    for worker, port in enumerate(held):
+                        name = worker_name(server, worker, len(held))
+                        self._stack.progress(f"{self.name}: starting {name}")
+                        child = await self._start_server(fork_server, server, name, configs[worker], labels)
+                        servers.ports[child] = port.number
+                        group.create_task(children.until_listening(child, port.number, self.name))
+        except BaseException:
+            await asyncio.shield(children.end(servers.ports))
+            self._stack.containers.remove(labels)
+            raise
+
+    async def _start_agent(self, instance: ServerInstance, process: AgentProcess) -> Child:
         """Start the server of an agent process, whose model calls go to its own gateway ports; return when it listens."""
-        context, fork_server = self._context, await self._context.fork_server()
-        own = gym_config.policy_urls(instance, plan.urls)
+        own_urls = self.plan.policy_urls(instance)
 
         async def port_for(name: str) -> int:
-            return await process.gateway_ports.port_for(name, POLICY if name in own else name)
+            return await process.gateway_ports.port_for(name, POLICY if name in own_urls else name)
 
-        child: Child | None = None
+        started: list[Child] = []
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._in_time(started):
+                fork_server, labels = await self._fork_server(), await self._new_labels()
                 ports = self._ports_for(process.number - 1) | {instance.name: process.port}
-                labels = await container_labels(plan, context)
-                config = await server_config(plan, context, fork_server, ports, port_for, labels)
+                config = await self._config(fork_server, ports, port_for, labels)
                 name = f"{instance.name} process {process.number}"
-                child = await start_server(plan, fork_server, self._logs, instance, name, config, labels)
-                child.exited.add_done_callback(lambda _: context.containers.remove(labels))
-                await self._listens(child, process.port)
+                child = await self._start_server(fork_server, instance.name, name, config, labels)
+                started.append(child)
+                child.exited.add_done_callback(lambda _: self._stack.containers.remove(labels))
+                await children.until_listening(child, process.port, self.name)
                 return child
-        except BaseException as error:
-            await asyncio.shield(children.end([child] if child else []))
-            if isinstance(error, TimeoutError):
-                raise children.too_slow(self.name, self._timeout_s, child) from None
+        except BaseException:
+            await asyncio.shield(children.end(started))
             raise
+
+    async def _new_labels(self) -> dict[str, str]:
+        """Return labels for the Docker containers of servers that are about to start; empty if they start none."""
+        return await asyncio.to_thread(self._stack.containers.new_labels) if self.plan.uses_docker else {}
 
     def _ports_for(self, worker: int) -> dict[str, int]:
         """Return the port at which a server's worker of this number, from 0, finds each server and itself.
@@ -346,44 +417,65 @@ class RunningEnvironment:
         ports = {agent: pool.all[0].port for agent, pool in self.agent_processes.items()}
         return ports | {name: held[worker % len(held)].number for name, held in self._ports.items()}
 
-    async def _listens(self, child: Child, port: int) -> None:
-        self._awaited.add(child)
-        await children.until_listening(child, port, self.name)
-        self._awaited.discard(child)
+    async def _config(
+        self,
+        fork_server: ForkServerClient,
+        ports: Mapping[str, int],
+        port_for: Callable[[str], Awaitable[int]],
+        labels: Mapping[str, str],
+    ) -> Node:
+        """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives."""
+        gateway = {name: await port_for(name) for name in self.plan.model_servers}
+        ray = await fork_server.ray_address(self._stack.progress) if self.plan.uses_ray else None
+        return self.plan.server_config(ports, gateway, ray=ray, labels=labels)
 
-    async def _watch(self, plan: EnvironmentPlan) -> None:
+    async def _start_server(
+        self, fork_server: ForkServerClient, server: str, name: str, config: Node, labels: Mapping[str, str]
+    ) -> Child:
+        """Start a process of a server under a name, which its log has too. It does not listen yet."""
+        code = self.plan.code[server]
+        return await fork_server.serve(
+            name,
+            self._logs / f"{_file_name(name)}.log",
+            directory=str(code.directory),
+            entrypoint=self.plan.servers[server].entrypoint,
+            instance=server,
+            config=config,
+            ray=code.uses_ray,
+            commands=str(self._commands(server)),
+            labels=dict(labels),
+            rollout_label=ROLLOUT,
+        )
+
+    async def _watch(self) -> None:
         """Replace the servers whenever one of them dies, as often as that is allowed."""
-        while self.state == "up" and self._generation.servers:
-            generation = self._generation
-            exits = [child.exited for child in generation.servers]
+        while self.state == "up" and self._servers.ports:
+            servers = self._servers
+            exits = [child.exited for child in servers.ports]
             await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-            dead = next(child for child in generation.servers if not child.alive)
-            self._fail_users(generation, dead)
-            await children.end(generation.servers)
-            self._context.containers.remove(generation.labels)
-            await self._restart(plan)
+            self._fail_users(servers, next(child for child in servers.ports if not child.alive))
+            await children.end(servers.ports)
+            self._stack.containers.remove(servers.labels)
+            await self._restart()
 
-    def _fail_users(self, generation: Generation, dead: Child) -> None:
+    def _fail_users(self, servers: ServerSet, dead: Child) -> None:
         self._set("restarting")
-        generation.error = self._failure = dead.died(self.name)
-        for task in generation.users:
+        servers.error = self._failure = dead.died(self.name)
+        for task in servers.users:
             task.cancel()
 
-    async def _restart(self, plan: EnvironmentPlan) -> None:
+    async def _restart(self) -> None:
         """Start the servers again until they listen. The environment is down if that takes too many restarts."""
         restarts = self.restarts
         while (wait_s := restarts.next_wait()) is not None:
             when = f"in {wait_s:g} s" if wait_s else "now"
             count = f"{restarts.recent} of {restarts.limit} within {restarts.window_s:g} s"
-            self._context.progress(
+            self._stack.progress(
                 f"warning: {self.name}: {self._failure}; restarting its servers {when} ({count})"
             )
             await asyncio.sleep(wait_s)
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    await self._launch(plan)
-            except TimeoutError:
-                self._failure = self._too_slow()
+                await self._launch()
             except GymgateError as error:
                 self._failure = error
             except (
@@ -395,11 +487,11 @@ class RunningEnvironment:
                 self._set("up")
                 return
         self._set("down")
-        self._context.progress(f"warning: {self._down()}")
+        self._stack.progress(f"warning: {self._down()}")
 
     async def _end_everything(self, grace_s: float = 0.0) -> None:
         pools = (pool.stop(grace_s) for pool in self.agent_processes.values())
-        await asyncio.gather(children.end(self._generation.servers, grace_s), *pools)
+        await asyncio.gather(children.end(self._servers.ports, grace_s), *pools)
 
     def _set(self, state: State) -> None:
         if self.state != "stopped":
@@ -418,13 +510,15 @@ class RunningEnvironment:
             log_tail=getattr(failure, "log_tail", None),
         )
 
-    def _too_slow(self) -> StackStartError:
-        return children.too_slow(self.name, self._timeout_s, next(iter(self._awaited), None))
+
+def _working_directory(fallback: Path) -> Path:
+    """Return the daemon's working directory, which was the SDK process's; it may have been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return fallback
 
 
-def _first(error: BaseException) -> GymgateError | None:
-    """Return the first of gymgate's errors in a group, or the error itself if it is one."""
-    if isinstance(error, GymgateError):
-        return error
-    inner = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    return next((found for each in inner if (found := _first(each)) is not None), None)
+def _file_name(name: str) -> str:
+    """Return a name in a form that can be part of a path."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._") or "_"

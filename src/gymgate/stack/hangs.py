@@ -73,7 +73,7 @@ def processes_of(
         timeout = min(timeout_s, FORK_SERVER_S)
         yield Watched(each, each.process.pid, timeout, each.ping, each.kill_itself, alone=True)
     for environment in environments:
-        for child, port, needed in environment.servers():
+        for child, port, needed in environment.watched():
             ask, kill = partial(ask_http, port), partial(_kill, child)
             yield Watched(child, child.pid, timeout_s, ask, kill, needed)
 

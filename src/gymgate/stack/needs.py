@@ -1,15 +1,28 @@
-"""Needs of environments that a stack's config leaves open, as far as files show them."""
+"""Needs of environments that a stack's config leaves open: a judge's endpoint, a sandbox's provider."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gymgate.catalog import Environment
 from gymgate.catalog.needs import refuse_unanswered
-from gymgate.catalog.sandboxes import packaged_providers, refuse_undefined
+from gymgate.catalog.resolve import provider_in
+from gymgate.catalog.sandboxes import packaged_providers, providers_of, refuse_undefined, sandbox_block
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
-from gymgate.runtime import find_runtime
-from gymgate.runtime.sandboxes import PROVIDERS, usable_choices
+from gymgate.errors import NeedMissingError
+from gymgate.runtime import Runtime, find_runtime
+from gymgate.runtime.sandboxes import (
+    PROVIDERS,
+    provider_requirements,
+    undeclared_variables,
+    usable_choices,
+    why_unusable,
+)
+
+if TYPE_CHECKING:
+    from gymgate.stack.plan import EnvironmentPlan
 
 REPLAYED_JUDGES = (
     "; recorded rollouts answer for the policy alone: `gymgate check {}` replays the judges' answers, too"
@@ -17,16 +30,20 @@ REPLAYED_JUDGES = (
 
 
 def require_needs(
-    stack: StackConfig, found: Iterable[Environment], *, replayed: bool = False, option: str | None = None
+    stack: StackConfig,
+    environments: Iterable[Environment],
+    *,
+    replayed: bool = False,
+    option: str | None = None,
 ) -> None:
-    """Raise `NeedMissingError` for a judge without an endpoint or a sandbox without a provider.
+    """Raise `NeedMissingError` for a judge without an endpoint or a sandbox without a provider, as far as files show them.
 
     The stack checks again when it starts: only NeMo Gym itself knows what overrides and another agent change. `replayed`:
     recorded rollouts answer for the policy, which they cannot do for a judge. `option` gives judges endpoints, in place
     of `--judge`.
     """
     named = {name for name, _ in stack.models}
-    for spec, environment in zip(stack.environments, found, strict=True):
+    for spec, environment in zip(stack.environments, environments, strict=True):
         if spec.agent is None and not spec.overrides:
             _require_sandbox(spec, environment, stack.runtime)
             judges = dict(environment.config(spec.config).judges)
@@ -37,7 +54,36 @@ def require_needs(
 def _require_sandbox(spec: EnvironmentConfig, environment: Environment, runtime: RuntimeConfig) -> None:
     """Raise `NeedMissingError` for a sandbox that neither the options nor the environment's files define."""
     references = environment.config(spec.config).sandboxes
-    if spec.sandbox is None and any(each.provider is None for each in references):
-        found = find_runtime(runtime)
-        choices = usable_choices(packaged_providers(found.site) if found else PROVIDERS)
+    if spec.sandbox is None and any(reference.provider is None for reference in references):
+        installed = find_runtime(runtime)
+        choices = usable_choices(packaged_providers(installed.site) if installed else PROVIDERS)
         refuse_undefined(environment.name, references, choices)
+
+
+def sandbox_requirements(
+    spec: EnvironmentConfig, runtime: Runtime, env_vars: Sequence[str]
+) -> tuple[str, ...]:
+    """Return what the chosen sandbox provider needs installed. Raises `ConfigError` and `NeedMissingError`."""
+    if spec.sandbox is None:
+        return ()
+    provider = str(provider_in(sandbox_block(spec.sandbox, runtime.site)))
+    if unseen := undeclared_variables(provider, env_vars):
+        options = " ".join(f"--env-var {name}" for name in unseen)
+        raise NeedMissingError(
+            f"sandbox provider {provider!r} reads {' and '.join(unseen)}: set it and give {options}, in Python "
+            f"StackConfig(env_vars={tuple(unseen)!r})",
+            environment=spec.name,
+            need=", ".join(unseen),
+        )
+    return provider_requirements(provider)
+
+
+def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:
+    """Raise `NeedMissingError` for a sandbox that no config defines, or whose program or daemon is not here. Blocks."""
+    name, packaged = plan.spec.name, packaged_providers(site)
+    if any(reference.provider is None for reference in plan.sandboxes):
+        refuse_undefined(name, plan.sandboxes, usable_choices(packaged))
+    if plan.spec.sandbox is not None and plan.sandboxes:
+        for provider, settings in providers_of(plan.config):
+            if reason := why_unusable(provider, settings, packaged):
+                raise NeedMissingError(f"environment {name!r}: {reason}", environment=name, need="sandbox")

@@ -1,214 +1,268 @@
-"""The parts of an environment, according to its resolved config, and how its servers are started."""
+"""What an environment starts and how its servers are connected, as far as its config and its servers' code decide it."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from gymgate.catalog.needs import judge_references, refuse_unanswered
+from gymgate.catalog.needs import judge_references, policy_servers, refuse_unanswered
 from gymgate.catalog.resolve import (
     AGENTS,
+    MODELS,
+    NOWHERE,
+    RELAYS,
+    RESOURCES,
     Node,
+    SandboxReference,
     ServerInstance,
     interpolated,
-    provider_in,
+    references,
     sandbox_references,
+    servers_of,
     walk,
 )
-from gymgate.catalog.sandboxes import (
-    DOCKER,
-    LOCAL,
-    choose_provider,
-    packaged_providers,
-    providers_of,
-    refuse_undefined,
-    sandbox_block,
-    with_labels,
-)
+from gymgate.catalog.sandboxes import DOCKER, providers_of, with_labels
 from gymgate.config import (
-    SUPPORTED_NEMO_GYM,
+    POLICY,
     EnvironmentConfig,
     HTTPEndpoint,
     JudgeEndpoint,
     ReplayEndpoint,
     StackConfig,
 )
-from gymgate.errors import ConfigError, NeedMissingError
+from gymgate.errors import ConfigError
 from gymgate.gateway.route import POLICY_AS_JUDGE
-from gymgate.gateway.server import Gateway
-from gymgate.runtime import Runtime, npm
-from gymgate.runtime.cache import gym_cache
-from gymgate.runtime.command import Progress
-from gymgate.runtime.containers import ROLLOUT
-from gymgate.runtime.sandboxes import usable_choices, why_unusable
-from gymgate.stack import gym_config
-from gymgate.stack.children import Child
-from gymgate.stack.containers import Containers
-from gymgate.stack.forkserver_client import ForkServerClient
-from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.ports import LOOPBACK
-from gymgate.stack.routing import Strategy, refuse_unroutable
+from gymgate.stack.routing import Strategy, refuse_unroutable, strategy_for
+from gymgate.stack.server_code import ServerCode, read_code
 from gymgate.stack.workers import Workers, count_workers
 
+_SANDBOX_URL = "sandbox_model_base_url"
+_OWN_SANDBOX_URL = frozenset({"harness_agent"})
+"""Agents that, without this setting, give their sandbox the host's name in place of loopback. The others take the model
+server's address, and `anyswe_agent` and `anyterminal_agent` leave out the rollout's key where the setting is there."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class EnvironmentPlan:
-    """The parts of an environment."""
+    """What of an environment is known before any of its servers starts."""
 
-    config: dict[str, Any]
-    servers: list[ServerInstance]
-    directories: dict[str, Path]
-    ray: frozenset[str]
-    """Instances that need Ray."""
-    urls: tuple[str, ...]
-    """Config keys with the URL of a model that servers call by themselves. The gateway answers for each under that name."""
-    agents: dict[str, str]
-    """Agent instance -> implementation."""
-    strategies: dict[str, Strategy]
-    """Agent instance -> how the keys of its rollouts reach its model calls."""
-    default_agent: str
-    workers: Workers
-    own_docker: bool = False
-    """Whether the code of a server uses NeMo Gym's Docker provider where the config names no provider."""
+    spec: EnvironmentConfig
+    stack: StackConfig
+    version: str
+    """Of nemo-gym."""
+    config: Node
+    """The resolved config, with the sandbox provider that `spec` chooses."""
+    code: Mapping[str, ServerCode]
+    """By the names of the servers to start."""
+
+    @classmethod
+    def read(
+        cls, spec: EnvironmentConfig, stack: StackConfig, version: str, config: Node, roots: Iterable[Path]
+    ) -> Self:
+        """Read the code of the servers that a config starts. Blocks. Raises `ConfigError` for what cannot be started."""
+        roots = [*roots]
+        code = {server.name: read_code(server, roots) for server in servers_to_start(config, spec.agent)}
+        plan = cls(spec, stack, version, config, code)
+        if not plan.agents:
+            raise ConfigError(f"environment {spec.name!r} has no agent")
+        plan.strategy(plan.default_agent)
+        return plan
+
+    @cached_property
+    def servers(self) -> dict[str, ServerInstance]:
+        """The servers to start, by name, in the config's order."""
+        return {server.name: server for server in servers_to_start(self.config, self.spec.agent)}
+
+    @cached_property
+    def agents(self) -> dict[str, str]:
+        """Agent instance -> implementation."""
+        return {server.name: server.type for server in self.servers.values() if server.kind == AGENTS}
+
+    @property
+    def default_agent(self) -> str:
+        return self.spec.agent or next(iter(self.agents))
+
+    @cached_property
+    def workers(self) -> Workers:
+        """The processes of each server."""
+        own_process = {agent for agent, strategy in self.strategies.items() if strategy == "process"}
+        return count_workers(self.config, self.code, own_process)
+
+    @property
+    def uses_ray(self) -> bool:
+        return any(code.uses_ray for code in self.code.values())
+
+    @cached_property
+    def uses_docker(self) -> bool:
+        """Whether its servers make containers with NeMo Gym's Docker provider."""
+        chosen = any(name == DOCKER for name, _ in providers_of(self.config))
+        return chosen or any(
+            code.uses_docker and not self.servers[name].block.get("sandbox_provider")
+            for name, code in self.code.items()
+        )
+
+    @cached_property
+    def sandboxes(self) -> tuple[SandboxReference, ...]:
+        """The settings with which its servers choose a sandbox provider."""
+        keys = tuple(f"{server.key}." for server in self.servers.values())
+        return tuple(each for each in sandbox_references(self.config) if each.setting.startswith(keys))
+
+    @cached_property
+    def urls(self) -> tuple[str, ...]:
+        """Config keys with the URL of a model that servers call by themselves, without a model server."""
+        servers = servers_of(self.config, RESOURCES, AGENTS)
+        used = {key for server in servers for key in interpolated(server.block)}
+        return tuple(sorted(key for key in used if self.config.get(key) == NOWHERE))
+
+    def policy_urls(self, agent: ServerInstance) -> set[str]:
+        """Return the `urls` by which an agent without a model server reaches its policy."""
+        if any(kind == MODELS for _, kind, _ in references(agent.block)):
+            return set()
+        return {key for key in interpolated(agent.block) & {*self.urls} if "judge" not in key}
+
+    def policy_servers(self, agent: str) -> frozenset[str]:
+        """Return the model servers that are an agent's policy."""
+        return policy_servers(self.servers[agent])
+
+    @cached_property
+    def strategies(self) -> dict[str, Strategy]:
+        """Agent instance -> how the keys of its rollouts reach its model calls."""
+        agents = (server for server in self.servers.values() if server.kind == AGENTS)
+        return {agent.name: self._strategy(agent) for agent in agents}
+
+    def strategy(self, agent: str) -> Strategy:
+        """Return an agent's strategy. Raises `ConfigError` if the keys of its rollouts cannot reach its model calls."""
+        if (strategy := self.strategies[agent]) == "none":
+            raise refuse_unroutable(agent, self.agents[agent], self.version)
+        return strategy
+
+    def _strategy(self, agent: ServerInstance) -> Strategy:
+        has_reference = any(kind in (AGENTS, MODELS) for _, kind, _ in references(agent.block))
+        own_urls = not has_reference and bool(self.policy_urls(agent))
+        strategy = self.spec.routing or strategy_for(agent.type, self.version, own_urls=own_urls)
+        if (
+            strategy in ("url", "process")
+            and not has_reference
+            and not own_urls
+            and self._has_foreign_url(agent)
+        ):
+            return "none"
+        return strategy
+
+    def _has_foreign_url(self, agent: ServerInstance) -> bool:
+        """Whether an agent's config gives it a model by a fixed URL, which the gateway cannot stand in for."""
+        urls = [
+            str(value)
+            for key, value in agent.block.items()
+            if key.endswith("base_url") and "judge" not in key
+        ]
+        urls += [str(self.config.get(key)) for url in urls for key in interpolated(url)]
+        return any(url.startswith(("http://", "https://")) for url in urls)
+
+    @cached_property
+    def model_servers(self) -> tuple[str, ...]:
+        """Every model server that the gateway answers for."""
+        named = (server.name for server in _started(self.config, MODELS))
+        is_own_judge = any(POLICY in _named(server) for server in _started(self.config, RESOURCES))
+        return (*named, *self.urls, *([POLICY_AS_JUDGE] if is_own_judge else []))
+
+    @cached_property
+    def judges(self) -> frozenset[str]:
+        """The model servers other than the policy's."""
+        return frozenset(self.model_servers) - {POLICY}
+
+    def require_judges(self) -> None:
+        """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and that has no endpoint.
+
+        Many servers turn a judge's failure into a reward of 0.
+        """
+        models = dict(self.stack.models)
+        refuse_unanswered(self.spec.name, judge_references([*self.servers.values()]), models)
+        by_url = {key: f"{path} of {server.name}" for server, path, key in self._judge_urls()}
+        refuse_unanswered(self.spec.name, by_url, keyless_endpoints(models), keyless=True)
+
+    def _judge_urls(self) -> Iterator[tuple[ServerInstance, str, str]]:
+        """Yield the settings by which a server calls a judge at a URL of the gateway: the server, the setting, the key."""
+        for server in self.servers.values():
+            own = self.policy_urls(server) if self.strategies.get(server.name) == "process" else set()
+            for path, value in walk(server.block):
+                for key in interpolated(value) if isinstance(value, str) else ():
+                    if key in self.urls and key not in own and "judge" in f"{path} {key}":
+                        yield server, path, key
+
+    def warnings(self) -> Iterator[str]:
+        """Yield a line for each setting that does not do what one may think."""
+        if self.spec.sandbox is not None and not self.sandboxes:
+            yield f"its config names no sandbox; {self.spec.sandbox!r} has no effect"
+        for server in self.servers.values():
+            for path, value in walk(server.block):
+                leaf = path.rpartition(".")[2]
+                is_url = (
+                    leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
+                )
+                if is_url and not interpolated(value) & {*self.urls}:
+                    yield (
+                        f"{path} of {server.name} is {value}: gymgate does not see these calls, and a failed one counts "
+                        "as failed only if the environment says so"
+                    )
+        yield from self.workers.warnings
+        if self.stack.gateway_host is not None and not self._keys_in_urls:
+            yield "gateway_host has no effect: an agent does not put the rollout's key into its URL"
+
+    @property
+    def _keys_in_urls(self) -> bool:
+        return all(strategy == "url" for strategy in self.strategies.values())
+
+    @property
+    def policy_host(self) -> str:
+        """The address at which the agents reach the policy, as URLs have it.
+
+        Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
+        """
+        host = (self.stack.gateway_host if self._keys_in_urls else None) or LOOPBACK
+        return f"[{host}]" if ":" in host else host
+
+    def server_config(
+        self,
+        ports: Mapping[str, int],
+        gateway: Mapping[str, int],
+        *,
+        ray: str | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> Node:
+        """Return the config that servers get: without environment servers, with models on the gateway and our ports.
+
+        `ports` are those of the servers to start, `gateway` those of `model_servers`. `ray` is the address of a Ray;
+        Docker containers get `labels`.
+        """
+        result = {
+            name: f"http://{LOOPBACK}:{gateway[name]}/v1" if value == NOWHERE and name in gateway else value
+            for name, value in self.config.items()
+            if not (isinstance(value, dict) and RELAYS in value)
+        }
+        for server in _started(self.config):
+            if server.kind == MODELS:
+                if server.name == POLICY and POLICY_AS_JUDGE in gateway:
+                    result[POLICY_AS_JUDGE] = _placed(server, gateway[POLICY_AS_JUDGE])
+                host = self.policy_host if server.name == POLICY else LOOPBACK
+                result[server.name] = _placed(server, gateway[server.name], host=host)
+            elif server.name in ports:
+                settings = {}
+                if server.type in _OWN_SANDBOX_URL and not server.block.get(_SANDBOX_URL):
+                    settings[_SANDBOX_URL] = f"http://{self.policy_host}:{gateway[POLICY]}"
+                placed = _placed(server, ports[server.name], **settings)
+                judged = server.kind == RESOURCES and POLICY_AS_JUDGE in gateway
+                result[server.name] = _judged_by_policy(placed) if judged else placed
+        if ray is not None:
+            result["ray_head_node_address"] = ray
+        return with_labels(result, labels) if labels else result
 
 
-@dataclass(frozen=True)
-class EnvironmentContext:
-    """What an environment shares with its stack."""
-
-    config: StackConfig
-    runtime: Runtime
-    """The environment's own, whose requirements may differ from its siblings'."""
-    fork_servers: ForkServerPool
-    gateway: Gateway
-    directory: Path
-    """For logs."""
-    progress: Progress
-    containers: Containers
-
-    async def fork_server(self) -> ForkServerClient:
-        """Return the fork server of this runtime; a new one if the last has died."""
-        return await self.fork_servers.client(self.runtime.python)
-
-
-async def make_plan(
-    spec: EnvironmentConfig, config_files: Sequence[Path], context: EnvironmentContext, logs: Path
-) -> EnvironmentPlan:
-    """Read an environment's config. Raises `ConfigError` and `NeedMissingError` for what it lacks."""
-    fork_server = await context.fork_server()
-    chosen = _chosen_sandbox(spec, context)
-    answer = await fork_server.parse(
-        spec.name,
-        logs / "config.log",
-        directory=str(_working_directory(context.directory)),
-        **gym_config.parse_order(
-            config_files,
-            spec.overrides,
-            context.directory / "results",
-            gym_cache(),
-            provider_in(chosen),
-        ),
-    )
-    config = gym_config.checked_config(answer, spec.name)
-    if chosen is not None:
-        choose_provider(config, chosen)
-    servers = gym_config.servers_to_start(config, spec.agent)
-    await asyncio.to_thread(_require_sandbox, spec, config, servers, context)
-    agents = {item.name: item.type for item in servers if item.kind == AGENTS}
-    if not agents:
-        raise ConfigError(f"environment {spec.name!r} has no agent in {config_files[0]}")
-    urls = gym_config.model_urls(config)
-    roots = gym_config.component_roots(config_files, context.config.component_roots, context.runtime.site)
-    directories: dict[str, Path] = {}
-    ray = set()
-    own_docker = False
-
-    def read_code() -> None:
-        nonlocal own_docker
-        for item in servers:
-            directory = directories[item.name] = gym_config.directory_of(item, roots)
-            if gym_config.uses_ray(directory, item.entrypoint):
-                ray.add(item.name)
-            own_docker = own_docker or gym_config.uses_own_docker(directory, item.block)
-
-    await asyncio.to_thread(read_code)
-    strategies = {
-        item.name: gym_config.strategy_of(item, urls, config, context.runtime.version, spec.routing)
-        for item in servers
-        if item.kind == AGENTS
-    }
-    default = spec.agent or next(iter(agents))
-    if strategies[default] == "none":
-        raise refuse_unroutable(default, agents[default], context.runtime.version)
-    own_process = {name for name, strategy in strategies.items() if strategy == "process"}
-    workers = await asyncio.to_thread(
-        count_workers, config, servers, directories, own_process, context.config.agent_processes
-    )
-    return EnvironmentPlan(
-        config,
-        servers,
-        directories,
-        frozenset(ray),
-        urls,
-        agents,
-        strategies,
-        default,
-        workers,
-        own_docker,
-    )
-
-
-def _chosen_sandbox(spec: EnvironmentConfig, context: EnvironmentContext) -> Node | None:
-    """Return the settings of the sandbox provider that was chosen for an environment, if one was."""
-    if spec.sandbox is None:
-        return None
-    block = sandbox_block(spec.sandbox, context.runtime.site)
-    if spec.sandbox == LOCAL:  # NeMo Gym's settings name a directory below the server's working directory
-        block[LOCAL]["workspace_root"] = str(context.directory / "sandboxes")
-    return block
-
-
-def _require_sandbox(
-    spec: EnvironmentConfig, config: Node, servers: Sequence[ServerInstance], context: EnvironmentContext
-) -> None:
-    """Raise `NeedMissingError` if a server names a sandbox that nobody defines. Blocks while it looks for providers."""
-    keys = {server.key for server in servers}
-    used = tuple(
-        each for each in sandbox_references(config) if any(each.setting.startswith(f"{key}.") for key in keys)
-    )
-    if any(each.provider is None for each in used):
-        choices = usable_choices(packaged_providers(context.runtime.site))
-        refuse_undefined(spec.name, used, choices)
-    if spec.sandbox is not None and not used:
-        context.progress(f"warning: {spec.name}: its config names no sandbox; {spec.sandbox!r} has no effect")
-    elif spec.sandbox is not None:
-        _refuse_unusable(spec.name, config, context)
-
-
-def _refuse_unusable(environment: str, config: Node, context: EnvironmentContext) -> None:
-    """Raise `NeedMissingError` for a provider whose program or daemon is not here. Blocks."""
-    choices = packaged_providers(context.runtime.site)
-    for name, settings in providers_of(config):
-        if reason := why_unusable(name, settings, choices):
-            raise NeedMissingError(
-                f"environment {environment!r}: {reason}", environment=environment, need="sandbox"
-            )
-
-
-def require_judges(plan: EnvironmentPlan, environment: str, models: Mapping[str, JudgeEndpoint]) -> None:
-    """Raise `NeedMissingError` for a judge or user simulator that a server is configured with and `models` leaves out.
-
-    Many servers turn a judge's failure into a reward of 0.
-    """
-    refuse_unanswered(environment, judge_references(plan.servers), models)
-    refuse_unanswered(environment, dict(_url_judges(plan)), with_address(models), keyless=True)
-
-
-def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint]:
+def keyless_endpoints(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint]:
     """Return the endpoints that can serve calls without a rollout's key, and those that must serve none."""
     return {
         name: endpoint
@@ -217,129 +271,44 @@ def with_address(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEndpoint
     }
 
 
-def judge_warnings(plan: EnvironmentPlan) -> Iterator[str]:
-    """Yield a line for each judge whose URL is set in the config itself: its calls do not go through the gateway."""
-    for item in plan.servers:
-        for path, value in walk(item.block):
-            leaf = path.rpartition(".")[2]
-            is_url = leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
-            if is_url and not interpolated(value) & {*plan.urls}:
-                yield (
-                    f"{path} of {item.name} is {value}: gymgate does not see these calls, and a failed one counts as "
-                    "failed only if the environment says so"
-                )
+def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
+    """Return all resources servers, and all agents or, with `agent`, this agent and those that it refers to."""
+    servers = {server.name: server for server in _started(config, AGENTS, RESOURCES)}
+    if agent is None:
+        return [*servers.values()]
+    agents = sorted(server.name for server in servers.values() if server.kind == AGENTS)
+    if agent not in agents:
+        raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(agents) or 'none'}")
+    names = [agent]
+    for name in names:  # which grows meanwhile
+        names += sorted(_named(servers[name]) - {*names}) if name in servers else []
+    return [server for server in servers.values() if server.kind == RESOURCES or server.name in names]
 
 
-def _url_judges(plan: EnvironmentPlan) -> Iterator[tuple[str, str]]:
-    """Yield the judges that servers call by a URL, each with the setting that holds it."""
-    for item in plan.servers:
-        own_process = plan.strategies.get(item.name) == "process"
-        own = gym_config.policy_urls(item, plan.urls) if own_process else set()
-        for path, value in walk(item.block):
-            for key in interpolated(value) if isinstance(value, str) else ():
-                if key in plan.urls and key not in own and "judge" in f"{path} {key}":
-                    yield key, f"{path} of {item.name}"
+def _started(config: Node, *kinds: str) -> list[ServerInstance]:
+    """Return the servers of these kinds, or of every kind, that NeMo Gym would start, in the config's order."""
+    return [server for server in servers_of(config, *kinds) if server.entrypoint]
 
 
-def model_servers(plan: EnvironmentPlan) -> list[str]:
-    """Return every model server that the gateway answers for."""
-    own_judge = [POLICY_AS_JUDGE] if gym_config.is_own_judge(plan.config) else []
-    return [*gym_config.model_servers(plan.config), *plan.urls, *own_judge]
+def _named(server: ServerInstance) -> set[str]:
+    """Return the names of the servers that a server refers to."""
+    return {name for _, _, name in references(server.block)}
 
 
-def link_programs(plan: EnvironmentPlan, context: EnvironmentContext, logs: Path) -> None:
-    """Link each agent's command, in the version of its settings. Blocks, for about 15 s where npm installs one."""
-    for instance in plan.servers:
-        if instance.name in plan.agents:
-            directory = _commands(logs, instance)
-            shutil.rmtree(directory, ignore_errors=True)  # an earlier stack's
-            command = npm.ensure_agent_command(instance.type, instance.block, context.progress)
-            if command is not None:
-                directory.mkdir(parents=True)
-                (directory / command.name).symlink_to(command)
+def _placed(server: ServerInstance, port: int, *, host: str = LOOPBACK, **settings: Any) -> Node:
+    """Return a server's entry in the config with its address; a model server, which nobody starts, without entrypoint."""
+    block = {**server.block, **settings, "host": host, "port": port}
+    if server.kind == MODELS:
+        del block["entrypoint"]
+    if "num_workers" in block:
+        block["num_workers"] = 1  # each of its processes is a server with one
+    return {server.kind: {server.type: block}}
 
 
-def _commands(logs: Path, instance: ServerInstance) -> Path:
-    """Return the directory that precedes an agent's PATH: two agents may run one command in different versions."""
-    return logs / "commands" / gym_config.file_name(instance.name)
-
-
-async def server_config(
-    plan: EnvironmentPlan,
-    context: EnvironmentContext,
-    fork_server: ForkServerClient,
-    ports: Mapping[str, int],
-    port_for: Callable[[str], Awaitable[int]],
-    labels: Mapping[str, str],
-    policy_host: str = LOOPBACK,
-) -> dict[str, Any]:
-    """Return the config for servers at these ports. Their model servers are at the gateway's ports that `port_for` gives,
-    their Docker containers get `labels`, and the policy is reached at `policy_host`."""
-    models = {name: await port_for(name) for name in model_servers(plan)}
-    ray = await fork_server.ray_address(context.progress) if plan.ray else None
-    config = gym_config.with_ports(
-        plan.config,
-        ports,
-        models,
-        ray,
-        policy_host=policy_host,
-        # it names no rollout to resources servers; other releases may have another setting
-        capture=not labels and context.runtime.version in SUPPORTED_NEMO_GYM,
-    )
-    return with_labels(config, labels) if labels else config
-
-
-def policy_host(plan: EnvironmentPlan, context: EnvironmentContext) -> str:
-    """Return the address at which an environment's agents reach the policy, as URLs have it.
-
-    Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
-    """
-    by_url = all(strategy == "url" for strategy in plan.strategies.values())
-    if context.config.gateway_host is not None and not by_url:
-        context.progress(
-            "warning: gateway_host has no effect: an agent does not put the rollout's key into its URL"
-        )
-    host = (context.config.gateway_host if by_url else None) or LOOPBACK
-    return f"[{host}]" if ":" in host else host
-
-
-async def container_labels(plan: EnvironmentPlan, context: EnvironmentContext) -> dict[str, str]:
-    """Return labels for the Docker containers of servers that are about to start; empty if they start none."""
-    return await asyncio.to_thread(context.containers.new_labels) if starts_containers(plan) else {}
-
-
-def starts_containers(plan: EnvironmentPlan) -> bool:
-    """Whether servers of an environment make their sandboxes with Docker."""
-    return plan.own_docker or any(name == DOCKER for name, _ in providers_of(plan.config))
-
-
-async def start_server(
-    plan: EnvironmentPlan,
-    fork_server: ForkServerClient,
-    logs: Path,
-    instance: ServerInstance,
-    name: str,
-    config: dict[str, Any],
-    labels: Mapping[str, str],
-) -> Child:
-    """Start a server under a name, which its log has too; its containers get `labels`. It does not listen yet."""
-    return await fork_server.serve(
-        name,
-        logs / f"{gym_config.file_name(name)}.log",
-        directory=str(plan.directories[instance.name]),
-        entrypoint=instance.entrypoint,
-        instance=instance.name,
-        config=config,
-        ray=instance.name in plan.ray,
-        commands=str(_commands(logs, instance)),
-        labels=dict(labels),
-        rollout_label=ROLLOUT,
-    )
-
-
-def _working_directory(fallback: Path) -> Path:
-    """Return the daemon's working directory, which was the SDK process's; it may have been removed."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return fallback
+def _judged_by_policy(node: Any) -> Any:
+    """Return a block in which references to the policy's model server name its stand-in for judges."""
+    if isinstance(node, dict):
+        if node.get("type") == MODELS and node.get("name") == POLICY:
+            return {**node, "name": POLICY_AS_JUDGE}
+        return {key: _judged_by_policy(child) for key, child in node.items()}
+    return [_judged_by_policy(child) for child in node] if isinstance(node, list) else node

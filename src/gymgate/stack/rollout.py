@@ -20,7 +20,7 @@ from gymgate.http_client import HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
 from gymgate.rollout.outcome import asked_policy
 from gymgate.stack.agent_processes import AgentProcess
-from gymgate.stack.environment import Generation, RunningEnvironment
+from gymgate.stack.environment import RunningEnvironment, ServerSet
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.protocol import Reply
 from gymgate.stack.wire import pack_rollout
@@ -148,7 +148,7 @@ class RolloutRun:
     async def _in_process(self, stack: RunningStack) -> None:
         """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
         if self.environment.state == "down":
-            await self.environment.generation()  # raises the reason
+            await self.environment.server_set()  # raises the reason
         self.waits_for = f"a free process of agent {self.agent!r}; raise --agent-processes (agent_processes) or the timeout"
         async with self.environment.agent_processes[self.agent].lease(self.route) as process:
             await self._while_alive(process, self._on_servers(stack, process.port))
@@ -160,14 +160,14 @@ class RolloutRun:
         )
         async with stack.file_limit:
             self.waits_for = "the environment's servers"
-            generation = await self.environment.generation()
+            servers = await self.environment.server_set()
             agent_port = contextlib.nullcontext(port) if port else self.environment.agent_port(self.agent)
             judges = stack.gateway.keyless.judges.shared_with(self.route.judges, self.environment.judges)
             with judges, agent_port as number:
                 url = f"http://{LOOPBACK}:{number}/run"
-                await self._while_alive(generation, self.post(stack.client, url))
+                await self._while_alive(servers, self.post(stack.client, url))
 
-    async def _while_alive(self, servers: Generation | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
+    async def _while_alive(self, servers: ServerSet | AgentProcess, work: Coroutine[Any, Any, None]) -> None:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""
         task = asyncio.current_task()
         assert task is not None
@@ -182,7 +182,7 @@ class RolloutRun:
             self._fail(servers.error)
         finally:
             servers.users.pop(task, None)
-            if isinstance(servers, Generation):
+            if isinstance(servers, ServerSet):
                 if self.fields.get("result") is None:
                     self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)
                 self.environment.remove_unclaimed(servers)

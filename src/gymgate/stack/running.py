@@ -8,27 +8,24 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from gymgate.catalog.resolve import provider_in
-from gymgate.catalog.sandboxes import sandbox_block
 from gymgate.config import SUPPORTED_NEMO_GYM, EnvironmentConfig, StackConfig
-from gymgate.errors import ConfigError, NeedMissingError, StackStartError
+from gymgate.errors import ConfigError, StackStartError
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.server import Gateway
 from gymgate.runtime import Runtime, ensure_runtime, open_catalog
 from gymgate.runtime.command import Progress
-from gymgate.runtime.sandboxes import provider_requirements, undeclared_variables
 from gymgate.stack import forkserver
 from gymgate.stack.containers import Containers
-from gymgate.stack.environment import RunningEnvironment
+from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
+from gymgate.stack.needs import sandbox_requirements
 from gymgate.stack.paths import remove_ray_directories
-from gymgate.stack.plan import EnvironmentContext, with_address
+from gymgate.stack.plan import keyless_endpoints
 from gymgate.stack.rollout import new_client
 from gymgate.task_groups import task_group
 
@@ -47,7 +44,9 @@ class RunningStack:
         self.config = config
         self.directory = directory
         self.environments: dict[str, RunningEnvironment] = {}
-        self.gateway = Gateway(judges=with_address(dict(config.models)), sandbox_host=config.gateway_host)
+        self.gateway = Gateway(
+            judges=keyless_endpoints(dict(config.models)), sandbox_host=config.gateway_host
+        )
         self.client = new_client()
         self.file_limit = asyncio.Semaphore(max_rollouts())
         self._progress = progress
@@ -66,19 +65,17 @@ class RunningStack:
         resolved = await asyncio.to_thread(self._resolve)
         await self._exits.enter_async_context(self.gateway)
         await self._exits.enter_async_context(self.client)
+        context = StackContext(
+            self.config, self.directory, self.gateway, self._fork_servers, self._containers, self._progress
+        )
         for spec, files, runtime in resolved:
-            context = EnvironmentContext(
-                self.config,
-                runtime,
-                self._fork_servers,
-                self.gateway,
-                self.directory,
-                self._progress,
-                self._containers,
-            )
-            self.environments[spec.name] = RunningEnvironment(spec, files, context)
+            self.environments[spec.name] = RunningEnvironment(spec, files, runtime, context)
         if (timeout_s := self.config.hang_timeout_s) is not None:
-            self._watch_for_hangs(timeout_s)
+            environments, fork_servers = self.environments, self._fork_servers
+            watch = HangWatch(
+                lambda: processes_of(environments.values(), fork_servers.running(), timeout_s), timeout_s
+            )
+            self._exits.callback(asyncio.create_task(watch.run()).cancel)
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
         async with task_group() as group:
             starts = [group.create_task(_start(each, limit)) for each in self.environments.values()]
@@ -182,36 +179,11 @@ class RunningStack:
             self._asked_as.setdefault(environment.name, spec.name)
             chosen = environment.config(spec.config)
             runtime = base
-            own = _sandbox_requirements(spec, base, config.env_vars)
+            own = sandbox_requirements(spec, base, config.env_vars)
             if requirements := (*chosen.requirements, *own):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
             found.append((spec, chosen.all_files, runtime))
         return found
-
-    def _watch_for_hangs(self, timeout_s: float) -> None:
-        watch = HangWatch(
-            lambda: processes_of(self.environments.values(), self._fork_servers.running(), timeout_s),
-            timeout_s,
-        )
-        self._exits.callback(asyncio.create_task(watch.run()).cancel)
-
-
-def _sandbox_requirements(
-    spec: EnvironmentConfig, runtime: Runtime, env_vars: Sequence[str]
-) -> tuple[str, ...]:
-    """Return what the chosen sandbox provider needs installed. Raises `ConfigError` and `NeedMissingError`."""
-    if spec.sandbox is None:
-        return ()
-    provider = str(provider_in(sandbox_block(spec.sandbox, runtime.site)))
-    if unseen := undeclared_variables(provider, env_vars):
-        names = " ".join(f"--env-var {name}" for name in unseen)
-        raise NeedMissingError(
-            f"sandbox provider {provider!r} reads {' and '.join(unseen)}: set it and give {names}, in Python "
-            f"StackConfig(env_vars={tuple(unseen)!r})",
-            environment=spec.name,
-            need=", ".join(unseen),
-        )
-    return provider_requirements(provider)
 
 
 def max_rollouts() -> int:

@@ -8,22 +8,17 @@ What it keeps for all rollouts, such as a limit on its concurrency, each of its 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, TypeVar
 
-from gymgate.catalog.resolve import AGENTS, RESOURCES, ServerInstance, references, servers_of
+from gymgate.catalog.resolve import AGENTS, RESOURCES, references, servers_of
 from gymgate.errors import ConfigError
-from gymgate.stack.gym_config import own_modules
+from gymgate.stack.server_code import ServerCode
 
 T = TypeVar("T")
 
-_LIMITS_WORKERS = re.compile(r"\bself\.(?:config\.)?num_workers\b|\bnum_workers\s*:\s*Literal\[1\]")
 
-
-@dataclass(frozen=True)
-class Workers:
+class Workers(NamedTuple):
     """The number of processes of each of an environment's servers, from its `num_workers`."""
 
     counts: dict[str, int]
@@ -33,41 +28,40 @@ class Workers:
 
 
 def count_workers(
-    config: Mapping[str, Any],
-    servers: Sequence[ServerInstance],
-    directories: Mapping[str, Path],
-    in_processes: Collection[str],
-    agent_processes: int,
+    config: Mapping[str, Any], code: Mapping[str, ServerCode], own_process: Collection[str]
 ) -> Workers:
-    """Return how many processes each of these servers of a config has. Blocking: it reads the code of servers.
+    """Return how many processes each server has whose code is given.
 
-    An agent has at least as many as the resources servers that it names. Those in `in_processes` have one process per
-    rollout in place of workers, at most `agent_processes` at once. Raises `ConfigError` for a `num_workers` that is no number.
+    Agents in `own_process` have one process per rollout in place of workers. Raises `ConfigError` for a `num_workers`
+    that is no number.
     """
-    counts = {server.name: 1 for server in servers}
-    warnings = []
-    others = (
-        each for each in servers_of(config) if each.kind not in (AGENTS, RESOURCES) or not each.entrypoint
-    )
-    for server in (*servers, *others):
-        if (asked := _asked(server)) > 1:
-            if (reason := _reason_for_one(server, directories, in_processes)) is None:
-                counts[server.name] = asked
-            else:
-                warnings.append(f"{server.key}.num_workers={asked} has no effect: {reason}")
-    agents = [server for server in servers if server.kind == AGENTS]
-    for agent in agents:
-        named = (counts.get(name, 1) for _, kind, name in references(agent.block) if kind == RESOURCES)
-        wanted = max([counts[agent.name], *named])
-        if wanted > 1 and _reason_for_one(agent, directories, in_processes) is None:
-            counts[agent.name] = wanted
-    usable = max(agent_processes if each.name in in_processes else counts[each.name] for each in agents)
-    for server in servers:
-        if (count := counts[server.name]) > usable:
-            counts[server.name] = usable
-            warnings.append(
-                f"{server.key}.num_workers={count} has the effect of {usable}: no agent has more processes"
-            )
+    counts, warnings = dict.fromkeys(code, 1), []
+    agents = []
+    for server in servers_of(config):
+        value = server.block.get("num_workers")
+        try:
+            asked = max(int(value or 1), 1)
+        except (TypeError, ValueError):
+            raise ConfigError(f"{server.key}.num_workers is {value!r}; give a whole number") from None
+        reason = None
+        if not server.entrypoint:
+            reason = "the config has no server of this name with an entrypoint"
+        elif server.kind not in (AGENTS, RESOURCES):
+            reason = "gymgate's daemon answers in its place"
+        elif server.name in own_process:
+            reason = "it has one process per rollout; set agent_processes (--agent-processes)"
+        elif server.name not in code:
+            continue  # an agent that is not started
+        elif (file := code[server.name].limits_workers) is not None:
+            reason = f"its code limits it ({file})"
+        else:
+            counts[server.name] = asked
+            agents += [server] if server.kind == AGENTS else []
+        if reason and asked > 1:
+            warnings.append(f"{server.key}.num_workers={asked} has no effect: {reason}")
+    for agent in agents:  # with fewer, some workers of its resources servers would get no calls
+        named = (name for _, kind, name in references(agent.block) if kind == RESOURCES)
+        counts[agent.name] = max(counts[agent.name], *(counts.get(name, 1) for name in named), 1)
     return Workers(counts, tuple(warnings))
 
 
@@ -79,28 +73,4 @@ def worker_name(server: str, worker: int, count: int) -> str:
 def workers_of(servers: Mapping[str, T], server: str) -> list[T]:
     """Return what a mapping by the names of processes holds of a server's workers."""
     numbered = re.compile(rf"{re.escape(server)}( worker \d+)?")
-    return [each for name, each in servers.items() if numbered.fullmatch(name)]
-
-
-def _asked(server: ServerInstance) -> int:
-    value = server.block.get("num_workers")
-    try:
-        return max(int(value or 1), 1)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{server.key}.num_workers is {value!r}; give a whole number") from None
-
-
-def _reason_for_one(
-    server: ServerInstance, directories: Mapping[str, Path], in_processes: Collection[str]
-) -> str | None:
-    """Return why a server has no more than one worker, if that is so."""
-    if not server.entrypoint:
-        return "the config has no server of this name with an entrypoint"
-    if server.kind not in (AGENTS, RESOURCES):
-        return "gymgate's daemon answers in its place"
-    if server.name in in_processes:
-        return "it has one process per rollout; set agent_processes (--agent-processes)"
-    for path in own_modules(directories[server.name]):
-        if _LIMITS_WORKERS.search(path.read_text(errors="replace")):
-            return f"its code limits it ({path.relative_to(directories[server.name].parent)})"
-    return None
+    return [value for name, value in servers.items() if numbered.fullmatch(name)]
