@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gymgate.stack.hangs import HangWatch, Watched, ask_http, ticks_of
+from gymgate.stack.hangs import HangWatch, Watched, ticks_of
+from gymgate.stack.ports import until_answer
 
 PROGRAM = """
 import signal, socket, subprocess, sys, time
@@ -69,7 +70,7 @@ class Process:
 
     async def ask(self) -> None:
         self.asked += 1
-        await ask_http(self._port)
+        await until_answer(self._port)
 
     async def looks(self, count: int, passed_s: float = GIVEN_S / 2) -> None:
         """So many looks; one that replies is given the time for it between them."""

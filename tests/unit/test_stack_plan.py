@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 
 from gymgate.catalog import ServerInstance
 from gymgate.config import EnvironmentConfig, Routing, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, ServerDiedError, StackStartError
 from gymgate.stack import plan
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.plan import EnvironmentPlan
+from gymgate.stack.running import RunningStack
 from gymgate.stack.server_code import ServerCode
 
 
@@ -75,3 +77,20 @@ async def test_an_agent_whose_calls_go_elsewhere_is_refused_at_the_start(
     with pytest.raises(ConfigError, match=r"'solver'.*model of its own by a URL.*model_server") as refused:
         await made(tmp_path, {"base_url": "https://model.example.com/v1"}, routing)
     assert "\n" not in str(refused.value)
+
+
+async def test_rows_for_an_environment_whose_config_was_not_read_get_the_reason(tmp_path: Path) -> None:
+    """While others of its stack serve; a parser that ends early is no mistake of the caller."""
+
+    async def client(python: Path) -> Any:
+        raise StackStartError("the fork server is gone")
+
+    stack = RunningStack(StackConfig(environments=("e",)), tmp_path, lambda _: None)
+    shared = replace(context(tmp_path, {}), fork_servers=SimpleNamespace(client=client))
+    runtime: Any = SimpleNamespace(version="9.9.9", site=tmp_path, python=tmp_path)
+    environment = RunningEnvironment(EnvironmentConfig(name="e"), [tmp_path / "e.yaml"], runtime, shared)
+    stack.environments["e"] = environment
+    with pytest.raises(StackStartError):
+        await environment.start()
+    with pytest.raises(ServerDiedError, match="the fork server is gone"):
+        stack.choose("e", None)

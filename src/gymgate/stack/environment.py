@@ -156,8 +156,9 @@ class RunningEnvironment:
 
     @property
     def plan(self) -> EnvironmentPlan:
-        """What it starts, once its config is read."""
-        assert self._plan is not None
+        """What it starts. Raises `ServerDiedError` if its config could not be read."""
+        if self._plan is None:
+            raise self._down()
         return self._plan
 
     @property
@@ -169,10 +170,6 @@ class RunningEnvironment:
     def judges(self) -> frozenset[str]:
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         return self._plan.judges if self._plan else frozenset()
-
-    @property
-    def default_agent(self) -> str | None:
-        return self._plan.default_agent if self._plan else None
 
     def strategy(self, agent: str) -> Strategy:
         """Return how the keys of an agent's rollouts reach its model calls. Raises `ConfigError` if they cannot."""

@@ -10,17 +10,17 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from gymgate.stack.children import Child
 from gymgate.stack.environment import RunningEnvironment
 from gymgate.stack.forkserver import descendants, helpers_of, stat
 from gymgate.stack.forkserver_client import ForkServerClient
-from gymgate.stack.ports import LOOPBACK
+from gymgate.stack.ports import until_answer
 
 MAX_INTERVAL_S = 10.0
 """Between looks; a tenth of the timeout, if that is less."""
@@ -29,7 +29,6 @@ FORK_SERVER_S = 60.0
 IDLE_SHARE = 0.001
 """Share of a processor that counts as using none."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_REQUEST = b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ class Watched(NamedTuple):
     """Identifies it from one look to the next."""
     pid: int
     timeout_s: float
-    ask: Callable[[], Awaitable[object]]
+    ask: Callable[[], Coroutine[Any, Any, object]]
     """Returns once the process has answered anything; raises if it could not be asked."""
     kill: Callable[[str], object]
     """Takes the reason, for errors."""
@@ -74,12 +73,8 @@ def processes_of(
         yield Watched(each, each.process.pid, timeout, each.ping, each.kill_itself, alone=True)
     for environment in environments:
         for child, port, needed in environment.watched():
-            ask, kill = partial(ask_http, port), partial(_kill, child)
+            ask, kill = partial(until_answer, port), partial(child.kill, signal.SIGKILL)
             yield Watched(child, child.pid, timeout_s, ask, kill, needed)
-
-
-def _kill(child: Child, reason: str) -> None:
-    child.kill(reason=reason)
 
 
 class HangWatch:
@@ -131,31 +126,17 @@ class HangWatch:
         """Ask a process, unless its last question is open; false if that is so, or if it could not be asked last time."""
         question = self._questions.get(each.process)
         if question is None or question.is_answered:
-            self._questions[each.process] = _Question(_task(each.ask))
+            self._questions[each.process] = _Question(_ask(each))
             return True
         if question.asked.done():
-            question.asked = _task(each.ask)
+            question.asked = _ask(each)
         return False
 
 
-def _task(ask: Callable[[], Awaitable[object]]) -> asyncio.Task[object]:
-    async def asked() -> object:
-        return await ask()
-
-    task = asyncio.create_task(asked())
+def _ask(process: Watched) -> asyncio.Task[object]:
+    task = asyncio.create_task(process.ask())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next look reads it
     return task
-
-
-async def ask_http(port: int) -> None:
-    """Return when the server on a loopback port has answered a request, with any status."""
-    reader, writer = await asyncio.open_connection(LOOPBACK, port)
-    try:
-        writer.write(_REQUEST)
-        if not await reader.readline():
-            raise ConnectionResetError(f"no answer on port {port}")
-    finally:
-        writer.close()
 
 
 def ticks_of(pid: int, *, alone: bool = False) -> int:

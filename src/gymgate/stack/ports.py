@@ -1,4 +1,4 @@
-"""Ports that this process holds for its children, and who listens on them in the kernel's tables."""
+"""Ports that this process holds for its children, and whether these listen and answer there."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 _LISTEN = "0A"
+_REQUEST = b"HEAD / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class HeldPort:
@@ -30,6 +31,17 @@ class HeldPort:
     def close(self) -> None:
         """Release the port. Idempotent."""
         self._socket.close()
+
+
+async def until_answer(port: int) -> None:
+    """Return when the server on a loopback port has answered a request, with any status. Raises `OSError` if it breaks off."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(_REQUEST)
+        if not await reader.readline():
+            raise ConnectionResetError(f"no answer on port {port}")
+    finally:
+        writer.close()
 
 
 async def listens(pid: int, port: int) -> bool:

@@ -35,6 +35,7 @@ RESERVED_FILES = 64
 FILES_PER_ROLLOUT = 6
 """Sockets that one rollout can hold in the daemon or in its agent's server, which has the same limit."""
 STOP_TIMEOUT_S = 2.5
+"""For an orderly end of the servers; then everything below this process is killed."""
 
 
 class RunningStack:
@@ -78,7 +79,7 @@ class RunningStack:
             self._exits.callback(asyncio.create_task(watch.run()).cancel)
         limit = asyncio.Semaphore(STARTING_AT_ONCE)
         async with task_group() as group:
-            starts = [group.create_task(_start(each, limit)) for each in self.environments.values()]
+            starts = [group.create_task(_start(item, limit)) for item in self.environments.values()]
         failures = [failure for start in starts if (failure := start.result()) is not None]
         if len(failures) == len(starts):
             raise failures[0]
@@ -90,8 +91,8 @@ class RunningStack:
     def _refuse_unknown_judges(self) -> None:
         """Raise `ConfigError` for an endpoint of a judge that no environment has. With `"*"`, a config may name any."""
         judges = {name for environment in self.environments.values() for name in environment.judges}
-        given = [name for name, _ in self.config.models]
-        if "*" not in given and (unknown := {*given} - judges):
+        named = {name for name, _ in self.config.models}
+        if "*" not in named and (unknown := named - judges):
             there = f"there are {', '.join(sorted(judges))}" if judges else "its environments have none"
             raise ConfigError(f"no judge {min(unknown)!r} in this stack: {there} (--judge, in Python models)")
 
@@ -122,17 +123,17 @@ class RunningStack:
         return {
             "pid": os.getpid(),
             "directory": str(self.directory),
-            "fork_servers": [each.process.pid for each in self._fork_servers.running()],
+            "fork_servers": [client.process.pid for client in self._fork_servers.running()],
             "rollouts": len(self.gateway.routes),
             "calls": self.gateway.in_flight,
             "replicas": self.gateway.replicas,
-            "environments": {name: item.describe() for name, item in self.environments.items()},
+            "environments": {name: environment.describe() for name, environment in self.environments.items()},
         }
 
     def choose(self, environment: str | None, agent: str | None) -> tuple[RunningEnvironment, str]:
         """Return the environment and agent of these names; where one is `None`, the default.
 
-        Raises `ConfigError` if there is none of that name, or several.
+        Raises `ConfigError` if there is none of that name, or several, `ServerDiedError` if its config could not be read.
         """
         candidates = [*self.environments.values()]
         if environment is not None:
@@ -143,21 +144,18 @@ class RunningStack:
             candidates = [self.environments[name]]
         if agent is None:
             if len(candidates) > 1:
-                names = ", ".join(each.name for each in candidates)
+                names = ", ".join(candidate.name for candidate in candidates)
                 raise ConfigError(
                     f"the row has no agent_ref and could go to any of {names}; name the environment"
                 )
-            default = candidates[0].default_agent
-            assert default is not None
-            return candidates[0], default
-        found = [each for each in candidates if agent in each.agents]
-        if len(found) == 1:
-            return found[0], agent
-        if found:
-            raise ConfigError(
-                f"agent {agent!r} is in {', '.join(e.name for e in found)}; name the environment"
-            )
-        known = ", ".join(sorted(name for each in candidates for name in each.agents))
+            return candidates[0], candidates[0].plan.default_agent
+        having = [candidate for candidate in candidates if agent in candidate.agents]
+        if len(having) == 1:
+            return having[0], agent
+        if having:
+            names = ", ".join(candidate.name for candidate in having)
+            raise ConfigError(f"agent {agent!r} is in {names}; name the environment")
+        known = ", ".join(sorted(name for candidate in candidates for name in candidate.agents))
         where = f"environment {environment!r}" if environment else "this stack"
         raise ConfigError(f"agent {agent!r} is not in {where}; there is {known}")
 
@@ -173,17 +171,17 @@ class RunningStack:
             self._progress(
                 f"warning: gymgate is not tested with nemo-gym {base.version}, only with {tested}; trying it"
             )
-        found = []
+        resolved = []
         for spec in config.environments:
             environment = catalog.find(spec.name, spec.config)
             self._asked_as.setdefault(environment.name, spec.name)
             chosen = environment.config(spec.config)
             runtime = base
-            own = sandbox_requirements(spec, base, config.env_vars)
-            if requirements := (*chosen.requirements, *own):
+            of_sandbox = sandbox_requirements(spec, base, config.env_vars)
+            if requirements := (*chosen.requirements, *of_sandbox):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
-            found.append((spec, chosen.all_files, runtime))
-        return found
+            resolved.append((spec, chosen.all_files, runtime))
+        return resolved
 
 
 def max_rollouts() -> int:
