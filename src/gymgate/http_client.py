@@ -40,6 +40,8 @@ from yarl import URL
 CONNECT_TIMEOUT_S = 30.0
 KEEPALIVE_S = 4.0
 """How long an idle connection is kept. Servers behind uvicorn close one after 5 s, perhaps under a request."""
+VANISHED_S = 15
+"""A machine whose kernel acknowledges nothing for this long has vanished. The process there may take as long as it wants."""
 MAX_BODY = 128 << 20
 """Bytes of one answer, after it was inflated, and of one request to the gateway."""
 MAX_HEAD = 64 << 10
@@ -52,6 +54,7 @@ _COUNT = array.array("i", [0])
 _INFLATED_AT_ONCE = 1 << 20
 _DEFLATED_AT_ONCE = 16 << 10
 """Bytes between two turns of the event loop."""
+_VANISHED = f"nothing was acknowledged for {VANISHED_S} s"
 _UNASKED = "it sent an answer before it had got the request"
 _IDLE_TOO_LONG = (b"HTTP/1.1 408", b"HTTP/1.0 408")
 """What load balancers say before they close an idle connection; it answers no request."""
@@ -310,11 +313,12 @@ class _Connection(asyncio.Protocol):
         self._status = self._received = self._head_size = self._size = 0
         answer: asyncio.Future[Response] = loop.create_future()
         self._answer = answer
-        timer = None if timeout_s is None else loop.call_later(timeout_s, self._fail, TimeoutError())
+        timers = [] if timeout_s is None else [loop.call_later(timeout_s, self._fail, TimeoutError())]
         self.transport.writelines((head, body))
         if not self._is_near:
             waiting = _unacknowledged(self._fd)
             self._unacknowledged = waiting if waiting >= len(head) + len(body) else 0
+            timers.append(loop.call_later(VANISHED_S, self._check_acknowledged, waiting))
         try:
             return await answer
         except BaseException:
@@ -322,7 +326,7 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             self._answer = None
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
 
     async def tunnel(self, head: bytes) -> None:
@@ -344,6 +348,8 @@ class _Connection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=0)
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._is_near = is_loopback(transport.get_extra_info("peername")[0])  # acknowledges at once
+        if not self._is_near:
+            _keep_alive(transport.get_extra_info("socket"))
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._lost = False
@@ -422,6 +428,14 @@ class _Connection(asyncio.Protocol):
             self.reusable = self._parser.should_keep_alive() and not self.transport.get_write_buffer_size()
             self._finish()
 
+    def _check_acknowledged(self, sent: int) -> None:
+        """End the connection if not a byte of the request was acknowledged. Keepalive begins only after acknowledged bytes.
+
+        `TCP_USER_TIMEOUT` would also end the connection to a live server that reads a long request late.
+        """
+        if sent and _unacknowledged(self._fd) >= sent:
+            self._fail(DroppedError(_VANISHED))
+
     def _finish(self) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(Response(self._status, self._headers, self._body.getvalue()))
@@ -430,6 +444,15 @@ class _Connection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
         self.abort()
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Let the kernel end the connection if the other machine vanishes while this one waits for an answer."""
+    interval_s = VANISHED_S // 5
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2 * interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _unacknowledged(fd: int) -> int:

@@ -58,33 +58,33 @@ class HostileServer:
     def __init__(self, script: Script, *, receive_buffer: int | None = None) -> None:
         self.connections = 0
         self._script = script
-        self._open: list[socket.socket] = []
+        self.open: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._listener = socket.socket()
+        self.listener = socket.socket()
         if receive_buffer is not None:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._listener.bind(("127.0.0.1", 0))
-        self._listener.listen(64)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+            self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.listener.bind(("127.0.0.1", 0))
+        self.listener.listen(64)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
         self._start(self._accept)
 
     def close(self) -> None:
         """End all connections and threads."""
-        for each in (self._listener, *self._open):
+        for each in (self.listener, *self.open):
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(WAIT_S)
-        for each in (self._listener, *self._open):
+        for each in (self.listener, *self.open):
             each.close()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = self._listener.accept()
+                connection, _ = self.listener.accept()
                 connection.settimeout(WAIT_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._open.append(connection)
+                self.open.append(connection)
                 peer = Peer(connection, self.connections)
                 self.connections += 1
                 self._start(lambda peer=peer: self._play(peer))
