@@ -1,12 +1,18 @@
-"""A policy server of its own process, to be stopped or killed: prints its port, answers chat completions."""
+"""A policy server of its own process, to be killed: prints its port, answers chat completions.
+
+After SIGUSR1 it looks like one on a node that has vanished.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import signal
 
 from aiohttp import web
+
+from support.vanishing import vanish_process
 
 LATENCY_S = float(os.environ.get("LATENCY_S", "0.02"))
 count = 0
@@ -28,7 +34,9 @@ async def handle(request: web.BaseRequest) -> web.Response:
 
 async def main() -> None:
     port = int(os.environ.get("PORT", "0"))
-    listener = await asyncio.get_running_loop().create_server(web.Server(handle), "127.0.0.1", port)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(web.Server(handle), "127.0.0.1", port)
+    loop.add_signal_handler(signal.SIGUSR1, vanish_process)
     print(listener.sockets[0].getsockname()[1], flush=True)
     await asyncio.Event().wait()
 

@@ -175,7 +175,10 @@ def collection_of(plan: RolloutPlan, output: Path, policy: HTTPEndpoint) -> Coll
 
 async def start(port: int) -> tuple[asyncio.subprocess.Process, int]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(PROGRAM), stdout=asyncio.subprocess.PIPE, env={"PORT": str(port)}
+        sys.executable,
+        str(PROGRAM),
+        stdout=asyncio.subprocess.PIPE,
+        env={"PORT": str(port), "PYTHONPATH": str(PROGRAM.parents[1])},
     )
     assert process.stdout is not None
     return process, int(await process.stdout.readline())

@@ -107,7 +107,6 @@ class Gateway:
         raise_file_limit()
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self._client)
-            exits.push_async_callback(self._close_pools)
             self._exits = exits
             keyless = {
                 name: None
@@ -259,10 +258,6 @@ class Gateway:
     async def _close_routes(self) -> None:
         routes = [*self.routes.values(), self.keyless]
         await asyncio.gather(*(route.close() for route in routes))
-
-    async def _close_pools(self) -> None:
-        for pool in self._pools.values():
-            await pool.close()
 
 
 def _server(handler: Handler) -> web.Server:

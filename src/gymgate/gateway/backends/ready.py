@@ -19,16 +19,10 @@ REMIND_S = 30.0
 
 async def answers(url: str, client: HTTPClient) -> bool:
     """Whether the URL answers with anything but a status of 5xx; a refusal (a missing key) is an answer."""
-    return await unreadiness(url, client) is None
+    return isinstance(await _ask(url, client), Response)
 
 
-async def unreadiness(url: str, client: HTTPClient) -> str | None:
-    """Say in a few words why a URL is not ready to be used; `None` if it is."""
-    answer = await _probe(url, client)
-    return answer if isinstance(answer, str) else None
-
-
-async def _probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
+async def _ask(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
     """Return the answer to a GET, or why the URL is not ready to be used."""
     try:
         response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
@@ -58,7 +52,7 @@ async def wait_until_ready(
     headers = request_headers(endpoint)
     async with HTTPClient() as client:
         while True:
-            results = await asyncio.gather(*(_probe(f"{url}/models", client, headers) for url in missing))
+            results = await asyncio.gather(*(_ask(f"{url}/models", client, headers) for url in missing))
             results_by_url = dict(zip(missing, results, strict=True))
             missing = {url: result for url, result in results_by_url.items() if isinstance(result, str)}
             answered |= {url: result for url, result in results_by_url.items() if not isinstance(result, str)}
