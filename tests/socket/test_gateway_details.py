@@ -48,9 +48,9 @@ async def test_a_replay_says_that_a_tool_answered_otherwise_than_recorded(
 ) -> None:
     asked = [{"role": "user", "content": "q"}, CALL]
     call = await record_of(recording(tmp_path), [*asked, output("otherwise")], bodies=bodies)
-    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "tool_output_differs": True}
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "loose"}
     call = await record_of(recording(tmp_path), [*asked, output("recorded")], bodies=bodies)
-    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1}
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "exact"}
 
 
 async def test_an_http_endpoint_says_its_replica_and_its_retries() -> None:

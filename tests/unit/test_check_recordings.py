@@ -239,12 +239,13 @@ async def test_judges_that_are_asked_at_once_are_told_apart_by_what_they_are_ask
 def test_a_record_of_an_own_shape_is_read_with_the_row_that_it_names(tmp_path: Path) -> None:
     row = {"responses_create_params": ask("who?"), "source": {"id": "x-7"}}
     shape = {"row": "made_from", "said": "words"}
-    line = json.dumps({"made_from": "x-7", "words": "she", "reward": 0.5}).encode()
-    made = json.loads(as_rollout(line, shape, [{"responses_create_params": ask("what?")}, row]))
+    line = {"made_from": "x-7", "words": "she", "reward": 0.5}
+    made = as_rollout(line, shape, [{"responses_create_params": ask("what?")}, row])
     assert (made["response"]["output"][0]["content"], made["reward"]) == ("she", 0.5)
     assert made["responses_create_params"] == ask("who?")
     assert as_rollout(line, shape, []) == line
-    assert as_rollout(b"<PLACEHOLDER>", shape, [row]) == b"<PLACEHOLDER>"
+    assert as_rollout(line, None, [row]) == line
+    assert as_rollout(["she"], shape, [row]) == ["she"]
 
 
 def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:

@@ -107,8 +107,25 @@ def test_malformed_records_name_file_and_line(tmp_path: Path, bad: str, what: st
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot read recorded rollouts .*none\.jsonl: No such file"):
+    with pytest.raises(DataError) as caught:
         recorded_rollouts([tmp_path / "none.jsonl"])
+    assert caught.value.path == str(tmp_path / "none.jsonl")
+
+
+def test_no_number_of_a_record_changes(tmp_path: Path) -> None:
+    """An id beyond 64 bits, in the record and so in the row that is made of it."""
+    (recording,) = recordings(tmp_path / "r.jsonl", record([U], [A], task_id=12345678901234567890123))
+    assert recording.row["task_id"] == 12345678901234567890123
+
+
+def test_a_list_of_broken_lines_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(f"<PLACEHOLDER ROW>\n{json.dumps(record([U], [A]))}\n[]\n")
+    broken: list[DataError] = []
+    (recording,) = recorded_rollouts([tmp_path / "none.jsonl", tmp_path / "r.jsonl"], broken=broken)
+    assert (recording.line, recording.index) == (2, 0)
+    assert [(Path(str(error.path)).name, error.line) for error in broken] == [
+        ("none.jsonl", None), ("r.jsonl", 1), ("r.jsonl", 3),
+    ]  # fmt: skip
 
 
 def row(given: Any, **fields: Any) -> dict[str, Any]:
@@ -190,7 +207,7 @@ def test_a_line_of_a_run_with_bodies_has_the_turns_that_were_asked_for(tmp_path:
     assert second.output[0]["content"][0]["text"] == "b"
     assert recording.response["model"] == "m"
     found = ReplayIndex([recording]).find({"input": second.prompt})
-    assert (found.turn, found.tool_output_differs) == (1, False)
+    assert (found.turn, found.kind) == (1, "exact")
 
 
 def test_an_answer_that_came_translated_is_read_as_the_endpoint_gave_it(tmp_path: Path) -> None:
@@ -207,7 +224,8 @@ def test_a_run_on_disk_answers_as_the_recordings_that_it_replayed() -> None:
     run = recorded_rollouts([earlier / "run" / "rollouts.jsonl"])
     assert [len(each.steps) for each in run] == [1, 2, 2, 2]  # its numbers of policy calls
     for step in (step for each in run for step in each.steps):
-        match = index.find({"input": step.prompt}, strict=True)
+        match = index.find({"input": step.prompt})
+        assert match.kind == "exact"
         assert blocks_of(match.step.output)[0].said() == blocks_of(step.output)[0].said()
 
 

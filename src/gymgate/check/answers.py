@@ -6,16 +6,15 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.check.known import known
 from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError, UnknownConversationError
 from gymgate.gateway.backends.callable import CallableBackend
 from gymgate.gateway.replay.backend import recorded_answer, response_object
-from gymgate.gateway.replay.conversation import Block, Item, blocks_of, exact_key, items_of
-from gymgate.gateway.replay.index import Match, ReplayIndex
+from gymgate.gateway.replay.conversation import Item, blocks_of, exact_key, items_of
+from gymgate.gateway.replay.index import ReplayIndex
 from gymgate.gateway.replay.recording import Recording
 from gymgate.gateway.server import Gateway
 
@@ -100,8 +99,8 @@ class RecordedJudge:
 def _fits(output: Sequence[Item], question: str) -> bool:
     """Whether the answer is a JSON object whose every field the question names."""
     try:
-        fields = orjson.loads(output[-1].get("content", ""))
-    except (orjson.JSONDecodeError, TypeError):
+        fields = codec.loads(output[-1].get("content", "").encode())
+    except (ValueError, AttributeError):
         return False
     return isinstance(fields, dict) and all(name in question for name in fields)
 
@@ -129,30 +128,9 @@ class RecordedPolicy:
         try:
             return recorded_answer(self._index.find(request), request)
         except UnknownConversationError:
-            if (match := self._find_longer(request)) is not None:
-                return recorded_answer(match, request)
             if not self._judge.can_answer:
                 raise
             return await self._judge(request)
-
-    def _find_longer(self, request: dict[str, Any]) -> Match | None:
-        """The turn before which the record holds only the beginnings of the environment's messages."""
-        got = blocks_of(items_of(request))
-        for recording in self._index.recordings:
-            for turn, step in enumerate(recording.steps):
-                if begins(got, blocks_of(step.prompt)):
-                    return Match(recording, turn, observation_missing=True)
-        return None
-
-
-def begins(got: Sequence[Block], recorded: Sequence[Block]) -> bool:
-    """Whether the assistant's messages are equal and all others begin with the recorded ones."""
-    return len(got) == len(recorded) and all(
-        one.said() == other.said()
-        if other.role == "assistant"
-        else one.role == other.role and one.text.startswith(other.text.rstrip())
-        for one, other in zip(got, recorded, strict=True)
-    )
 
 
 class OrderedPolicy:
@@ -222,7 +200,7 @@ def texts_at(node: Any, path: list[str]) -> Iterator[str]:
     object whose field starts so."""
     if not path:
         if node and isinstance(node, str | dict):
-            yield node if isinstance(node, str) else orjson.dumps(node).decode()
+            yield node if isinstance(node, str) else codec.dumps(node).decode()
         return
     head, *rest = path
     if head.startswith("*") and isinstance(node, list):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog import EnvConfig, Environment
 from gymgate.check.known import known
-from gymgate.errors import GymgateError
-from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollout
+from gymgate.errors import DataError
+from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
 from gymgate.rollout.row import agent_of
 
 DERIVED = ("materialized_inputs", "reward_profiling")
@@ -42,13 +42,15 @@ class RecordedRow:
 def read_recordings(environment: Environment) -> tuple[list[RecordedRow], list[str]]:
     """Every recorded rollout that can be read; and `file:line` of each that cannot, with the reason."""
     found: list[RecordedRow] = []
-    broken: list[str] = []
+    errors: list[DataError] = []
     for path in recording_files(environment):
         rows = packaged_rows(environment, near=path)
-        recordings = list(_readable(path, known()["shapes"].get(environment.name, {}), rows, broken))
+        shape = known()["shapes"].get(environment.name)
+        convert = partial(as_rollout, shape=shape, rows=rows)
+        recordings = recorded_rollouts([path], convert=convert, broken=errors)
         for recording, row in zip(recordings, pair_rows(recordings, rows), strict=True):
             found.append(RecordedRow(recording, row or as_row(recording, rows), row is not None))
-    return found, broken
+    return found, [error.message.replace(f"{Path(error.path or '').parent}/", "", 1) for error in errors]
 
 
 def recording_files(environment: Environment) -> list[Path]:
@@ -61,38 +63,20 @@ def recording_files(environment: Environment) -> list[Path]:
     ]
 
 
-def _readable(
-    path: Path, shape: dict[str, str], rows: Sequence[RowData], broken: list[str]
-) -> Iterator[Recording]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        broken.append(f"{path.name}: {error.strerror}")
-        return
-    for number, text in enumerate(lines, 1):
-        if text.strip():
-            try:
-                yield recorded_rollout(as_rollout(text, shape, rows) if shape else text, path, number)
-            except GymgateError as error:
-                broken.append(f"{path.name}:{number} {str(error).removeprefix(f'{path}:{number} ')}")
-
-
-def as_rollout(text: bytes, shape: dict[str, str], rows: Sequence[RowData]) -> bytes:
+def as_rollout(record: Any, shape: Mapping[str, str] | None, rows: Sequence[RowData]) -> Any:
     """A record of an environment's own format (`shapes` in `known.toml`) as a recorded rollout.
 
     It gets the row that holds the value of its field `row`, and its field `said` as the policy's message. Other
     records stay as they are.
     """
-    try:
-        record = orjson.loads(text)
-        value, said = str(record[shape["row"]]).encode(), record[shape["said"]]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return text
-    row = next((row for row in rows if value in orjson.dumps(row)), None)
+    if shape is None or not isinstance(record, dict) or not record.keys() >= {*shape.values()}:
+        return record
+    value = str(record[shape["row"]]).encode()
+    row = next((row for row in rows if value in codec.dumps(row)), None)
     if row is None:
-        return text
-    message = {"type": "message", "role": "assistant", "content": said}
-    return orjson.dumps({**row, **record, "response": {"output": [message]}})
+        return record
+    message = {"type": "message", "role": "assistant", "content": record[shape["said"]]}
+    return {**row, **record, "response": {"output": [message]}}
 
 
 def as_row(recording: Recording, packaged: Sequence[RowData]) -> RowData:
@@ -124,8 +108,8 @@ def _rows(path: Path) -> Iterator[RowData]:
         return
     for text in path.read_bytes().split(b"\n"):
         try:
-            row = orjson.loads(text)
-        except orjson.JSONDecodeError:
+            row = codec.loads(text)
+        except ValueError:
             continue
         if isinstance(row, dict) and isinstance(row.get("responses_create_params"), dict):
             yield row

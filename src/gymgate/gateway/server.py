@@ -41,8 +41,6 @@ KEEPALIVE_S = 3600.0
 READ_AHEAD = 1 << 20
 """Bytes of a body that may arrive before it is read. Bodies are read whole, and each pause costs a turn of the loop."""
 STOP_TIMEOUT_S = 2.0
-KEPT_REPLAYS = 32
-"""Number of recordings kept in memory for later rollouts."""
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger("gymgate.gateway.http")
@@ -92,8 +90,6 @@ class Gateway:
         self._judges = dict(judges or {})
         self._clock = clock
         self._ports: dict[str, SharedStart[int]] = {}
-        self._replays: dict[ReplayEndpoint, Backend] = {}
-        """The ones used last, the latest at the end."""
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
         self.keyless_policy_calls = 0
@@ -217,11 +213,7 @@ class Gateway:
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):
-            backend = self._replays.pop(endpoint, None) or ReplayBackend(endpoint.rollouts, endpoint.index)
-            self._replays[endpoint] = backend
-            if len(self._replays) > KEPT_REPLAYS:
-                del self._replays[next(iter(self._replays))]  # routes that use it keep it
-            return backend
+            return ReplayBackend(endpoint.rollouts, endpoint.index)
         if isinstance(endpoint, CallableEndpoint):
             raise ConfigError(
                 f"callable {endpoint.name!r} can be called only through the process that registered it"

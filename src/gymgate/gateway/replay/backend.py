@@ -1,25 +1,18 @@
-"""The replay policy as a backend: recorded or scripted turns, as the Responses objects a model server would return."""
+"""The replay policy as a backend: recorded turns, as the Responses objects a model server would return."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from gymgate.config import Dialect
-from gymgate.errors import UnknownConversationError
 from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.dialects import answers, with_usage_details
-from gymgate.gateway.replay.conversation import Item, is_policy_item, items_of
+from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
-
-ScriptTurn = str | Item | Sequence[Item]
-"""One scripted turn: a text, one output item or several."""
-Script = Sequence[ScriptTurn] | Callable[[list[Item]], ScriptTurn]
-
 
 _COUNTS = {"input_tokens", "output_tokens", "total_tokens"}
 
@@ -28,33 +21,18 @@ class ReplayBackend:
     """Answers a conversation with the policy's next turn in its recording.
 
     A conversation is identified by its content so far, so any number of rollouts, keyless ones included, share one
-    backend. Where only tool outputs differ from the recording, the recorded turn is given and the answer's details say
-    `tool_output_differs`. Raises `UnknownConversationError` for a conversation that no recording holds.
+    backend. The answer's details say whether it matches the recording exactly or loosely (`ReplayIndex`). Raises
+    `UnknownConversationError` for a conversation that no recording holds.
     """
 
     dialect: ClassVar[Dialect] = "responses"
     model: ClassVar[str] = "replay"
 
-    def __init__(
-        self, paths: Iterable[str | Path], index: int | None = None, *, strict: bool = False
-    ) -> None:
-        """Make a backend over JSONL files, which its first call reads.
-
-        `index` pins one recording (0-based, over all files); `strict` refuses a conversation in which a tool's
-        output differs from the recording.
-        """
+    def __init__(self, paths: Iterable[str | Path], index: int | None = None) -> None:
+        """Make a backend over JSONL files, which its first call reads. `index` pins one recording (0-based, over all files)."""
         self._paths = tuple(str(path) for path in paths)
         self._pinned = index
-        self._strict = strict
         self._index: ReplayIndex | None = None
-
-    @staticmethod
-    def script(turns: Script) -> ScriptBackend:
-        """Make a policy for tests: the n-th turn of a list, or what a function of the conversation returns.
-
-        In a list, n is the number of turns that the conversation already holds, those in its input included.
-        """
-        return ScriptBackend(turns)
 
     def preload(self) -> ReplayIndex:
         """Read the files now; `DataError` for a malformed one, `ConfigError` for a pinned index they lack."""
@@ -64,55 +42,10 @@ class ReplayBackend:
 
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
         index = self._index if self._index is not None else await asyncio.to_thread(self.preload)
-        match = index.find(body, strict=self._strict)
-        details = {"recording": match.recording.name, "index": match.recording.index, "turn": match.turn}
-        for note in ("tool_output_differs", "observation_missing"):
-            if getattr(match, note):
-                details[note] = True
+        match = index.find(body)
+        recording, turn = match.recording, match.turn
+        details = {"recording": recording.name, "index": recording.index, "turn": turn, "match": match.kind}
         return BackendAnswer(recorded_answer(match, body), details=details)
-
-
-class ScriptBackend:
-    """Answers from a script; see `ReplayBackend.script`."""
-
-    dialect: ClassVar[Dialect] = "responses"
-    model: ClassVar[str] = "replay"
-
-    def __init__(self, turns: Script) -> None:
-        self._turns = turns
-        self._calls = itertools.count()
-
-    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
-        conversation = items_of(body)
-        turn, number = _turns_taken(conversation), next(self._calls)
-        said = self._say(conversation, turn)
-        items: Sequence[Item] = (
-            [{"role": "assistant", "content": said}]
-            if isinstance(said, str)
-            else [said]
-            if isinstance(said, Mapping)
-            else said
-        )
-        answer = response_object(items, body, response_id=f"resp_script_{number}")
-        return BackendAnswer(answer, details={"turn": turn})
-
-    def _say(self, conversation: list[Item], turn: int) -> ScriptTurn:
-        if callable(self._turns):
-            return self._turns(conversation)
-        if turn >= len(self._turns):
-            raise UnknownConversationError(
-                f"scripted policy: asked for turn {turn + 1}, the script has {len(self._turns)}",
-                endpoint="script",
-                status_code=422,
-                retryable=False,
-            )
-        return self._turns[turn]
-
-
-def _turns_taken(conversation: list[Item]) -> int:
-    """Count the runs of the policy's own items: its turns, if the environment spoke after each."""
-    runs = itertools.groupby(conversation, key=is_policy_item)
-    return sum(1 for own, _ in runs if own)
 
 
 def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,10 +57,13 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
     recording, turn = match.recording, match.turn
     usage = recording.response.get("usage") if len(recording.steps) == 1 else None
     response, last = recording.response, turn == len(recording.steps) - 1
+    recorded_id = str(response.get("id") or "")
     answer = response_object(
         match.step.output,
         body,
-        response_id=_response_id(str(response.get("id") or ""), recording.name, turn, last),
+        response_id=recorded_id
+        if last and recorded_id
+        else _derived("resp", f"{recorded_id or recording.name}/{turn}"),
         model=str(response.get("model") or "") or None,
         created_at=int(response.get("created_at") or 0),
         usage=usage if isinstance(usage, dict) and usage.keys() >= _COUNTS else None,
@@ -146,7 +82,7 @@ def response_object(
     created_at: int = 0,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make the Responses object that a recorded or scripted turn is answered with."""
+    """Make the Responses object that a recorded turn is answered with."""
     items = [complete_item(item, f"{response_id}-{n}") for n, item in enumerate(output)]
     return {
         **answers.response_object(items, body),
@@ -161,13 +97,16 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
     """Return an output item with the fields that clients require; short forms (text as content) are expanded."""
     kind = item.get("type") or "message"
     if kind == "message":
+        content = item.get("content") or []
         return {
             **item,
             "id": item.get("id") or _derived("msg", seed),
             "type": "message",
             "role": "assistant",
             "status": item.get("status") or "completed",
-            "content": [_complete_part(part) for part in _parts(item.get("content"))],
+            "content": [
+                _complete_part(part) for part in ([content] if isinstance(content, str) else content)
+            ],
         }
     if kind == "function_call":
         return {
@@ -181,18 +120,10 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
     return dict(item)
 
 
-def _parts(content: Any) -> list[Any]:
-    return [content] if isinstance(content, str) else list(content or [])
-
-
 def _complete_part(part: Any) -> dict[str, Any]:
     if isinstance(part, str):
         part = {"type": "output_text", "text": part}
     return {"annotations": [], **part} if part.get("type") == "output_text" else dict(part)
-
-
-def _response_id(recorded: str, name: str, turn: int, last: bool) -> str:
-    return recorded if last and recorded else _derived("resp", f"{recorded or name}/{turn}")
 
 
 def _derived(prefix: str, seed: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gymgate import codec
@@ -89,27 +89,51 @@ def call_ids(items: Iterable[Item]) -> frozenset[str]:
     return frozenset(str(item["call_id"]) for item in items if item.get("type") == "function_call")
 
 
-def exact_key(blocks: Sequence[Block]) -> bytes:
-    """A key that is equal for two conversations in which every role said the same."""
-    return _digest([block.said() for block in blocks])
-
-
-def loose_key(blocks: Sequence[Block]) -> bytes:
-    """A key like `exact_key`, without tool outputs and the way turns are cut."""
-    return _digest([_all_said(blocks, role) for role in ("system", "user", "assistant")])
-
-
-def policy_key(blocks: Sequence[Block]) -> bytes:
-    """A key that is equal for two conversations in which the assistant said the same, whatever the others said."""
-    return _digest(_all_said(blocks, "assistant"))
-
-
 def prefix_keys(blocks: Sequence[Block]) -> list[bytes]:
     """Return a key for each beginning of a conversation: for none of its blocks, the first one, and so on to all."""
     keys = [b""]
     for block in blocks:
         keys.append(_digest([keys[-1].hex(), block.said()]))
     return keys
+
+
+def exact_key(blocks: Sequence[Block]) -> bytes:
+    """A key that is equal for two conversations in which every role said the same."""
+    return prefix_keys(blocks)[-1]
+
+
+def opening_keys(blocks: Sequence[Block]) -> set[bytes]:
+    """The keys of all beginnings but the empty one, those that end between two messages of one role included."""
+    keys = prefix_keys(blocks)
+    return {*keys[1:]} | {
+        _digest([key.hex(), replace(block, texts=block.texts[:end]).said()])
+        for key, block in zip(keys, blocks, strict=False)
+        for end in range(1, len(block.texts))
+    }
+
+
+def policy_key(blocks: Sequence[Block]) -> bytes:
+    """A key that is equal for two conversations in which the assistant said the same, whatever the others said."""
+    turns = [block for block in blocks if block.role == "assistant"]
+    text = _squeeze("".join(text for block in turns for text in block.texts))
+    return _digest(
+        [text, [m for block in turns for m in block.media], [c for block in turns for c in block.calls]]
+    )
+
+
+def says_all_of(blocks: Sequence[Block], recorded: Sequence[Block]) -> bool:
+    """Whether system and user say everything that they say in `recorded`, in the same order, and maybe more."""
+    said, position = "".join(_spoken(blocks)), 0
+    for part in _spoken(recorded):
+        if (found := said.find(part, position)) < 0:
+            return False
+        position = found + len(part)
+    return True
+
+
+def _spoken(blocks: Sequence[Block]) -> list[str]:
+    chosen = [block for block in blocks if block.role in ("system", "user")]
+    return [part for block in chosen for part in (*map(_squeeze, block.texts), *block.media)]
 
 
 def _role(item: Item) -> Role | None:
@@ -164,12 +188,6 @@ def _joined(blocks: list[Block]) -> list[Block]:
         else:
             joined.append(block)
     return joined
-
-
-def _all_said(blocks: Sequence[Block], role: Role) -> tuple[Any, ...]:
-    chosen = [block for block in blocks if block.role == role]
-    text = _squeeze("".join(text for block in chosen for text in block.texts))
-    return text, [m for block in chosen for m in block.media], [c for block in chosen for c in block.calls]
 
 
 def _squeeze(text: str) -> str:

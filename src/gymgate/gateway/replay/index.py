@@ -1,4 +1,4 @@
-"""Finds the recorded turn that answers a conversation, by a hash of the conversation so far."""
+"""Finds the recorded turn that answers a conversation, by a hash of the conversation so far: exactly or loosely."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gymgate.errors import ConfigError, UnknownConversationError
 from gymgate.gateway.replay.conversation import (
@@ -18,11 +18,15 @@ from gymgate.gateway.replay.conversation import (
     call_ids,
     exact_key,
     items_of,
-    loose_key,
+    opening_keys,
     policy_key,
     prefix_keys,
+    says_all_of,
 )
 from gymgate.gateway.replay.recording import Recording, Turn, recorded_rollouts
+
+KEPT_INDEXES = 32
+"""Number of indexes kept in memory for later rollouts, those used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,8 @@ class Match:
     recording: Recording
     turn: int
     """0-based."""
-    tool_output_differs: bool = False
-    """The policy's turns so far are the same, but a tool output differs from the recording."""
-    observation_missing: bool = False
-    """The recording lacks what the environment said, so that only the policy's turns could be compared."""
+    kind: Literal["exact", "loose"] = "exact"
+    """How the conversation compares with the recorded one: see `ReplayIndex`."""
 
     @property
     def step(self) -> Turn:
@@ -43,67 +45,64 @@ class Match:
 
 
 class ReplayIndex:
-    """The turns of some recordings, found by conversation. Safe to use from several threads."""
+    """The turns of some recordings, found by conversation. Safe to use from several threads.
+
+    An exact match is a conversation in which every role said what was recorded. In a loose one, the policy did, the
+    conversation opens with the recorded first prompt, and system and user say everything that they say in the
+    recording, in this order. Tools may have returned anything, and the environment may have said more: some
+    agents leave out of their record what it says.
+    """
 
     def __init__(self, recordings: Sequence[Recording]) -> None:
         self.recordings = recordings
         self._exact: dict[bytes, list[Match]] = defaultdict(list)
-        self._loose: dict[bytes, list[Match]] = defaultdict(list)
-        self._gappy: dict[bytes, list[Match]] = defaultdict(list)
+        self._loose: dict[bytes, list[tuple[bytes, Match]]] = defaultdict(list)
+        """By what the policy said so far, each turn with the key of its recording's first prompt."""
         self._begun: dict[bytes, Recording] = {}
         """The first recording with each beginning, by the beginning's key (`prefix_keys`)."""
-        self._starts: dict[int, bytes] = {}
-        """The key of the first prompt, by the recording's index."""
-        self._rotation: dict[bytes, Iterator[int]] = defaultdict(itertools.count)
-        self._lock = threading.Lock()
+        self._rotation: dict[bytes, Iterator[int]] = {}
         for recording in recordings:
             self._enter(recording)
 
-    def find(self, body: Mapping[str, Any], *, strict: bool = False) -> Match:
+    def find(self, body: Mapping[str, Any]) -> Match:
         """Return the turn that answers a Responses request; `UnknownConversationError` if there is none.
 
         Several recordings that agree so far are used in rotation, unless the request's call ids tell them apart.
-        With `strict`, tools and environment must have said the same as in the recording, too.
         """
         items = items_of(body)
         blocks = blocks_of(items)
+        # A turn that only reasons leaves no trace in the blocks: its prompt would match again, for ever.
         if not items or items[-1].get("type") != "reasoning":
             key = exact_key(blocks)
-            if found := self._exact.get(key) or (None if strict else self._near(blocks)):
+            if found := self._exact.get(key) or self._find_loosely(blocks):
                 return self._take(key, found, call_ids(items))
         raise self._unknown(blocks)
 
     def _enter(self, recording: Recording) -> None:
-        if recording.steps:
-            for key in prefix_keys(_transcript(recording)):
-                self._begun.setdefault(key, recording)
-            self._starts[recording.index] = prefix_keys(blocks_of(recording.steps[0].prompt))[-1]
+        if not recording.steps:
+            return
+        for key in prefix_keys(_transcript(recording)):
+            self._begun.setdefault(key, recording)
+        opening = exact_key(blocks_of(recording.steps[0].prompt))
         for position, step in enumerate(recording.steps):
             blocks = blocks_of(step.prompt)
-            if not step.gap:
-                self._exact[exact_key(blocks)].append(Match(recording, position))
-                near = Match(recording, position, tool_output_differs=True)
-                self._loose[loose_key(blocks)].append(near)
-            else:
-                near = Match(recording, position, observation_missing=True)
-                self._gappy[policy_key(blocks)].append(near)
+            self._exact[exact_key(blocks)].append(Match(recording, position))
+            self._loose[policy_key(blocks)].append((opening, Match(recording, position, "loose")))
 
-    def _near(self, blocks: list[Block]) -> list[Match]:
-        """Turns before which the policy said the same but the environment did not."""
-        found = self._loose.get(loose_key(blocks)) or self._gappy.get(policy_key(blocks), [])
-        if not found:
-            return []
-        begun = {*prefix_keys(blocks)}
-        return [match for match in found if self._starts[match.recording.index] in begun]
+    def _find_loosely(self, blocks: list[Block]) -> list[Match]:
+        same_policy = self._loose.get(policy_key(blocks), ())
+        openings = opening_keys(blocks) if same_policy else ()
+        # The keys go first: at the first turn, every recording is a candidate.
+        matches = [match for opening, match in same_policy if opening in openings]
+        return [match for match in matches if says_all_of(blocks, blocks_of(match.step.prompt))]
 
     def _take(self, key: bytes, found: list[Match], ids: frozenset[str]) -> Match:
         if len(found) > 1 and ids:
-            own = [match for match in found if call_ids(match.step.prompt) == ids]
-            found = own or found
+            found = [match for match in found if call_ids(match.step.prompt) == ids] or found
         if len(found) == 1:
             return found[0]
-        with self._lock:
-            return found[next(self._rotation[key]) % len(found)]
+        # `setdefault` and `next` of a count are atomic: recordings take turns evenly under threads, too.
+        return found[next(self._rotation.setdefault(key, itertools.count())) % len(found)]
 
     def _unknown(self, blocks: list[Block]) -> UnknownConversationError:
         known = f"{len(self.recordings)} recorded rollout(s)"
@@ -156,7 +155,7 @@ def load_index(paths: Sequence[str], index: int | None = None) -> ReplayIndex:
 _loading = threading.Lock()
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=KEPT_INDEXES)
 def _load(paths: tuple[str, ...], stamps: tuple[tuple[int, int], ...], index: int | None) -> ReplayIndex:
     if index is None:
         return ReplayIndex(recorded_rollouts(paths))

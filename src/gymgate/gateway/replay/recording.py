@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-
+from gymgate import codec
+from gymgate.config import POLICY, Dialect
 from gymgate.errors import DataError, GymgateError
+from gymgate.gateway.dialects import translate_answer, translate_request
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
-from gymgate.gateway.replay.run_line import KeptCall, is_run_line, read_run_line
+
+_RUN_FIELDS = {"calls", "result", "status"}
+"""Fields of a line of `gymgate collect` or `gymgate run -o`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +22,8 @@ class Turn:
     """One model call: the conversation it was made with and the items it returned."""
 
     prompt: list[Item]
+    """It lacks what the environment said if the agent did not record that."""
     output: list[Item]
-    gap: bool = False
-    """Whether the recording lacks what the environment said before this turn, or before an earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +65,79 @@ class Recording:
         return response
 
 
-def recorded_rollouts(paths: Iterable[str | Path]) -> list[Recording]:
-    """Read every recorded rollout of JSONL files, in order; `DataError` names file and line of a malformed one."""
-    found: list[Recording] = []
-    for path in paths:
-        for line, text in _lines(Path(path)):
-            found.append(recorded_rollout(text, Path(path), line, len(found)))
-    return found
+def recorded_rollouts(
+    paths: Iterable[str | Path],
+    *,
+    convert: Callable[[Any], Any] = lambda value: value,
+    broken: list[DataError] | None = None,
+) -> list[Recording]:
+    """Read every recorded rollout of JSONL files, in order, of NeMo Gym or of runs of gymgate.
 
-
-def recorded_rollout(text: bytes, path: Path, line: int, index: int = 0) -> Recording:
-    """The recorded rollout in one line of a file, of NeMo Gym or of a run of gymgate.
-
-    Raises `DataError` with file and line if there is none in it.
+    `convert` is applied to the value of each line. `DataError` names file and line of a malformed one; with a list
+    `broken`, it goes there and costs only its line.
     """
-    try:
-        raw = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise _malformed(
-            path, line, f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
-        ) from None
-    kept: list[KeptCall] = []
-    if is_run_line(raw):
+    recordings: list[Recording] = []
+    for path in map(Path, paths):
         try:
-            raw, kept = read_run_line(raw)
+            lines = path.read_bytes().split(b"\n")
+        except OSError as error:
+            failure = DataError(f"{path} cannot be read: {error.strerror}", path=str(path))
+            if broken is None:
+                raise failure from error
+            broken.append(failure)
+            continue
+        for line, text in enumerate(lines, 1):
+            if not text.strip():
+                continue
+            try:
+                recordings.append(_recording(text, convert, path, line, len(recordings)))
+            except DataError as error:
+                if broken is None:
+                    raise
+                broken.append(error)
+    return recordings
+
+
+def _recording(text: bytes, convert: Callable[[Any], Any], path: Path, line: int, index: int) -> Recording:
+    try:
+        raw = convert(codec.loads(text))
+    except ValueError as error:
+        reason = f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
+        raise _malformed(path, line, reason) from None
+    kept: list[Turn] = []
+    if isinstance(raw, dict) and raw.keys() >= _RUN_FIELDS:
+        try:
+            raw, kept = _read_run_line(raw)
         except GymgateError as error:
             raise _malformed(path, line, error.message) from error
     record = _checked(raw, path, line)
-    steps = [Turn(prompt, answer["output"]) for prompt, answer in kept] or _steps(record, path, line)
-    return Recording(str(path), line, index, record, tuple(steps))
+    return Recording(str(path), line, index, record, tuple(kept or _steps(record, path, line)))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise DataError(f"cannot read recorded rollouts {path}: {error.strerror}", path=str(path)) from error
-    for number, text in enumerate(lines, 1):
-        if text.strip():
-            yield number, text
+def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]]:
+    """Return the rollout as NeMo Gym records it, and the policy's turns if the bodies of its calls were kept.
+
+    A failed rollout of which nothing was kept has no output. Raises `DataError` for another one of which nothing was
+    kept, and the errors of a translation.
+    """
+    record = {**(value["result"] or {}), "reward": value.get("reward")}
+    turns: list[Turn] = []
+    for call in value["calls"]:
+        if call.get("model_server", POLICY) != POLICY or call.get("status_code") != 200:
+            continue
+        request, answer = call.get("request"), call.get("upstream_response") or call.get("response")
+        if request and answer:
+            asked = translate_request(request, call["dialect"], "responses")
+            dialect: Dialect = "chat" if "choices" in answer else "responses"
+            record["response"] = translate_answer(answer, asked, dialect, "responses")
+            turns.append(Turn(items_of(asked), record["response"]["output"]))
+    if turns:
+        record.setdefault("responses_create_params", {"input": turns[0].prompt})
+    elif value["status"] == "failed":
+        record = {"responses_create_params": {}, "response": {"output": []}, **record}
+    elif "response" not in record:
+        raise DataError("keeps nothing that the policy said; run it with --bodies to replay it")
+    return record, turns
 
 
 def _checked(raw: Any, path: Path, line: int) -> dict[str, Any]:
@@ -144,12 +180,11 @@ def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
     """Turns of agents that return all items of all turns in one list."""
     own = bool(output) and output[0].get("role") in ("system", "developer")
     before: list[Item] = [] if own else given
-    gap, start, answered = False, 0, _answered(output)
+    start, answered = 0, _answered(output)
     while start < len(output):
         end = _end_of_turn(output, start, answered)
         if end > start:
-            yield Turn(before + output[:start], output[start:end], gap)
-            gap = gap or (end < len(output) and is_policy_item(output[end]))
+            yield Turn(before + output[:start], output[start:end])
         start = end + _environment_items(output[end:])
 
 
