@@ -17,7 +17,8 @@
       MissingExtraError(ImportError)       an optional dependency is not installed
 
 A failed rollout is data, not an exception: it carries a `RolloutError` (see `gymgate.rollout`), whose `kind` is the word
-in brackets. The classes here are raised at the boundary that failed, with attributes for programs to read.
+in brackets, and `infrastructure` for an error of gymgate's own. The classes here are raised at the boundary that failed,
+with attributes for programs to read.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class ServerDiedError(GymgateError, RuntimeError):
 
 
 class EnvironmentServerError(GymgateError, RuntimeError):
-    """An agent or resources server answered with an error of its own."""
+    """An agent or resources server answered with an error of its own, or made a model call that cannot be sent on."""
 
     fields = ("server", "status_code")
     server: str | None

@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from gymgate.errors import PolicyError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Seen, Upstream, chat_answer, upstream
@@ -84,7 +85,7 @@ async def test_a_judges_failure_stays_until_an_equal_call_is_answered(
         assert await ask(http, gateway, route, **{"Idempotency-Key": "a"}) == 502
         assert "model server 'judge'" in message(route)
         assert "out of memory" in message(route)
-        assert route.judges.failure is not None
+        assert isinstance(route.judges.failure, PolicyError)
         assert route.judges.failure.status_code == 500
         script.failing = None
         assert await ask(http, gateway, route, OTHER) == 200

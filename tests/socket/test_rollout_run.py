@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from gymgate.config import RolloutLimits
+from gymgate.config import Dialect, RolloutLimits
+from gymgate.gateway.backends.base import BackendAnswer
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.rollout import RolloutRun, new_client
@@ -181,6 +182,41 @@ async def test_the_policys_failure_is_the_rollouts(agent: Agent) -> None:
     assert kind_of(outcome) == ("failed", "policy")
     assert "out of order" in outcome["error"]["message"]
     assert outcome["error"]["status_code"] == 500
+
+
+@pytest.mark.parametrize("model_server", ["policy_model", "judge"])
+async def test_a_call_that_cannot_be_translated_is_the_environments_failure(model_server: str) -> None:
+    async def agent(scene: Scene) -> web.Response:
+        port = await scene.gateway.port_for(model_server)
+        url = f"http://127.0.0.1:{port}/ng-rollout/{scene.route.key}/v1/responses"
+        async with scene.http.post(url, json={"input": [7]}) as response:
+            assert response.status == 400
+        return web.json_response({"detail": "no answer"}, status=500)
+
+    async with scene(agent) as played:
+        outcome = await played.run()
+    assert kind_of(outcome) == ("failed", "environment")
+    assert outcome["error"]["type"] == "EnvironmentServerError"
+    assert not outcome["error"]["retryable"]
+
+
+class Broken:
+    """A backend with a mistake."""
+
+    dialect: Dialect = "chat"
+
+    async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
+        raise ZeroDivisionError("a mistake")
+
+
+async def test_a_failure_inside_the_gateway_is_not_the_policys() -> None:
+    async with scene(stumbles("policy_model")) as played:
+        played.route = played.gateway.open(Broken())
+        outcome = await played.run()
+        await played.route.close()
+    assert kind_of(outcome) == ("failed", "infrastructure")
+    assert outcome["error"]["type"] == "GymgateError"
+    assert outcome["error"]["retryable"]
 
 
 async def test_the_first_failure_is_the_one_to_blame() -> None:

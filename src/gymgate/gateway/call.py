@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from gymgate.errors import PolicyError
+from gymgate.errors import GymgateError
 from gymgate.rollout.record import ModelCall
 
 Connection = web.RequestHandler
@@ -25,8 +25,8 @@ class Call:
     response: bytes | None = None
     upstream_request: int | None = None
     upstream_response: bytes | None = None
-    failure: PolicyError | None = None
-    """The endpoint's failure, if it failed."""
+    failure: GymgateError | None = None
+    """Why it failed, if it did: the endpoint (`PolicyError`), the request, or the gateway itself."""
     payload: bytes = b""
     """The bytes written to the agent: `response`, or the stream made of it. Dropped once nobody can ask for them again."""
     streamed: bool = False

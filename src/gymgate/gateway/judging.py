@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gymgate.errors import PolicyError
+from gymgate.errors import GymgateError, PolicyError, from_wire
 from gymgate.gateway.call import Call
 from gymgate.gateway.retries import RequestKey
 
@@ -23,11 +23,11 @@ class JudgeCalls:
 
     def __init__(self) -> None:
         self._open: dict[Call, RequestKey] = {}
-        self._failed: dict[RequestKey, PolicyError] = {}
-        self._keyless: Callable[[], PolicyError | None] = lambda: None
+        self._failed: dict[RequestKey, GymgateError] = {}
+        self._keyless: Callable[[], GymgateError | None] = lambda: None
 
     @property
-    def failure(self) -> PolicyError | None:
+    def failure(self) -> GymgateError | None:
         """The first failure that no later answer has made up for."""
         own = next(iter(self._failed.values()), None)
         return own or next((given_up(call) for call in self._open if call.connection_lost), self._keyless())
@@ -45,7 +45,7 @@ class JudgeCalls:
         elif call.record.status_code is not None:
             self._fail(question, call.failure or given_up(call), call)
 
-    def refused(self, model_server: str, error: PolicyError) -> None:
+    def refused(self, model_server: str, error: GymgateError) -> None:
         """Note a call to a model server that has no endpoint."""
         self._fail(RequestKey(model_server, "", b"", None), error)
 
@@ -56,7 +56,7 @@ class JudgeCalls:
         ]:
             del self._open[call]
 
-    def _fail(self, question: RequestKey, error: PolicyError, call: Call | None = None) -> None:
+    def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         self._failed[question] = error
 
 
@@ -93,7 +93,7 @@ class KeylessJudgeCalls(JudgeCalls):
         finally:
             self._watchers.remove(watcher)
 
-    def _given_up(self, watcher: _Watcher) -> PolicyError | None:
+    def _given_up(self, watcher: _Watcher) -> GymgateError | None:
         for call in self._open:
             if call.connection_lost and watcher.concerns(call.record.model_server, call):
                 return _unattributed(given_up(call))
@@ -104,7 +104,7 @@ class KeylessJudgeCalls(JudgeCalls):
         for watcher in self._watchers:
             watcher.judges._failed.pop(question, None)
 
-    def _fail(self, question: RequestKey, error: PolicyError, call: Call | None = None) -> None:
+    def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:
             if watcher.concerns(question.model_server, call):
                 watcher.judges._failed[question] = _unattributed(error)
@@ -118,14 +118,12 @@ def given_up(call: Call) -> PolicyError:
     )
 
 
-def _unattributed(error: PolicyError) -> PolicyError:
+def _unattributed(error: GymgateError) -> GymgateError:
     message = (
         f"{error.message} (the failed call carried no rollout key and cannot be attributed to one rollout, so that "
         "every rollout running with this judge failed)"
     )
-    return PolicyError(
-        message, endpoint=error.endpoint, status_code=error.status_code, retryable=error.retryable
-    )
+    return from_wire({**error.to_wire(), "message": message})
 
 
 def _question(key: RequestKey) -> RequestKey:

@@ -16,7 +16,7 @@ import orjson
 
 from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
-from gymgate.errors import GymgateError, PolicyError
+from gymgate.errors import EnvironmentServerError, GymgateError, PolicyError, described
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.call import Call, Connection
 from gymgate.gateway.dialects import (
@@ -84,8 +84,8 @@ class Route:
         """The policy model's base URL for a client that takes one; any API key works with it."""
         self.metadata = {METADATA_KEY: self.key} if metadata_routing else {}
         """Entries to merge into a row's `responses_create_params.metadata`, for agents that lose the URL."""
-        self.failure: PolicyError | None = None
-        """The first failure of the policy's endpoint; those of judges are in `judges`."""
+        self.failure: GymgateError | None = None
+        """The first failure of a call to the policy; those of judges are in `judges`."""
         self.truncated: Limit | None = None
         """The limit that ended the rollout, if one did."""
         self.judges = JudgeCalls()
@@ -233,11 +233,11 @@ class Route:
         except PolicyError as error:
             self._fail(call, error, relayed_status(error))
         except GymgateError as error:
-            failure = PolicyError(f"{call.record.dialect} call cannot be sent on: {error}", status_code=400)
-            self._fail(call, failure, 400)
+            message = f"the {call.record.dialect} call cannot be sent on: {error}"
+            self._fail(call, EnvironmentServerError(message, status_code=400), 400)
         except Exception as error:
             logger.exception("rollout %s: model call %d failed", self.rollout_id, call.record.index)
-            self._fail(call, PolicyError(f"model call failed: {type(error).__name__}: {error}"), 502)
+            self._fail(call, GymgateError(f"internal error in the gateway: {described(error)}"), 502)
         finally:
             call.record.duration_s = self._clock() - started
             self._running.discard(call)
@@ -280,7 +280,7 @@ class Route:
         )
         call.record.status_code = 200
 
-    def _fail(self, call: Call, error: PolicyError, status: int) -> None:
+    def _fail(self, call: Call, error: GymgateError, status: int) -> None:
         if self.closed:
             return
         if call.record.model_server != POLICY:
@@ -294,7 +294,7 @@ class Route:
         call.record.status_code = status
         if call.record.model_server == POLICY:
             self.failure = self.failure or error
-            if status == 400 and _OVERFLOW.search(error.message):
+            if status == 400 and isinstance(error, PolicyError) and _OVERFLOW.search(error.message):
                 self.truncated = "context_length"
         logger.info("rollout %s: call %d: %s", self.rollout_id, call.record.index, error.message)
 

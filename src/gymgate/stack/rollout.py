@@ -212,7 +212,7 @@ class RolloutRun:
         fields = results.settled(read, self.body, agent=self.agent, agent_type=agent_type, limit=None)
         return fields.get("reward") if fields["status"] in ("completed", "truncated") else None
 
-    def _decisive_failure(self, result: Mapping[str, Any]) -> PolicyError | None:
+    def _decisive_failure(self, result: Mapping[str, Any]) -> GymgateError | None:
         """Return the failure of an endpoint that got a score all the same.
 
         Some agents end the conversation at a failed call and are scored for what they had, and Gym gives a masked 0
