@@ -28,6 +28,7 @@ import gymgate.config
 import gymgate.errors
 from gymgate.check.record.record import QualityRecord
 from gymgate.cli import COMMANDS, cli
+from gymgate.cli.options import GROUPS, GroupedCommand
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -88,16 +89,15 @@ def described(path: tuple[str, ...]) -> str:
     help_text = inspect.cleandoc(command.help or "")
     blocks = [paragraph(block) for block in re.split(r"\n\s*\n", help_text)]
     lines = [f"{'#' * (len(path) + 2)} {name}", "", f"```text\n{usage}\n```", "", "\n\n".join(blocks), ""]
-    options = [
-        record
-        for parameter in command.get_params(context)
-        if isinstance(parameter, click.Option) and parameter.name != "help"
-        if (record := parameter.get_help_record(context)) is not None
-    ]
-    if options:
-        lines += ["| option | meaning |", "| --- | --- |"]
-        lines += [f"| `{cell(flags)}` | {cell(text)} |" for flags, text in options]
-        lines.append("")
+    groups: dict[str, list[str]] = {}
+    for parameter in command.get_params(context):
+        if not isinstance(parameter, click.Option) or "--help" in parameter.opts:
+            continue
+        if (record := parameter.get_help_record(context)) is not None:
+            group = getattr(parameter, "group", "") if isinstance(command, GroupedCommand) else ""
+            groups.setdefault(group, []).append("| `{}` | {} |".format(*map(cell, record)))
+    for group in sorted(groups, key=(*GROUPS, "").index):
+        lines += [f"| {group or 'option'} | meaning |", "| --- | --- |", *groups[group], ""]
     if command.epilog:
         lines += [paragraph(inspect.cleandoc(command.epilog)), ""]
     return "\n".join(lines)

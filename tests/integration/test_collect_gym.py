@@ -1,4 +1,4 @@
-"""`gymgate collect` with real Gym servers: killed and resumed, refused, drained, sharded, and from Python."""
+"""`gymgate run -o DIR` with real Gym servers: killed and resumed, refused, drained, sharded, and from Python."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def gym_option() -> str:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "gymgate", "collect", *map(str, arguments), "--gym", gym_option()]
+    return [sys.executable, "-m", "gymgate", "run", *map(str, arguments), "--gym", gym_option()]
 
 
-def gymgate_collect(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def gymgate_run(*arguments: str | Path, timeout: float = 100) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=timeout, check=False)
 
 
@@ -73,18 +73,19 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert killed == 1
     with log.open("ab") as file:
         file.write(b'{"row_key":"0123')
-    done = gymgate_collect(*arguments)
+    done = gymgate_run(*arguments)
     assert done.returncode == 0, done.stderr
     assert "cut off 16 bytes" in done.stderr
     assert "rollouts are there already" in done.stderr
     found = identities(tmp_path / "run")
     assert len(found) == 200
     assert set(found.values()) == {1}
-    again = gymgate_collect(*arguments, "--json")
+    again = gymgate_run(*arguments, "--json")
     assert orjson.loads(again.stdout)["resumed"] == 200
     assert orjson.loads(again.stdout)["finished"] == 0
-    assert (orjson.loads(again.stdout)["mean_reward"], orjson.loads(again.stdout)["counted"]) == (0.6, 200)
-    other = gymgate_collect(*arguments[:-2], "--max-calls", "7")
+    overall = orjson.loads(again.stdout)["overall"]
+    assert (overall["mean_reward"], overall["rollouts"], overall["scored"]) == (0.6, 200, 200)
+    other = gymgate_run(*arguments[:-2], "--max-calls", "7")
     assert other.returncode == 1
     assert "holds a run with other settings (limits.max_calls: not set there, 7 here)" in other.stderr
     assert len(other.stderr.splitlines()) == 2  # the first says that recorded answers are replayed
@@ -103,7 +104,7 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr  # the unknown agent fails again
     said = done.stderr.splitlines()
     assert said[0].startswith("policy: recorded answers, replayed")
-    assert "resuming run: 4 of 10 rollouts are there already, 1 failed for good" in done.stderr
+    assert "resuming run: 4 of 10 rollouts are there already, 1 failed permanently" in done.stderr
     assert said[-1].startswith("next: gymgate report run")
     header, row = done.stdout.splitlines()
     assert header.split()[:3] == ["environment", "rollouts", "failed"]
@@ -132,18 +133,18 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", 3)
     arguments = (rows, "--env", SIMPLE, "-o", tmp_path / "run", "-m", "m", "--retries", "0")
     with useless_policy(hangs=False) as url:
-        first = gymgate_collect(*arguments, "-b", url)
+        first = gymgate_run(*arguments, "-b", url)
         assert first.returncode == 1, first.stderr
-        assert "3 x policy: PolicyError, such as: http://127.0.0.1" in first.stderr
+        assert "3 x PolicyError: http://127.0.0.1" in first.stderr
         failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
         assert {value["line"] for value in failures} == {1, 2, 3}
         assert "127.0.0.1" in failures[0]["error"]["message"]
-        second = gymgate_collect(*arguments, "-b", url)
+        second = gymgate_run(*arguments, "-b", url)
         assert second.returncode == 1
-        assert "3 failed for good (--rerun-failed tries them again)" in second.stderr
-        assert gymgate_collect(*arguments, "-b", url, "--rerun-failed").returncode == 1
+        assert "3 failed permanently" in second.stderr
+        assert gymgate_run(*arguments, "-b", url, "--rerun-failed").returncode == 1
         assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
-    nowhere = gymgate_collect(*arguments, "-b", "http://127.0.0.1:9/v1", "--rerun-failed")
+    nowhere = gymgate_run(*arguments, "-b", "http://127.0.0.1:9/v1", "--rerun-failed")
     assert nowhere.returncode == 1
     assert "gymgate: no policy endpoint answers (http://127.0.0.1:9/v1: " in nowhere.stderr
     assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
@@ -152,12 +153,12 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
 @pytest.mark.heavy
 def test_shards_make_one_run(tmp_path: Path) -> None:
     for shard in ("1/2", "2/2"):
-        done = gymgate_collect(SIMPLE, "-o", tmp_path / "run", "-r", "3", "--shard", shard)
+        done = gymgate_run(SIMPLE, "-o", tmp_path / "run", "-r", "3", "--shard", shard)
         assert done.returncode == 0, done.stderr
     parts = [identities(tmp_path / "run" / f"shard-{part}-of-2") for part in (1, 2)]
     assert not set(parts[0]) & set(parts[1])
     assert len(parts[0] + parts[1]) == 15
-    whole = gymgate_collect(SIMPLE, "-o", tmp_path / "run", "-r", "3")
+    whole = gymgate_run(SIMPLE, "-o", tmp_path / "run", "-r", "3")
     assert whole.returncode == 1
     assert "holds shards of a run" in whole.stderr
 
@@ -275,7 +276,7 @@ def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
 )
 def test_a_file_without_rows_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
-    done = gymgate_collect(
+    done = gymgate_run(
         tmp_path / "rows.jsonl",
         "--env",
         SIMPLE,
@@ -293,7 +294,7 @@ def test_rows_whose_agent_is_in_two_environments_need_one_named(tmp_path: Path) 
     (tmp_path / "rows.jsonl").write_bytes(orjson.dumps(row) + b"\n")
     arguments = (tmp_path / "rows.jsonl", "-o", tmp_path / "run", "-m", "m")
     with upstream_in_thread(answering({"/v1/models": {"data": [{"id": "m"}]}})) as policy:
-        done = gymgate_collect(*arguments, "-b", policy.url)
+        done = gymgate_run(*arguments, "-b", policy.url)
     assert done.returncode == 1
     assert "calendar, calendar_v2" in done.stderr
 
@@ -362,7 +363,7 @@ def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
             assert process.poll() is None, "it ended before it was killed"
             process.send_signal(signal.SIGKILL)
             kills += 1
-    left = gymgate_collect(*arguments, tmp_path / "killed", timeout=900)
+    left = gymgate_run(*arguments, tmp_path / "killed", timeout=900)
     assert left.returncode == 0, left.stderr
     sizes, log = [], tmp_path / "whole" / ROLLOUTS
     with subprocess.Popen(command(*arguments, tmp_path / "whole"), stderr=subprocess.DEVNULL) as process:

@@ -160,7 +160,7 @@ def test_an_array_of_four_with_one_task_killed(slurm: Path, tmp_path: Path) -> N
         if found_runtime.interpreter
         else found_runtime.version
     )
-    command = [sys.executable, "-m", "gymgate", "collect", SIMPLE, "--gym", gym, *collect, "-o", str(single)]
+    command = [sys.executable, "-m", "gymgate", "run", SIMPLE, "--gym", gym, *collect, "-o", str(single)]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
     assert outcomes(single) == found
 

@@ -25,7 +25,7 @@ def test_rollouts_of_a_vllm_that_we_start(tmp_path: Path, how: str) -> None:
         pytest.skip("needs vllm on PATH, a GPU, and a model's name in GYMGATE_TEST_MODEL")
     found = runtime()
     gym = f"{found.version}@{found.interpreter}" if found.interpreter else found.version
-    collect = f"{sys.executable} -m gymgate collect {SIMPLE} -o {tmp_path}/run -r 2 --gym {gym} -b {{urls}}"
+    collect = f"{sys.executable} -m gymgate run {SIMPLE} -o {tmp_path}/run -r 2 --gym {gym} -b {{urls}}"
     serve = [
         sys.executable,
         "-m",

@@ -117,7 +117,7 @@ def test_settings_and_variables_reach_the_server_by_every_command(mine: Path, tm
     with scripted_chat(lambda _: SAID) as url:
         done = gymgate("run", mine, "-b", url, "-m", "m", "-o", tmp_path / "run.jsonl", *settings, **key)
         assert done.returncode == 0, done.stderr
-        done = gymgate("collect", mine, "-b", url, "-m", "m", "-o", tmp_path / "collected", *settings, **key)
+        done = gymgate("run", mine, "-b", url, "-m", "m", "-o", tmp_path / "collected", *settings, **key)
         assert done.returncode == 0, done.stderr
     assert rewards(tmp_path / "run.jsonl") == [1.0]
     (written,) = [*(tmp_path / "collected").rglob("rollouts*.jsonl")]

@@ -75,7 +75,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
         ("run simpleqa", "--judge genrm_model=URL"),
         ("run mcqa simpleqa --judge other=policy", "--judge genrm_model=URL"),
         ("run simpleqa --set simpleqa.resources_servers.simpleqa.value=x", "--judge genrm_model=URL"),
-        ("collect simpleqa -o {tmp}/out", "--judge genrm_model=URL"),
+        ("run simpleqa -o {tmp}/out", "--judge genrm_model=URL"),
         ("eval run --env simpleqa", "--judge genrm_model=URL"),
     ],
 )
@@ -150,11 +150,11 @@ def test_a_blended_file(tmp_path: Path) -> None:
         file.write('{"prompt": "raw"}\n')
     done = run(*THREE, "--data", str(path), "-c", "1")
     assert done.returncode == 1
-    assert f"1 x DataError: {path}:16: has no responses_create_params" in done.stderr
-    assert len(done.stdout.splitlines()) == 6
+    assert f"left out: {path}:16: has no responses_create_params" in done.stderr
+    assert len(done.stdout.splitlines()) == 5
 
 
-def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
+def test_rows_that_cannot_be_read_or_run_stop_no_others(tmp_path: Path) -> None:
     """The second line is no JSON, the third names an agent that no environment has; none of them is the last."""
     [first, second, *_] = (
         load_catalog().find("example_session_state_mgmt").data_file().path.read_text().splitlines()
@@ -165,13 +165,13 @@ def test_rows_that_cannot_be_read_or_run_fail_alone(tmp_path: Path) -> None:
     done = run("example_session_state_mgmt", "--data", str(path), "-r", "2", "-c", "1", "-o", str(output))
     assert done.returncode == 1
     row = done.stdout.splitlines()[1].split()
-    assert row[:5] == ["example_session_state_mgmt", "8", "4", "2/4", "1.000"]
-    assert f"2 x DataError: {path}:2: not JSON" in done.stderr
+    assert row[:5] == ["example_session_state_mgmt", "6", "2", "2/3", "1.000"]
+    assert f"left out: {path}:2: not JSON" in done.stderr
     assert f"2 x DataError: {path}:3: " in done.stderr
     assert "'nobody'" in done.stderr
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(line["line"], line["status"]) for line in lines] == [
-        *([(1, "completed"), (2, "failed"), (3, "failed"), (4, "completed")] * 2)
+        *([(1, "completed"), (3, "failed"), (4, "completed")] * 2)
     ]
     assert lines[1]["error"]["kind"] == "data"
     assert lines[1]["source"] == str(path)
@@ -196,7 +196,7 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         (["workplace_assistant"], "has a recorded rollout to replay"),
         (["multichallenge"], "ships no recorded rollouts"),
         (["mcqa", "-m", "x"], "needs an endpoint"),
-        (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write results"),
+        (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write to /proc/no/out.jsonl"),
     ],
 )
 def test_bad_input_is_one_line(args: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,8 +19,7 @@ from gymgate.cli import cli
 from gymgate.errors import ConfigError, GymgateError, PolicyError
 
 COMMANDS = {
-    "run": ("run", "mcqa", "-n", "1"),
-    "collect": ("collect", "mcqa", "-n", "1", "-o", "{tmp}/run"),
+    "run": ("run", "mcqa", "-n", "1", "-o", "{tmp}/run"),
     "eval run": ("eval", "run", "--env", "mcqa"),
     "check": ("check", "mcqa"),
 }
@@ -110,7 +109,7 @@ def refusal(command: str, tmp: Path, *words: str) -> GymgateError:
     return error
 
 
-@pytest.mark.parametrize("command", ["run", "collect", "eval run", "check"])
+@pytest.mark.parametrize("command", ["run", "eval run", "check"])
 def test_a_wrong_address_key_or_model_is_one_line_that_says_which(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

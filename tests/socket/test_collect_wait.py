@@ -131,7 +131,7 @@ async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: p
         await process.wait()
         await client.close()
     assert (progress.finished, progress.failed) == (60, 0)
-    assert progress.failures
+    assert progress.attempts_failed
 
 
 async def test_draining_ends_the_wait_in_the_middle_of_a_run() -> None:

@@ -31,7 +31,7 @@ def test_a_lost_node_loses_no_rollout(tmp_path: Path) -> None:
             sys.executable,
             "-m",
             "gymgate",
-            "collect",
+            "run",
             SIMPLE,
             "-o",
             str(tmp_path / "run"),

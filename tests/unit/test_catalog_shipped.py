@@ -62,7 +62,7 @@ def test_a_release_is_described_before_it_is_installed(fresh: Path, version: str
         "run mcqaa",
         "info mcqaa",
         "setup mcqa mcqaa",
-        "collect mcqaa -o out",
+        "run mcqaa -o out",
         "check mcqaa",
         "data prepare mcqaa -o out",
         "info responses_api_agents/mcqaa",

@@ -23,7 +23,7 @@ from gymgate.stack import ray_nodes
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is not a directory"),
         ("run mcqa -m m", "-m needs an endpoint"),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy needs an endpoint"),
-        ("collect mcqa -o {tmp}/x -m m", "-m needs an endpoint"),
+        ("run mcqa -o {tmp}/x -m m", "-m needs an endpoint"),
         ("check mcqa -m m", "-m needs an endpoint"),
         (
             "check mcqa --record /dev/null/x",
@@ -77,14 +77,14 @@ def test_one_line_and_code_1(
         ("run mcqa --judge j", "--judge 'j'"),
         ("run mcqa -b nourl -m m", "'nourl' is not a URL"),
         ("run mcqa -b http://127.0.0.1:9/v1 -m m --sampling x", "--sampling 'x'"),
-        ("collect mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t=.nan", "nan is not a finite number"),
+        ("run mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t=.nan", "nan is not a finite number"),
         (
-            "collect mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t={a:[.inf]}",
+            "run mcqa -o x -b http://127.0.0.1:9/v1 -m m --sampling t={a:[.inf]}",
             "inf is not a finite number",
         ),
-        ("collect mcqa -o x --shard 5", "--shard '5'"),
-        ("collect mcqa -o x --shard 5/4", "5/4"),
-        ("collect mcqa -o x --seeds a", "--seeds 'a'"),
+        ("run mcqa -o x --shard 5", "--shard '5'"),
+        ("run mcqa -o x --shard 5/4", "5/4"),
+        ("run mcqa -o x --seeds a", "--seeds 'a'"),
         ("aggregate x --keep 1 -o y.csv", "--keep '1'"),
         ("data prepare mcqa --arg x", "--arg 'x'"),
         ("setup --gym abc", "'abc' is not a version"),
@@ -115,7 +115,7 @@ def test_ray_is_missing_before_rows_are_read(
 ) -> None:
     monkeypatch.setattr(ray_nodes, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as ended:
-        main(["collect", "mcqa", "-o", str(tmp_path / "x"), "--ray", "auto"])
+        main(["run", "mcqa", "-o", str(tmp_path / "x"), "--ray", "auto"])
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("gymgate: a Ray cluster needs Ray: ")
     assert line.endswith(install_command("ray"))
@@ -135,7 +135,7 @@ def test_a_release_is_a_version(version: str) -> None:
         "run mcqa --timeout nan",
         "run mcqa --hang-timeout inf",
         "run mcqa --wait-for-policy nan",
-        "collect mcqa -o x --timeout inf",
+        "run mcqa -o x --timeout inf",
         "check mcqa --timeout nan",
         "data prepare mcqa --prepare-timeout inf",
     ],

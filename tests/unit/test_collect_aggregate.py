@@ -156,7 +156,7 @@ def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     collected = read_runs([run])
     [row] = summary_rows(collected)
     counts = {name: row[name] for name in ("rollouts", "scored", "masked", "unscored", "truncated", "failed")}
-    assert counts == {"rollouts": 5, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
+    assert counts == {"rollouts": 6, "scored": 2, "masked": 1, "unscored": 2, "truncated": 1, "failed": 1}
     assert row["mean_reward"] == 1.0
     assert any("3 of 8 rollouts are missing" in note for note in collected.notes)
     assert any("1 rewards are not finite numbers" in note for note in collected.notes)
@@ -400,7 +400,7 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
     (tmp_path / "r_failures.jsonl").write_text("".join(_json(value) + "\n" for value in failures))
     collected = read_runs([path])
     [row] = summary_rows(collected)
-    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 2, 2)
+    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 4, 2)
     assert [task.failed for task in collected.ordered()] == [0, 1, 1]
     write_report(Runs([path]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()

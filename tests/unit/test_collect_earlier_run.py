@@ -89,7 +89,7 @@ def test_it_is_aggregated_and_reported(directory: Path) -> None:
     assert done.exit_code == 0, done.output
     metrics = orjson.loads(done.stdout)
     [row] = metrics["environments"]
-    assert (row["tasks"], row["rollouts"], row["scored"], row["failed"]) == (5, 4, 4, 1)
+    assert (row["tasks"], row["rollouts"], row["scored"], row["failed"]) == (5, 5, 4, 1)
     assert (row["pass@1"], metrics["replayed"]) == (0.75, True)
     done = CliRunner().invoke(report, ["run"])
     assert done.exit_code == 0, done.output

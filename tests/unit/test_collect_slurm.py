@@ -28,11 +28,11 @@ from gymgate.collection.slurm import (
 )
 from gymgate.errors import ConfigError, GymgateError
 
-COLLECT = ("mcqa", "-b", "http://h/v1", "-m", "a model's name")
+RUN = ("mcqa", "-b", "http://h/v1", "-m", "a model's name")
 
 
 def job(tmp_path: Path, **fields: Any) -> SlurmJob:
-    return SlurmJob(**{"collect": COLLECT, "output": tmp_path / "a run", "shards": 4, **fields})
+    return SlurmJob(**{"arguments": RUN, "output": tmp_path / "a run", "shards": 4, **fields})
 
 
 def checked(script: str) -> str:
@@ -79,12 +79,12 @@ def words_of(script: str, program: str) -> list[str]:
 def test_servers_in_the_job(tmp_path: Path) -> None:
     serve = ("a 'model'", "--replicas", "2", "--", "--max-model-len", "64")
     words = words_of(
-        array_script(job(tmp_path, serve=serve, collect=("mcqa", "-m", "a 'model'"))), "gymgate serve"
+        array_script(job(tmp_path, serve=serve, arguments=("mcqa", "-m", "a 'model'"))), "gymgate serve"
     )
     assert words[:5] == ["gymgate", "serve-policy", "a 'model'", "--replicas", "2"]
     assert words[5:7] == ["--logs", f"{tmp_path}/a run/logs/servers-3"]
     assert words[9:] == ["--", "--max-model-len", "64"]
-    expected = ["gymgate", "collect", "mcqa", "-m", "a 'model'", "-b", "{urls}", "--wait-for-policy", "1800"]
+    expected = ["gymgate", "run", "mcqa", "-m", "a 'model'", "-b", "{urls}", "--wait-for-policy", "1800"]
     assert shlex.split(words[8]) == [*expected, "-o", f"{tmp_path}/a run", "--shard", "3/4"]
 
 
@@ -92,11 +92,11 @@ def test_an_array_over_seeds(tmp_path: Path) -> None:
     wanted = job(tmp_path, shards=None, seeds=(3, 1, 7))
     script = array_script(wanted)
     assert "#SBATCH --array=1,3,7" in script.splitlines()
-    assert words_of(script, "gymgate collect")[-4:] == ["-o", f"{tmp_path}/a run/seed-3", "--seeds", "3-3"]
+    assert words_of(script, "gymgate run")[-4:] == ["-o", f"{tmp_path}/a run/seed-3", "--seeds", "3-3"]
     assert parse_seeds("3-3") == (3,)
     words = words_of(aggregate_script(wanted), "gymgate aggregate")
     assert words[2:5] == [f"{tmp_path}/a run/seed-{seed}" for seed in (1, 3, 7)]
-    served = job(tmp_path, shards=None, seeds=(3, 1), serve=("m",), collect=("mcqa",))
+    served = job(tmp_path, shards=None, seeds=(3, 1), serve=("m",), arguments=("mcqa",))
     inner = words_of(array_script(served), "gymgate serve")[-1]
     assert shlex.split(inner)[-4:] == ["-o", f"{tmp_path}/a run/seed-3", "--seeds", "3-3"]
 
@@ -111,17 +111,17 @@ def test_a_sandbox_beside_a_hosted_endpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"collect": ("mcqa", "--shard=1/2")}, "is set for each array task"),
-        ({"collect": ("mcqa", "-o", "x")}, "is set for each array task"),
+        ({"arguments": ("mcqa", "--shard=1/2")}, "is set for each array task"),
+        ({"arguments": ("mcqa", "-o", "x")}, "is set for each array task"),
         ({"serve": ("m",)}, "-b is set from the servers"),
         ({"seeds": (1, 2)}, "give either --shards N or --seeds LIST"),
         ({"shards": None}, "give either --shards N or --seeds LIST"),
-        ({"shards": None, "seeds": (1,), "collect": ("mcqa", "--seeds", "4")}, "--seeds is set for each"),
+        ({"shards": None, "seeds": (1,), "arguments": ("mcqa", "--seeds", "4")}, "--seeds is set for each"),
         ({"options": {"array": "1"}}, "sets itself"),
         ({"options": {"a b": "1"}}, "is not an option"),
         ({"options": {"dependency": None}}, "dependency needs a value"),
         (
-            {"options": {"nodes": "2"}, "serve": ("m",), "collect": ("mcqa",)},
+            {"options": {"nodes": "2"}, "serve": ("m",), "arguments": ("mcqa",)},
             "a server cannot span nodes; add --slurm-nodes",
         ),
         ({"time": "10:00"}, "leaves nothing"),
@@ -146,7 +146,7 @@ def test_an_array_waits_for_other_jobs(tmp_path: Path) -> None:
 
 
 def test_servers_on_every_node_may_have_several_nodes(tmp_path: Path) -> None:
-    served = job(tmp_path, serve=("m", "--slurm-nodes"), options={"nodes": "2"}, collect=("mcqa",))
+    served = job(tmp_path, serve=("m", "--slurm-nodes"), options={"nodes": "2"}, arguments=("mcqa",))
     assert "#SBATCH --nodes=2" in array_script(served).splitlines()
 
 
@@ -209,11 +209,11 @@ def _program(path: Path, body: str) -> None:
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--sbatch", "partition=p"]
-    dry = CliRunner().invoke(command, [*arguments, "--dry-run", "--", *COLLECT])
+    dry = CliRunner().invoke(command, [*arguments, "--dry-run", "--", *RUN])
     assert dry.exit_code == 0, dry.output
     assert "#SBATCH --partition=p" in dry.output
     assert not (tmp_path / "x").exists()
-    written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *COLLECT])
+    written = CliRunner().invoke(command, [*arguments, "--no-submit", "--", *RUN])
     assert written.output == f"bash {tmp_path / 'x' / 'submit.sh'}\n"
     assert (tmp_path / "x" / "logs").is_dir()
     wrong = CliRunner().invoke(command, [*arguments, "--dry-run", "--", "mcqa", "--no-such-option"])
@@ -230,7 +230,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = CliRunner().invoke(command, [*arguments, "--serve", "m -- -q", "--dry-run", "--", "mcqa"])
     assert "gymgate serve-policy m --logs" in served.output, served.output
     monkeypatch.setenv("PATH", str(tmp_path))
-    nowhere = CliRunner().invoke(command, [*arguments, "--", *COLLECT])
+    nowhere = CliRunner().invoke(command, [*arguments, "--", *RUN])
     assert isinstance(nowhere.exception, GymgateError)
     assert "sbatch is not installed on this machine" in str(nowhere.exception)
 
@@ -249,7 +249,7 @@ def test_an_sbatch_that_refuses_or_hangs_is_one_line(
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("gymgate.cli.slurm.SUBMIT_TIMEOUT_S", 0.5)
-    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *RUN]
     done = CliRunner().invoke(command, arguments)
     assert done.exit_code != 0
     assert says in str(done.exception)
@@ -259,7 +259,7 @@ def test_the_scripts_are_submitted_or_sbatch_says_why_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    arguments = ["-o", str(tmp_path / "x"), "--shards", "2", "--", *RUN]
     _program(tmp_path / "sbatch", "echo 17")
     submitted = CliRunner().invoke(command, arguments)
     assert submitted.output == "array 17\n"
@@ -280,7 +280,7 @@ def test_ctrl_c_ends_an_sbatch_that_hangs(tmp_path: Path) -> None:
     os.mkfifo(fifo)
     _program(tmp_path / "sbatch", f"exec > {fifo}; echo $$; exec sleep 60")
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    arguments = ["slurm", "-o", str(tmp_path / "x"), "--shards", "2", "--", *COLLECT]
+    arguments = ["slurm", "-o", str(tmp_path / "x"), "--shards", "2", "--", *RUN]
     ended: list[Any] = []
     sbatch = 0
     with subprocess.Popen([sys.executable, "-m", "gymgate", *arguments], env=environment) as gymgate:

@@ -209,6 +209,15 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_that_is_appended_to_keeps_all_of_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"b": 2}')
+    log = LineLog(path, repair=False)
+    log.append(b"{}\n")
+    log.close()
+    assert path.read_bytes() == b'{"a": 1}\n{"b": 2}\n{}\n'
+
+
 def test_reading_leaves_a_torn_line_out(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     path.write_bytes(b'{"a": 1}\n\n{"a": NaN}\n{"a"')

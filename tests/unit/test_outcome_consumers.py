@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from gymgate.cli.progress import state
-from gymgate.cli.run import as_dict
+from gymgate.cli.run import summary_of
 from gymgate.collection.aggregate import Runs, read_runs
 from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
@@ -94,12 +94,16 @@ def test_the_table_of_run() -> None:
     progress.count_failure(made("failed"), final=True)
     metrics = progress.environments["e"]
     assert (metrics.mean_reward, metrics.scored, metrics.reward_sum) == (0.75, 2, 1.5)
-    run: Any = SimpleNamespace(progress=progress, replayed=False)
+    run: Any = SimpleNamespace(
+        progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
+    )
     tasks = CollectedTasks()
     for number, name in enumerate((*FINISHED, "failed")):
         tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
-    assert as_dict(run, summary_rows(tasks), interrupted=False, error=None)["environments"]["e"].items() >= {
-        "rollouts": 5, "ok": 4, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
+    summary = summary_of(run, summary_rows(tasks), None, interrupted=False, error=None)
+    assert summary.environments["e"] == summary.overall
+    assert summary.environments["e"].items() >= {
+        "rollouts": 5, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,
     }.items()  # fmt: skip
 
 

@@ -161,7 +161,7 @@ def test_rows_that_some_recording_begins_with(tmp_path: Path) -> None:
 
 
 def kept_call(request: Any, response: Any, **fields: Any) -> dict[str, Any]:
-    """A policy call in a line of a run, as `gymgate collect --bodies` writes it."""
+    """A policy call in a line of a run, as `gymgate run -o` with `--bodies` writes it."""
     call = {"index": 0, "model_server": "policy_model", "dialect": "responses", "status_code": 200}
     return {**call, "request": request, "response": response, **fields}
 

@@ -15,14 +15,14 @@ from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.policies import only_recorded, replay_files
-from gymgate.cli.run import as_dict
+from gymgate.cli.run import summary_of
 from gymgate.collection.metrics import summary_rows
 from gymgate.collection.plan import RolloutPlan
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
-from gymgate.dataset import Row, RowSource, open_rows
+from gymgate.dataset import RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
 
@@ -131,15 +131,19 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert whole.split()[:2] == ["all", "7"]
     reasons = {"masked: judge_failed 404 at http://h:1/v1": 2, "PolicyError: 401 no key": 1}
     assert err.splitlines() == [f"{count} x {reason}" for reason, count in reasons.items()]
-    run: Any = SimpleNamespace(progress=progress, replayed=False)
-    summary = as_dict(run, rows, interrupted=True, error=None)
-    assert {*summary["environments"]} == {"a", "b"}
-    assert summary["environments"]["b"]["mean_reward"] == pytest.approx(2 / 3)
-    counted = {"rollouts": 4, "ok": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
-    assert summary["environments"]["b"].items() >= counted.items()
-    assert (summary["environments"]["a"]["failed"], summary["environments"]["a"]["masked"]) == (1, 2)
-    assert summary["environments"]["a"]["mean_reward"] is None
-    assert (summary["reasons"], summary["interrupted"]) == (reasons, True)
+    run: Any = SimpleNamespace(
+        progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
+    )
+    summary = summary_of(run, rows, None, interrupted=True, error=None)
+    assert {*summary.environments} == {"a", "b"}
+    assert summary.environments["b"]["mean_reward"] == pytest.approx(2 / 3)
+    counted = {"rollouts": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
+    assert summary.environments["b"].items() >= counted.items()
+    assert (summary.environments["a"]["failed"], summary.environments["a"]["masked"]) == (1, 2)
+    assert summary.environments["a"]["mean_reward"] is None
+    assert (summary.reasons, summary.interrupted) == (reasons, True)
+    assert summary.overall is not None
+    assert (summary.overall["environment"], summary.overall["rollouts"]) == ("all", 7)
 
 
 def row_line(text: str) -> str:
@@ -159,17 +163,6 @@ def recording(tmp_path: Path) -> ReplayEndpoint:
     return ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),))
 
 
-def test_a_row_that_cannot_be_read_is_a_rollout_that_says_why(tmp_path: Path) -> None:
-    found = source(tmp_path / "rows.jsonl", [row_line("a"), "{", row_line("b")], "env")
-    plan = RolloutPlan([found], repeats=2, keep_invalid=True)
-    rollouts = [(each.row, each.identity.repeat, each.error) for each in plan.rollouts()]
-    assert [(type(row), row.line, repeat) for row, repeat, _ in rollouts] == [
-        *((Row, line, repeat) for repeat in (0, 1) for line in (1, 2, 3))
-    ]
-    assert [type(error) for *_, error in rollouts] == [type(None), DataError, type(None)] * 2
-    assert plan.total() == len({each.identity for each in plan.rollouts()}) == 6
-
-
 def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
     tmp_path: Path, recording: ReplayEndpoint
 ) -> None:
@@ -177,7 +170,9 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
     notes: list[str] = []
     found = only_recorded([source(tmp_path / "rows.jsonl", lines, "env", limit=2)], recording, notes.append)
     assert notes == ["env: 1 of 4 rows have no recorded rollout"]
-    assert [each.row.line for each in RolloutPlan(found, keep_invalid=True).rollouts()] == [2, 3]
+    plan = RolloutPlan(found)
+    assert [each.row.line for each in plan.rollouts()] == [2]
+    assert [error.line for error in plan.invalid] == [3]
 
 
 def test_a_missing_recording_is_refused_before_anything_starts() -> None:
@@ -193,7 +188,7 @@ def test_a_directory_of_a_run_stands_for_its_rollouts(tmp_path: Path) -> None:
     (file := tmp_path / "more.jsonl").touch()
     shards = [str(tmp_path / "run" / f"shard-{number}-of-2" / "rollouts.jsonl") for number in (1, 2)]
     assert replay_files([str(tmp_path / "run"), str(file)]) == (*shards, str(file))
-    with pytest.raises(ConfigError, match="no run of gymgate collect"):
+    with pytest.raises(ConfigError, match="holds no run"):
         replay_files([str(tmp_path)])
 
 
@@ -209,7 +204,7 @@ def test_an_environment_without_a_recording_of_its_rows_is_named(
         only_recorded([one, empty], recording, print)
 
 
-@pytest.mark.parametrize("command", [("run",), ("collect", "-o", "run")])
+@pytest.mark.parametrize("command", [("run",), ("run", "-o", "run")])
 def test_rows_without_an_agent_get_advice_that_the_command_takes(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

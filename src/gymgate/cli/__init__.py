@@ -12,7 +12,7 @@ from gymgate.errors import GymgateError, OptionError
 
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
-    "Rollouts and policies": ("eval", "run", "collect", "slurm", "serve", "serve-policy", "serve-env"),
+    "Rollouts and policies": ("run", "eval", "slurm", "serve", "serve-policy", "serve-env"),
     "Results": ("aggregate", "report", "export"),
     "This machine": ("setup", "doctor", "cache"),
 }

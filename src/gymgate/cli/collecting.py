@@ -1,4 +1,4 @@
-"""From the arguments of `gymgate run` and `gymgate collect` to the run they describe. Reads files; starts nothing."""
+"""From the arguments of `gymgate run` to the run they describe. Reads files; starts nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ def make_collection(
     repeats: int = 1,
     seeds: Sequence[int] | None = None,
     shard: Shard = WHOLE,
-    keep_invalid: bool = False,
     ray: RayCluster | None = None,
     **fields: Any,
 ) -> Collection:
@@ -69,9 +68,10 @@ def make_collection(
     return Collection(
         stack=stack,
         policy=policy,
-        plan=RolloutPlan(sources, repeats=repeats, seeds=seeds, shard=shard, keep_invalid=keep_invalid),
+        plan=RolloutPlan(sources, repeats=repeats, seeds=seeds, shard=shard),
         names=[source],
         limits=served.limits,
+        wait_for_policy_s=endpoint.wait_for_policy,
         log=log,
         **fields,
     )

@@ -35,7 +35,7 @@ from gymgate.errors import ConfigError
 def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None, overlap: str) -> None:
     """Write rollouts or rows in a form that others read.
 
-    RUN is a directory of gymgate collect, with its shards, or (not for gym and rows) a rollouts.jsonl of NeMo Gym's
+    RUN is a directory of gymgate run, with its shards, or (not for gym and rows) a rollouts.jsonl of NeMo Gym's
     collector.
     """
     if bounds is not None and form != "rows":
@@ -43,7 +43,7 @@ def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None,
     found = Runs(runs, first_of_overlap=overlap == "first")
     if form in ("gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
         raise ConfigError(
-            f"--to {form} needs the input rows, which {files[0]} does not hold: name a directory of gymgate collect"
+            f"--to {form} needs the input rows, which {files[0]} does not hold: name a directory of gymgate run"
         )
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)

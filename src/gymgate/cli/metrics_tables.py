@@ -1,4 +1,4 @@
-"""The table of results: one for `gymgate run`, `eval run`, `collect` and `aggregate`. A number in it is never broken."""
+"""The table of results: one for `gymgate run`, `eval run` and `aggregate`. A number in it is never broken."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Co
     known = _numbered("pass@", rows)
     chosen = [f"pass@{k}" for k in ks] if ks else [*known[:1], *known[1:][-1:]]
     counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
-    columns = [_environments(rows), _column(rows, "rollouts", _rollouts)]
+    columns = [_environments(rows), _column(rows, "rollouts")]
     columns += (_column(rows, name, rank=0 if name == "failed" else 2) for name in counts)
     if any(row["scored_tasks"] != row["tasks"] for row in rows):
         columns.append(_column(rows, "tasks", _tasks, rank=2))
@@ -73,7 +73,7 @@ def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Co
 
 
 def _all_columns(rows: Rows, *, replayed: bool) -> list[Column]:
-    columns = [_environments(rows), _column(rows, "tasks", _tasks), _column(rows, "rollouts", _rollouts)]
+    columns = [_environments(rows), _column(rows, "tasks", _tasks), _column(rows, "rollouts")]
     columns += (_column(rows, name) for name in ("scored", *NOT_SCORED))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
     majority = [name for name in _numbered("maj@", rows) if name != "maj@1"]
@@ -98,11 +98,6 @@ def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank
         return str(value) if isinstance(value, int) else _number(value)
 
     return Column(name, [(cell or shown)(row) for row in rows], left=left, rank=rank)
-
-
-def _rollouts(row: Mapping[str, Any]) -> str:
-    """Return the number of rollouts, with those that failed, which some rows count apart; truncated ones are scored."""
-    return str(sum(row[name] for name in ("scored", "masked", "unscored", "failed")))
 
 
 def _tasks(row: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import click
 import yaml
+from click.shell_completion import CompletionItem
 from packaging.version import InvalidVersion, Version
 
 from gymgate.config import (
@@ -30,6 +31,8 @@ Command = Callable[..., Any]
 DEFAULT_CONCURRENCY = 64
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_RETRIES: int = HTTPEndpoint.model_fields["max_retries"].default
+GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Output")
+"""Groups of options in the order of `--help`."""
 KINDS = {
     "resources_servers": "resources",
     "environments": "environment",
@@ -37,6 +40,46 @@ KINDS = {
     "responses_api_agents": "agent",
 }
 """Directory of a nemo-gym release -> value of `--kind`."""
+
+
+class Option(click.Option):
+    """An option with the group in which `--help` lists it."""
+
+    def __init__(self, *args: Any, group: str = "Other", **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.group = group
+
+
+def option(group: str, *names: str, **attributes: Any) -> Callable[[Command], Command]:
+    """Return `click.option` for an option of a group."""
+    return click.option(*names, cls=Option, group=group, **attributes)
+
+
+class GroupedCommand(click.Command):
+    """A command whose `--help` lists its options by group."""
+
+    def groups(self, context: click.Context) -> dict[str, list[tuple[str, str]]]:
+        """Return each group's options with their help texts."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
+        for parameter in self.get_params(context):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)):
+                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+        return {name: records for name, records in groups.items() if records}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for name, records in self.groups(ctx).items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def complete_environments(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name of a packaged environment, else the path of a file."""
+    from gymgate.api import list_environments
+
+    names = dict.fromkeys(each.name for each in list_environments() if each.name.startswith(incomplete))
+    return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
 
 class Finite(click.types.FloatParamType):
@@ -72,7 +115,8 @@ class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before clic
         return RuntimeConfig(version=version, interpreter=path)
 
 
-gym_option = click.option(
+gym_option = option(
+    "Environment",
     "--gym",
     type=Gym(),
     default=DEFAULT_NEMO_GYM,
@@ -98,19 +142,28 @@ def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+json_option = option("Output", "--json", "as_json", is_flag=True, help="Print the result as JSON.")
 kind_option = click.option(
     "--kind",
     type=click.Choice([*KINDS.values()]),
     help="Only environments of this kind, by the release's directory.",
 )
-data_option = click.option(
-    "--data", metavar="ROWS", help="Packaged file by name, JSONL path, or hf:owner/name[:split]. [example]"
+data_option = option(
+    "Rows",
+    "--data",
+    metavar="ROWS",
+    help="Packaged file by name, JSONL path, or hf:owner/name[:split]. [example]",
 )
-rows_option = click.option(
-    "-n", "--rows", type=click.IntRange(1), metavar="N", help="Rows to run of each environment or file. [all]"
+rows_option = option(
+    "Rows",
+    "-n",
+    "--rows",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Maximum rows per environment or file. [all]",
 )
-repeats_option = click.option(
+repeats_option = option(
+    "Rows",
     "-r",
     "--repeats",
     type=click.IntRange(1),
@@ -119,46 +172,56 @@ repeats_option = click.option(
     metavar="N",
     help="Rollouts per row.",
 )
-concurrency_option = click.option(
+concurrency_option = option(
+    "Limits",
     "-c",
     "--concurrency",
     type=click.IntRange(1),
     default=DEFAULT_CONCURRENCY,
     show_default=True,
     metavar="N",
-    help="Rollouts that run at the same time.",
+    help="Concurrent rollouts.",
 )
-base_url_option = click.option(
+base_url_option = option(
+    "Policy",
     "-b",
     "--base-url",
     "urls",
     metavar="URL[,URL...]",
-    help="Policy endpoint, up to /v1; several are replicas; slurm:PORT is every node of this Slurm job. "
+    help="Base URL of the policy, including /v1. Separate replicas with commas; slurm:PORT is every node of this Slurm job. "
     "[recorded rollouts are replayed]",
 )
-model_option = click.option(
-    "-m", "--model", metavar="NAME", help="Model name of the policy. [the only one its endpoint serves]"
+model_option = option(
+    "Policy",
+    "-m",
+    "--model",
+    metavar="NAME",
+    help="Model name of the policy. [the only one its endpoint serves]",
 )
-api_key_var_option = click.option(
+api_key_var_option = option(
+    "Policy",
     "--api-key-var",
     metavar="NAME",
     help="Environment variable with the endpoint's key. [OPENAI_API_KEY, if set]",
 )
-sampling_option = click.option(
+sampling_option = option(
+    "Policy",
     "--sampling",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Field set in every policy call, such as temperature=0.7. Repeatable.",
+    help="Field of every policy call, e.g. temperature=0.7. Repeatable.",
 )
-replay_file_option = click.option(
+replay_file_option = option(
+    "Policy",
     "--replay-file",
     "files",
     multiple=True,
     metavar="FILE|RUN",
-    help="JSONL file of recorded rollouts to replay, of NeMo Gym or gymgate, or a directory of gymgate collect. Repeatable. "
+    help="JSONL file of recorded rollouts to replay, of NeMo Gym or gymgate, or a directory of gymgate run. Repeatable. "
     "[those that come with ENV]",
 )
-judge_option = click.option(
+judge_option = option(
+    "Judges",
     "--judge",
     "judges",
     multiple=True,
@@ -166,14 +229,16 @@ judge_option = click.option(
     help="Endpoint of a judge or user simulator by instance name ('*': all others): NAME=URL, NAME=MODEL@URL, "
     "NAME=policy, or NAME=none to start without one (a rollout that calls it fails). Repeatable.",
 )
-judge_key_var_option = click.option(
+judge_key_var_option = option(
+    "Judges",
     "--judge-key-var",
     "judge_key_vars",
     multiple=True,
     metavar="NAME=VAR",
     help="Environment variable with the key of judge NAME's endpoint ('*': all others). Repeatable. [OPENAI_API_KEY, if set]",
 )
-set_option = click.option(
+set_option = option(
+    "Environment",
     "--set",
     "settings",
     multiple=True,
@@ -181,31 +246,36 @@ set_option = click.option(
     help="Override a setting of the environment's config by its dotted key; @FILE reads overrides from YAML; "
     "ENV:KEY=VALUE with several environments. Repeatable.",
 )
-env_var_option = click.option(
+env_var_option = option(
+    "Environment",
     "--env-var",
     "env_vars",
     multiple=True,
     metavar="NAME",
-    help="Environment variable that the environment may see. Repeatable.",
+    help="Environment variable to pass through to the environment. Repeatable.",
 )
-config_option = click.option(
+config_option = option(
+    "Environment",
     "--config",
     multiple=True,
     metavar="NAME",
     help="Config of the environment, by name or as a YAML file. Repeatable: combined in order. [its default one]",
 )
-sandbox_option = click.option(
+sandbox_option = option(
+    "Environment",
     "--sandbox",
     metavar="NAME|YAML",
     help="Where environments run commands in a sandbox: docker, local, ... or a YAML file with a provider's "
     "settings; `gymgate doctor` says which can be used here. [the config's own]",
 )
-agent_option = click.option(
+agent_option = option(
+    "Environment",
     "--agent",
     metavar="NAME",
     help="Agent instance for rows without agent_ref. [the config's only or first one]",
 )
-routing_option = click.option(
+routing_option = option(
+    "Environment",
     "--routing",
     type=click.Choice(get_args(Routing)),
     help="How a rollout's key reaches the model calls of an agent of your own; `process` for one that drops the key. "
@@ -217,18 +287,20 @@ ENVIRONMENT_OPTIONS = (
     judge_option,
     judge_key_var_option,
     set_option,
-    env_var_option,
     config_option,
-    agent_option,
     sandbox_option,
+    env_var_option,
+    agent_option,
     routing_option,
-    click.option(
+    option(
+        "Environment",
         "--gateway-host",
         metavar="ADDRESS",
         help="Address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that "
         "of Docker's bridge (172.17.0.1). [loopback only]",
     ),
-    click.option(
+    option(
+        "Limits",
         "--timeout",
         type=Seconds(0, min_open=True),
         default=3600.0,
@@ -236,23 +308,8 @@ ENVIRONMENT_OPTIONS = (
         metavar="SECONDS",
         help="Seconds per rollout.",
     ),
-    click.option(
-        "--agent-processes",
-        type=click.IntRange(1),
-        default=StackConfig.model_fields["agent_processes"].default,
-        show_default=True,
-        metavar="N",
-        help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
-    ),
-    click.option(
-        "--hang-timeout",
-        type=Seconds(0),
-        default=StackConfig.model_fields["hang_timeout_s"].default,
-        show_default=True,
-        metavar="SECONDS",
-        help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
-    ),
-    click.option(
+    option(
+        "Limits",
         "--max-calls",
         type=click.IntRange(1),
         default=DEFAULT_MAX_CALLS,
@@ -260,18 +317,40 @@ ENVIRONMENT_OPTIONS = (
         metavar="N",
         help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
     ),
+    option(
+        "Limits",
+        "--agent-processes",
+        type=click.IntRange(1),
+        default=StackConfig.model_fields["agent_processes"].default,
+        show_default=True,
+        metavar="N",
+        help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
+    ),
+    option(
+        "Limits",
+        "--hang-timeout",
+        type=Seconds(0),
+        default=StackConfig.model_fields["hang_timeout_s"].default,
+        show_default=True,
+        metavar="SECONDS",
+        help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
+    ),
 )
 
 
-k_option = click.option(
+k_option = option(
+    "Output",
     "-k",
     "--ks",
     "ks",
     metavar="K,...",
     help="k of pass@k and maj@k, over the tasks with enough scored rollouts. [the table: 1 and the largest]",
 )
-wide_option = click.option(
-    "--wide", is_flag=True, help="Print every metric, in several tables where the terminal is too narrow."
+wide_option = option(
+    "Output",
+    "--wide",
+    is_flag=True,
+    help="Print every metric, in several tables where the terminal is too narrow.",
 )
 
 
@@ -336,23 +415,26 @@ def endpoint_options(command: Command) -> Command:
     options = (
         base_url_option,
         model_option,
-        click.option(
+        sampling_option,
+        api_key_var_option,
+        option(
+            "Policy",
             "--dialect",
             type=click.Choice(["chat", "responses"]),
             default="chat",
             show_default=True,
             help="API that the endpoint speaks.",
         ),
-        api_key_var_option,
-        click.option(
+        option(
+            "Policy",
             "--header",
             "headers",
             multiple=True,
             metavar="NAME=VALUE",
             help="Header of every policy call. Repeatable.",
         ),
-        sampling_option,
-        click.option(
+        option(
+            "Policy",
             "--max-retries",
             type=click.IntRange(0),
             default=MAX_RETRIES,
@@ -361,7 +443,8 @@ def endpoint_options(command: Command) -> Command:
             help="Retries of a policy call that failed for a reason that may pass. A 429 is retried until the rollout's "
             "deadline and does not count, except with 0: no call is sent again.",
         ),
-        click.option(
+        option(
+            "Policy",
             "--call-timeout",
             type=Seconds(0, min_open=True),
             default=3600.0,
@@ -369,11 +452,12 @@ def endpoint_options(command: Command) -> Command:
             metavar="SECONDS",
             help="Seconds per policy call.",
         ),
-        click.option(
+        option(
+            "Policy",
             "--wait-for-policy",
             type=Seconds(0),
             metavar="SECONDS",
-            help="Wait up to SECONDS for the endpoint before starting.",
+            help="Wait up to SECONDS for an endpoint that does not answer. [not at all]",
         ),
     )
     return add_options(options)(_gathered("endpoint", EndpointOptions, command))

@@ -217,14 +217,14 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
         key, value = key_value("--sampling", text, ", such as temperature=0.7")
         if key == "seed":
             raise ConfigError(
-                f"--sampling {text!r}: one seed would make every rollout the same; use --seeds of gymgate collect"
+                f"--sampling {text!r}: one seed would make every rollout the same; use --seeds of gymgate run"
             )
         fields[key] = value
     return tuple(sorted(fields.items()))
 
 
 def replay_files(files: Iterable[str]) -> tuple[str, ...]:
-    """The files that `--replay-file` gives; a directory of `gymgate collect` stands for its rollouts, shards included.
+    """The files that `--replay-file` gives; a directory of `gymgate run` stands for its rollouts, shards included.
 
     Raises `ConfigError` for what is not there.
     """
@@ -239,7 +239,7 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
         elif runs := [run / ROLLOUTS for run in run_directories(Path(file)) if (run / ROLLOUTS).exists()]:
             found += map(str, runs)
         else:
-            raise ConfigError(f"--replay-file {file!r}: there is no run of gymgate collect in this directory")
+            raise ConfigError(f"--replay-file {file!r}: this directory holds no run")
     return tuple(found)
 
 

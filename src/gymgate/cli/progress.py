@@ -1,4 +1,4 @@
-"""Progress of `gymgate run` and `gymgate collect`: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of `gymgate run`: a bar on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: i
     """Write runs as one HTML file.
 
     The file opens from disk and loads nothing else; it has metrics, charts, failures and conversations. RUN is a directory
-    of gymgate collect a file of gymgate run -o, or a rollouts.jsonl of NeMo Gym's collector.
+    or a file of gymgate run, or a rollouts.jsonl of NeMo Gym's collector.
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"

@@ -1,18 +1,27 @@
-"""`gymgate run`: rollouts of NeMo Gym environments with a policy endpoint, without an SDK."""
+"""`gymgate run`: rollouts of NeMo Gym environments with a policy, in a directory that a later run resumes, or only counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+import contextlib
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import all_causes, print_causes, print_results
 from gymgate.cli.options import (
+    GroupedCommand,
+    Seconds,
+    complete_environments,
     concurrency_option,
     data_option,
     endpoint_options,
@@ -20,138 +29,361 @@ from gymgate.cli.options import (
     gym_option,
     json_option,
     k_option,
+    option,
     repeats_option,
     replay_file_option,
     rows_option,
     wide_option,
 )
-from gymgate.cli.output import log, print_json
-from gymgate.cli.progress import showing_progress
-from gymgate.collection.metrics import parse_ks, summary_rows
-from gymgate.collection.pace import Pace
+from gymgate.cli.output import Log, log, print_json
+from gymgate.cli.progress import Show, showing_progress
+from gymgate.collection.aggregate import read_runs
+from gymgate.collection.collector import OnRollout
+from gymgate.collection.metrics import OVERALL, notes_on_tasks, parse_ks, summary_rows
+from gymgate.collection.pace import DEFAULT_BUDGETS, Pace, parse_budgets
+from gymgate.collection.plan import WHOLE, parse_seeds, parse_shard
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
+from gymgate.collection.store import FAILURES, LineLog
 from gymgate.collection.tasks import CollectedTasks
-from gymgate.errors import DataError
+from gymgate.config import RayCluster
+from gymgate.errors import ConfigError, GymgateError
+from gymgate.stack.ray_nodes import require_ray
+
+FAILED = 1
+UNFINISHED = 75
+"""Drained before the end: the same command continues (`EX_TEMPFAIL`)."""
+KEPT_ONLY = ("shard", "retries", "rerun_failed", "bodies", "sync_every")
+"""Options that need a directory."""
 
 
-@click.command("run")
-@click.argument("arguments", nargs=-1, required=True, metavar="ENV...|FILE.jsonl")
+@dataclass(frozen=True)
+class RunSummary:
+    """What `gymgate run --json` prints."""
+
+    output: str | None
+    """The directory of the run, or the file that got its rollouts."""
+    replayed: bool
+    """Whether recorded rollouts answered for the policy."""
+    total: int
+    """Planned rollouts: `resumed`, `finished`, `failed` and `left`."""
+    resumed: int
+    """Rollouts that earlier runs in the directory left finished or failed."""
+    finished: int
+    """Rollouts that finished now."""
+    failed: int
+    """Rollouts that failed permanently now."""
+    left: int
+    invalid_rows: int
+    """Rows that could not be read and were left out."""
+    seconds: float
+    """Time from the start of the first rollout to the end of the last one."""
+    failed_attempts: int
+    """Attempts that failed now, those that were retried included."""
+    reasons: Mapping[str, int]
+    """Why rollouts failed or were masked now, with their numbers."""
+    interrupted: bool
+    error: str | None
+    """What ended the run early."""
+    environments: Mapping[str, Mapping[str, Any]]
+    """Metrics by environment, over the whole run in the directory. `rollouts` are all of them, failed ones included."""
+    overall: Mapping[str, Any] | None
+    """The same metrics over all environments; `None` before the first rollout."""
+
+
+@click.command("run", cls=GroupedCommand)
+@click.argument(
+    "arguments",
+    nargs=-1,
+    required=True,
+    metavar="ENV...|FILE.jsonl",
+    shell_complete=complete_environments,
+)
 @data_option
 @rows_option
 @repeats_option
-@concurrency_option
+@option("Rows", "--seeds", metavar="N|LIST", help="Seeds sent to the policy: 4 is 0-3; or a list, 3,5,7-9.")
+@option(
+    "Rows",
+    "--env",
+    "named",
+    multiple=True,
+    metavar="ENV",
+    help="Environment of FILE's rows. Repeatable. [found by the agents that they name]",
+)
+@option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
 @endpoint_options
 @replay_file_option
+@concurrency_option
 @environment_options
 @gym_option
-@click.option(
+@option(
+    "Environment",
+    "--ray",
+    metavar="ADDRESS",
+    help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.",
+)
+@option(
+    "Environment",
+    "--cpus-per-stack",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    help="With --ray: reserve N CPUs for each stack, and run as many on a node as fit.",
+)
+@option(
+    "Limits",
+    "--retries",
+    multiple=True,
+    metavar="[CLASS=]N",
+    help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
+    f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
+)
+@option(
+    "Limits",
+    "--stop-after-failures",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Stop after N consecutive permanent failures; 0: never. [50, or twice -c]",
+)
+@option(
+    "Limits",
+    "--stop-starting-after",
+    "budget",
+    type=Seconds(0, min_open=True),
+    metavar="SECONDS",
+    help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
+)
+@option(
+    "Limits",
+    "--stall-warning",
+    type=Seconds(0, min_open=True),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Warn when no rollout has finished for SECONDS.",
+)
+@option(
+    "Output",
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Append each result to this JSONL file as soon as it is there.",
+    type=click.Path(path_type=Path),
+    metavar="DIR|FILE.jsonl",
+    help="Keep the rollouts: in a directory, where the same command resumes; or append them to a file. [only the table]",
 )
+@json_option
 @k_option
 @wide_option
-@json_option
+@option("Output", "--rerun-failed", is_flag=True, help="With -o DIR: retry rollouts that failed permanently.")
+@option("Output", "--bodies", is_flag=True, help="With -o DIR: keep each model call's request and response.")
+@option(
+    "Output",
+    "--sync-every",
+    type=Seconds(0),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With -o DIR: sync results to disk every SECONDS; 0: after each rollout.",
+)
+@click.pass_context
 def command(
-    as_json: bool, concurrency: int, output: Path | None, ks: str | None, wide: bool, **options: Any
+    context: click.Context,
+    /,
+    as_json: bool,
+    budget: float | None,
+    output: Path | None,
+    concurrency: int,
+    seeds: str | None,
+    shard: str | None,
+    retries: tuple[str, ...],
+    stop_after_failures: int | None,
+    stall_warning: float,
+    sync_every: float,
+    bodies: bool,
+    ks: str | None,
+    wide: bool,
+    ray: str | None,
+    cpus_per_stack: float | None,
+    **options: Any,
 ) -> None:
     """Run rows with a policy, score them, and print a table.
 
     Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
-    (agent_ref). Failed rollouts are not retried. Exits with 1 if a rollout failed and with 130 if interrupted, after a
-    table of what was done.
+    (agent_ref). With -o DIR rollouts are kept, failed ones are retried, and the same command runs what is missing after a
+    kill or a crash. Without it nothing is kept or retried. Exits with 1 if a rollout failed or a row could not be read, 75
+    if it was told to start no more, 130 if interrupted, after a table of what was done.
+
+    \b
+    gymgate run example_session_state_mgmt -r 4
+    gymgate run mcqa -o runs/x -r 16 -c 256 -b http://host:8000/v1
     """
+    directory, file = _directory_or_file(output)
+    if directory is None:
+        _refuse_without_directory(context)
+    if cpus_per_stack is not None and ray is None:
+        raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
+    if ray is not None:
+        require_ray()
     chosen = parse_ks(ks) if ks else None
+    budgets = parse_budgets(retries) if directory is not None else {}
     tasks = CollectedTasks()
-    with showing_progress() as (show, progress_log):
+    with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
         run = make_collection(
             **options,
-            keep_invalid=True,
-            pace=Pace(concurrency, budgets={}, failures_in_a_row=0),
-            record_bodies=output is not None,
-            wait_for_policy_s=options["endpoint"].wait_for_policy,
+            seeds=parse_seeds(seeds) if seeds is not None else None,
+            shard=parse_shard(shard) if shard is not None else WHOLE,
+            output=directory,
+            pace=Pace(concurrency, budgets, sync_every, stall_warning, stop_after_failures),
+            record_bodies=bodies or file is not None,
+            ray=RayCluster(ray, cpus_per_stack=cpus_per_stack) if ray is not None else None,
             log=progress_log,
         )
-        with _results(output) as append:
+        with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
 
             async def add(rollout: CollectedRollout) -> None:
-                tasks.add_rollout(rollout)
-                append(rollout)
+                if directory is None:  # else they are read from there
+                    tasks.add_rollout(rollout)
+                if lines is not None:
+                    lines.append(to_line(rollout))
 
-            interrupted, error = run_interruptibly(run.run(on_rollout=add, on_change=show))
-    progress = run.progress
+            interrupted, error = run_interruptibly(_run_drainably(run, show, add, budget))
+    if run.directory is not None and run.progress.total:
+        tasks = read_runs([run.directory])
     rows = [
-        {**row, "rollouts_per_s": _rate(row["rollouts"], progress)} for row in summary_rows(tasks, chosen)
+        {**row, "rollouts_per_s": _rate(run.progress, row["environment"])}
+        for row in summary_rows(tasks, chosen)
     ]
     if as_json:
-        print_json(as_dict(run, rows, interrupted=interrupted, error=str(error) if error else None))
-    elif rows:
-        print_results(rows, replayed=run.replayed, ks=chosen, wide=wide)
-        print_causes(progress.environments)
-    if output is not None and progress.environments:
-        log(f"results: {output}")
+        print_json(summary_of(run, rows, output, interrupted=interrupted, error=error))
+    else:
+        for note in () if chosen else notes_on_tasks(tasks):
+            log(note)
+        if rows:
+            print_results(rows, replayed=run.replayed, ks=chosen, wide=wide)
+        print_causes(run.progress.environments)
+        if output is not None and run.progress.total:
+            _log_output(run, output)
     if error is not None:
         raise error
     if interrupted:
         log("interrupted")
-    if code := INTERRUPTED if interrupted else int(progress.failed > 0):
+    if code := _exit_code(run, interrupted=interrupted):
         raise click.exceptions.Exit(code)
 
 
-@contextmanager
-def _results(path: Path | None) -> Iterator[Callable[[CollectedRollout], None]]:
-    """Yield a function that appends a rollout to the file, whole lines only, as `gymgate collect` writes them.
+def _directory_or_file(output: Path | None) -> tuple[Path | None, Path | None]:
+    if output is None or output.suffix == ".jsonl":
+        return None, output
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"-o {output} is a file; name a directory, or a file that ends in .jsonl")
+    return output, None
 
-    Raises `DataError` if the file cannot be written, also before anything is started.
-    """
-    if path is None:
-        yield lambda rollout: None
+
+def _refuse_without_directory(context: click.Context) -> None:
+    """Raises `ConfigError` for options that say how a directory is kept."""
+    if given := [
+        each.opts[-1]
+        for each in context.command.params
+        if each.name in KEPT_ONLY and context.get_parameter_source(each.name) is not ParameterSource.DEFAULT
+    ]:
+        raise ConfigError(f"{' and '.join(given)} needs a directory that keeps the rollouts: -o DIR")
+
+
+@contextlib.contextmanager
+def _drained_before_the_run(log: Log) -> Iterator[None]:
+    """End with `UNFINISHED` at a SIGUSR1 that comes before the run handles it, such as in the wait for the policy."""
+
+    def end(*_: object) -> None:
+        log("SIGUSR1: nothing was started")
+        raise click.exceptions.Exit(UNFINISHED)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
         return
+    before = signal.signal(signal.SIGUSR1, end)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab")
-    except OSError as error:
-        raise _not_written(path, error) from error
-
-    def append(rollout: CollectedRollout) -> None:
-        try:
-            file.write(to_line(rollout))
-            file.flush()
-        except OSError as error:
-            raise _not_written(path, error) from error
-
-    with file:
-        yield append
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
-def _not_written(path: Path, error: OSError) -> DataError:
-    return DataError(f"cannot write results to {path}: {error.strerror}", path=str(path))
+async def _run_drainably(run: Collection, show: Show, on_rollout: OnRollout, budget: float | None) -> None:
+    """Drain the run at SIGUSR1 and at the end of the budget, in seconds."""
+
+    def drain(why: str) -> None:
+        under_way = len(run.collector.in_flight) if run.collector else 0
+        run.log(f"{why}: starting nothing more, {under_way} rollouts are under way")
+        run.drain()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, drain, "SIGUSR1")
+    timer = loop.call_later(budget, drain, f"{budget:g} s are over") if budget else None
+    try:
+        await run.run(on_rollout=on_rollout, on_change=show, on_ready=show)
+    finally:
+        if timer is not None:
+            timer.cancel()
 
 
-def _rate(rollouts: int, progress: RunProgress) -> float | None:
+def _rate(progress: RunProgress, environment: str) -> float | None:
+    """Return the rollouts per second of this process."""
     seconds = progress.last_finished - progress.started
-    return rollouts / seconds if seconds > 0 else None
+    each = progress.environments
+    count = sum(each[name].rollouts for name in each if environment in (name, OVERALL))
+    return count / seconds if count and seconds > 0 else None
 
 
-def as_dict(
-    run: Collection, rows: Sequence[Mapping[str, Any]], *, interrupted: bool, error: str | None
-) -> dict[str, Any]:
-    """The closing table as JSON values, without its last line over all environments."""
-    environments = {
-        row["environment"]: {
-            "ok": row["rollouts"] - row["failed"],
-            **{key: value for key, value in row.items() if key != "environment"},
-        }
-        for row in (rows if len(rows) == 1 else rows[:-1])
-    }
-    return {
-        "environments": environments,
-        "reasons": dict(all_causes(run.progress.environments)),
-        "seconds": run.progress.last_finished - run.progress.started,
-        "replayed": run.replayed,
-        "interrupted": interrupted,
-        "error": error,
-    }
+def summary_of(
+    run: Collection,
+    rows: Sequence[Mapping[str, Any]],
+    output: Path | None,
+    *,
+    interrupted: bool,
+    error: GymgateError | None,
+) -> RunSummary:
+    """Return a run's end as `--json` prints it; `rows` are those of its table."""
+    progress = run.progress
+    return RunSummary(
+        output=str(run.directory or output) if output else None,
+        replayed=run.replayed,
+        total=progress.total,
+        resumed=progress.resumed,
+        finished=progress.finished,
+        failed=progress.failed,
+        left=progress.left,
+        invalid_rows=len(run.plan.invalid),
+        seconds=progress.last_finished - progress.started,
+        failed_attempts=progress.attempts_failed,
+        reasons=all_causes(progress.environments),
+        interrupted=interrupted,
+        error=str(error) if error else None,
+        environments={row["environment"]: row for row in (rows if len(rows) == 1 else rows[:-1])},
+        overall=rows[-1] if rows else None,
+    )
+
+
+def _log_output(run: Collection, output: Path) -> None:
+    """Log where the rollouts are and what to do next."""
+    progress = run.progress
+    if run.directory is None:
+        log(f"results: {output}")
+        return
+    left = f", {progress.left} left" if progress.left else ""
+    log(f"{run.directory}: {progress.done} of {progress.total} rollouts{left}")
+    if progress.attempts_failed:
+        log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
+    path = shlex.quote(str(output))
+    log(
+        f"next: gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"
+    )
+    if progress.left:
+        log("run the same command again to run the rest")
+
+
+def _exit_code(run: Collection, *, interrupted: bool) -> int:
+    progress = run.progress
+    if interrupted:
+        return INTERRUPTED
+    if run.draining and progress.left:
+        return UNFINISHED
+    return FAILED if progress.failed or progress.given_up_before or run.plan.invalid else 0

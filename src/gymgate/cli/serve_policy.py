@@ -117,7 +117,7 @@ def command(
     """Serve a model with vLLM or another server; keep it up.
 
     MODEL is served with vLLM; --command starts another server. When every server answers, prints the addresses as
-    `gymgate collect -b` takes them, and runs until it is interrupted. With --run, it runs until that command ends and
+    `gymgate run -b` takes them, and runs until it is interrupted. With --run, it runs until that command ends and
     takes its exit code. A server that dies is restarted; when one has died too often, all servers are ended and the
     exit code is 1.
     """

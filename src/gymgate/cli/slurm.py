@@ -1,4 +1,4 @@
-"""`gymgate slurm`: run a collection as a Slurm array, with a job that aggregates it."""
+"""`gymgate slurm`: a run as a Slurm array, with a job that aggregates it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ SUBMIT_TIMEOUT_S = 120.0
 )
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--no-submit", is_flag=True, help="Write the scripts; print the command that submits them.")
-@click.argument("collect", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COLLECT...")
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- RUN...")
 def command(
     output: Path,
     seeds: str | None,
@@ -87,18 +87,18 @@ def command(
     serve: str | None,
     dry_run: bool,
     no_submit: bool,
-    collect: tuple[str, ...],
+    arguments: tuple[str, ...],
     **job_options: Any,
 ) -> None:
-    """Run a collection as an array of Slurm jobs.
+    """Run rollouts as an array of Slurm jobs.
 
-    Writes and submits an array of gymgate collect, and a job that aggregates its results. COLLECT are the arguments of
-    gymgate collect, without -o and --shard, after a --. Submitting again resumes the run. Example: gymgate slurm -o
-    runs/x --shards 8 --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
+    Writes and submits an array of gymgate run, and a job that aggregates its results. RUN are the arguments of gymgate
+    run, without -o and --shard, after a --. Submitting again resumes the run. Example: gymgate slurm -o runs/x --shards 8
+    --time 4:00:00 -- mcqa -b http://host:8000/v1 -m M
     """
     words = tuple(split_command("--serve", serve)) if serve else ()
     job = SlurmJob(
-        collect=_checked(collect),
+        arguments=_checked(arguments),
         output=output,
         seeds=parse_seeds(seeds) if seeds else None,
         options=_pairs(options),
@@ -124,13 +124,13 @@ def command(
     _submit(submit)
 
 
-def _checked(collect: tuple[str, ...]) -> tuple[str, ...]:
-    """Check the arguments of `gymgate collect` now, so that an error does not occur in every task."""
-    from gymgate.cli.collect import command as collect_command
+def _checked(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Check the arguments of `gymgate run` now, so that an error does not occur in every task."""
+    from gymgate.cli.run import command as run_command
 
-    with collect_command.make_context("gymgate collect", [*collect, "-o", "x"]):
+    with run_command.make_context("gymgate run", [*arguments, "-o", "x"]):
         pass
-    return collect
+    return arguments
 
 
 def _serves_policy(words: tuple[str, ...]) -> bool:

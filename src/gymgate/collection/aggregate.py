@@ -111,7 +111,7 @@ class Runs:
         self.notes += (f"{overlap}; the first is taken" for overlap in overlaps)
 
     def failures(self) -> Iterator[dict[str, Any]]:
-        """Yield the failure of every rollout that failed for good and finished in no run; call it after `rollouts`."""
+        """Yield the failure of every rollout that failed permanently and finished in no run; call it after `rollouts`."""
         failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
         for run, value in self._final_failures():
             environment = self._environments.get(_row(run, value)) or str(value.get("environment", ""))

@@ -56,7 +56,7 @@ class Collector:
         environments: Mapping[str, str] = MappingProxyType({}),
         draining: asyncio.Event | None = None,
     ) -> None:
-        """`on_rollout` gets each rollout that finished or failed for good; `status` is the stack's.
+        """`on_rollout` gets each rollout that finished or failed permanently; `status` is the stack's.
 
         `environments` names the environment of an agent, for failures of rows that name only their agent. Once `draining`
         is set, nothing more is started.
@@ -130,11 +130,9 @@ class Collector:
     async def _attempt(self, planned: PlannedRollout) -> Rollout:
         row = planned.row
         try:
-            if planned.error is not None:
-                raise planned.error
             rollout = await self._run_one(planned)
         except (ConfigError, DataError) as error:  # this row cannot be run; the others can
-            located = planned.error or DataError(f"{row.source}:{row.line}: {error}")
+            located = DataError(f"{row.source}:{row.line}: {error}")
             rollout = failed_rollout(located, environment=planned.environment or "", agent=row.agent or "")
         if rollout.environment:
             return rollout
@@ -163,7 +161,7 @@ class Collector:
             await self._on_rollout(rollout)
         limit = self._pace.most_failures_in_a_row
         if limit and self.progress.failed_in_a_row >= limit:
-            raise _everything_fails(rollout, limit)
+            raise _everything_fails(rollout, limit, kept=self._directory is not None)
 
     async def _sync_regularly(self, directory: RunDirectory) -> None:
         while True:
@@ -243,10 +241,11 @@ def describe_calls(status: Mapping[str, Any], rollouts: int) -> str:
     return "; " + "; ".join(parts)
 
 
-def _everything_fails(rollout: Rollout, count: int) -> GymgateError:
+def _everything_fails(rollout: Rollout, count: int, *, kept: bool) -> GymgateError:
     assert rollout.error is not None
+    again = " with --rerun-failed" if kept else ""
     message = (
         f"stopped: {count} rollouts failed in a row, the last with {rollout.error.type}: {rollout.error.message}; "
-        f"fix the cause and run it again with --rerun-failed"
+        f"fix the cause and run it again{again}"
     )
     return from_wire({"error": rollout.error.type, "message": message})

@@ -155,11 +155,11 @@ def _vote(task: Task, k: int) -> float:
 
 
 def _counts(tasks: Sequence[Task]) -> dict[str, int]:
-    found = [score.outcome for task in tasks for score in task.scores]
-    reasons = Counter(each.reason for each in found)
+    outcomes = [score.outcome for task in tasks for score in task.scores]
+    reasons = Counter(outcome.reason for outcome in outcomes)
     return {
-        "rollouts": len(found),
-        "scored": sum(each.counted for each in found),
+        "rollouts": len(outcomes) + sum(task.failed for task in tasks),
+        "scored": sum(outcome.counted for outcome in outcomes),
         "masked": reasons["masked"],
         "unscored": reasons["unscored"],
         "truncated": reasons["truncated"],

@@ -15,8 +15,6 @@ from gymgate.errors import ConfigError, DataError, OptionError
 
 SEED_STRIDE = 1 << 20
 """Distance between the seeds of a row's repeats; a seed must be smaller."""
-NO_KEY = f"{0:016x}"
-"""In the place of the key of a row that cannot be read."""
 _SEED_ITEM = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -46,8 +44,6 @@ class PlannedRollout(NamedTuple):
     """`None`: the row's `agent_ref` names the agent."""
     task: int
     """Position of the row in the input, over all sources."""
-    error: DataError | None = None
-    """Why the row cannot be read; the rollout then fails with it."""
 
     @property
     def sent_seed(self) -> int | None:
@@ -185,8 +181,8 @@ class RolloutPlan:
     """Every rollout of a run, or of one shard of it.
 
     The constructor reads every row once for its key and keeps eight bytes of each. Rows that cannot be read are listed
-    in `invalid` and left out, or planned as rollouts that fail (`keep_invalid`). Raises `DataError` for a source without
-    rows or without a single readable one, `ConfigError` for bad numbers.
+    in `invalid` and left out. Raises `DataError` for a source without rows or without a single readable one,
+    `ConfigError` for bad numbers.
     """
 
     def __init__(
@@ -196,7 +192,6 @@ class RolloutPlan:
         repeats: int = 1,
         seeds: Sequence[int] | None = None,
         shard: Shard = WHOLE,
-        keep_invalid: bool = False,
     ) -> None:
         if repeats < 1:
             raise ConfigError(f"repeats must be at least 1, not {repeats}")
@@ -205,9 +200,8 @@ class RolloutPlan:
         self.seeds = None if seeds is None else checked_seeds(tuple(seeds))
         self.shard = shard
         self.invalid: list[DataError] = []
-        self._invalid_rows: dict[tuple[int, int], DataError] = {}
+        self._invalid_rows: set[tuple[int, int]] = set()
         """By source and position."""
-        self.keep_invalid = keep_invalid
         self._keys = [array("Q") for _ in self.sources]
         self._occurrences: dict[tuple[int, int], int] = {}
         """By source and position, of rows that have an equal one before them."""
@@ -216,13 +210,13 @@ class RolloutPlan:
     @property
     def rows(self) -> int:
         """Number of planned rows."""
-        return sum(map(len, self._keys)) - (0 if self.keep_invalid else len(self.invalid))
+        return sum(map(len, self._keys)) - len(self.invalid)
 
     def row_keys(self) -> Iterator[str]:
         """The key of every planned row, in order."""
         for number, keys in enumerate(self._keys):
             for position, key in enumerate(keys):
-                if self.keep_invalid or (number, position) not in self._invalid_rows:
+                if (number, position) not in self._invalid_rows:
                     yield f"{key:016x}"
 
     def total(self) -> int:
@@ -243,16 +237,10 @@ class RolloutPlan:
         for number, position, identity in self._positions():
             if identity in done:
                 continue
-            error = self._invalid_rows.get((number, position))
-            row = self._read(number, position, error)
+            source = self.sources[number]
             yield PlannedRollout(
-                identity, row, self.sources[number].environment, starts[number] + position, error
+                identity, source.rows[position], source.environment, starts[number] + position
             )
-
-    def _read(self, number: int, position: int, error: DataError | None) -> Row:
-        if error is not None:
-            return Row({}, "", None, str(error.path), error.line or 0)
-        return self.sources[number].rows[position]
 
     def _positions(self) -> Iterator[tuple[int, int, Identity]]:
         """Yield each source's rollouts spread evenly, every row once before any row again: what has finished is a sample."""
@@ -273,7 +261,7 @@ class RolloutPlan:
 
         sources = (shares(number, len(keys)) for number, keys in enumerate(self._keys))
         for _, number, position in heapq.merge(*sources):
-            if self.keep_invalid or (number, position) not in self._invalid_rows:
+            if (number, position) not in self._invalid_rows:
                 yield number, position
 
     def _read_keys(self) -> None:
@@ -283,7 +271,7 @@ class RolloutPlan:
             for position, row in source.readable():
                 if isinstance(row, DataError):
                     self.invalid.append(row)
-                    self._invalid_rows[number, position] = row
+                    self._invalid_rows.add((number, position))
                 key = 0 if isinstance(row, DataError) else int(row.key, 16)
                 before = seen[key] = seen.get(key, -1) + 1
                 if before:

@@ -46,7 +46,7 @@ class EnvironmentMetrics:
         self.causes[line if known else "other causes"] += 1
 
     def add_rollout(self, rollout: Rollout) -> None:
-        """Count a rollout that finished or failed for good."""
+        """Count a rollout that finished or failed permanently."""
         outcome = outcome_of(rollout)
         self.add(outcome.reason, outcome.reward)
         if rollout.error is not None:
@@ -107,10 +107,6 @@ class RunProgress:
         default_factory=lambda: defaultdict(EnvironmentMetrics)
     )
     attempts_failed: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    """Failed attempts, by class and error."""
-    examples: dict[str, str] = field(default_factory=dict)
-    """The message of one attempt of each."""
     failed_in_a_row: int = 0
     output_tokens: int = 0
     started: float = field(default_factory=time.monotonic)
@@ -134,11 +130,7 @@ class RunProgress:
 
     def count_failure(self, rollout: Rollout, *, final: bool) -> None:
         """Count a failed attempt; `final` if no further one follows."""
-        assert rollout.error is not None
         self.attempts_failed += 1
-        reason = f"{rollout.error.kind}: {rollout.error.type}"
-        self.failures[reason] += 1
-        self.examples.setdefault(reason, rollout.error.message)
         if final:
             self.failed += 1
             self.failed_in_a_row += 1

@@ -1,4 +1,4 @@
-"""A run from beginning to end: plan, directory, stack, rollouts. `gymgate run`, `gymgate collect` and Python use it."""
+"""A run from beginning to end: plan, directory, stack, rollouts. `gymgate run` and `gymgate.collect` use it."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ class Collection:
     ) -> None:
         """Run what is left of the run. Raises what keeps it from starting or ends it early.
 
-        `on_rollout` gets each rollout that finished or failed for good, after it was written. `on_open` is called when the
+        `on_rollout` gets each rollout that finished or failed permanently, after it was written. `on_open` is called when the
         directory is this process's and its settings are the same, before anything starts; `on_ready` when the stack is up.
         """
-        for error in () if self.plan.keep_invalid else self.plan.invalid:
+        for error in self.plan.invalid:
             self.log(f"left out: {error}")
         async with contextlib.AsyncExitStack() as exits:
             directory = self._open(exits)
@@ -154,7 +154,7 @@ class Collection:
         given_up = sum(identity in settled.given_up for identity in self.plan.identities())
         progress.given_up_before = given_up
         there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
-        failed = f", {given_up} failed for good (--rerun-failed tries them again)" if given_up else ""
+        failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
         self.log(f"resuming {self.directory}: {there}{failed}")
 
     def _fitting_pace(self) -> Pace:

@@ -1,4 +1,4 @@
-"""Slurm scripts for a collection: an array over shards or seeds, and a job that aggregates it.
+"""Slurm scripts for a run: an array over shards or seeds, and a job that aggregates it.
 
 Every argument is quoted here; nothing in the scripts is evaluated later.
 """
@@ -24,8 +24,8 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 class SlurmJob:
     """The array to write scripts for."""
 
-    collect: Sequence[str]
-    """Arguments of `gymgate collect`, without `-o` and `--shard`."""
+    arguments: Sequence[str]
+    """Arguments of `gymgate run`, without `-o` and `--shard`."""
     output: Path
     shards: int | None = None
     """Array tasks, each with a part of the rollouts."""
@@ -57,10 +57,10 @@ class SlurmJob:
         if self.shards is not None and self.shards < 1:
             raise ConfigError(f"there must be at least one shard, not {self.shards}")
         own = ["-o", "--output", "--shard", *(["--seeds"] if self.seeds is not None else [])]
-        for argument in self.collect:
+        for argument in self.arguments:
             if argument.split("=")[0] in own:
                 raise ConfigError(f"{argument} is set for each array task; leave it out")
-        if self.serve and self.serves_policy and self._collects_with("-b", "--base-url"):
+        if self.serve and self.serves_policy and self._runs_with("-b", "--base-url"):
             raise ConfigError("-b is set from the servers that --serve starts; leave it out")
         for name in self.options:
             if not _OPTION.fullmatch(name) or name in _RESERVED:
@@ -76,8 +76,8 @@ class SlurmJob:
         if self.time is not None and seconds_of(self.time) <= self.drain_s:
             raise ConfigError(f"--time {self.time} leaves nothing after --drain of {self.drain_s} s")
 
-    def _collects_with(self, *options: str) -> bool:
-        return any(argument.split("=")[0] in options for argument in self.collect)
+    def _runs_with(self, *options: str) -> bool:
+        return any(argument.split("=")[0] in options for argument in self.arguments)
 
     @property
     def array(self) -> str:
@@ -94,12 +94,12 @@ class SlurmJob:
 
     def command(self) -> str:
         """The command of a task as a line of bash, which evaluates nothing but the task's number."""
-        collect = ["gymgate", "collect", *self.collect]
+        run = ["gymgate", "run", *self.arguments]
         if self.serve and self.serves_policy:
-            collect += ["-b", "{urls}"]
-            if not self._collects_with("--wait-for-policy"):
-                collect += ["--wait-for-policy", str(WAIT_FOR_RESTART_S)]
-        line = shlex.join([*collect, "-o", str(self.output.absolute())])
+            run += ["-b", "{urls}"]
+            if not self._runs_with("--wait-for-policy"):
+                run += ["--wait-for-policy", str(WAIT_FOR_RESTART_S)]
+        line = shlex.join([*run, "-o", str(self.output.absolute())])
         number = "$SLURM_ARRAY_TASK_ID"
         share = f" --shard {number}/{self.shards}"
         if self.seeds is not None:
@@ -113,7 +113,7 @@ class SlurmJob:
 
 
 def array_script(job: SlurmJob) -> str:
-    """The sbatch script of the array. A task exits with an error if rollouts failed for good."""
+    """The sbatch script of the array. A task exits with an error if rollouts failed permanently."""
     array = job.array + (f"%{job.at_once}" if job.at_once else "")
     logs = job.output.absolute() / "logs"
     options: dict[str, str | None] = {
@@ -133,13 +133,13 @@ def array_script(job: SlurmJob) -> str:
         *job.setup,
         "# Slurm sends SIGUSR1 before the walltime ends: start no new rollouts, finish those under way.",
         f"{job.command()} &",
-        "collector=$!",
-        "trap 'kill -USR1 \"$collector\" 2>/dev/null || true' USR1",
-        "trap 'kill -TERM \"$collector\" 2>/dev/null || true' TERM",
-        # A signal ends `wait`, not the collector, whose exit status bash keeps.
-        'while kill -0 "$collector" 2>/dev/null; do wait "$collector" || true; done',
+        "runner=$!",
+        "trap 'kill -USR1 \"$runner\" 2>/dev/null || true' USR1",
+        "trap 'kill -TERM \"$runner\" 2>/dev/null || true' TERM",
+        # A signal ends `wait`, not the run, whose exit status bash keeps.
+        'while kill -0 "$runner" 2>/dev/null; do wait "$runner" || true; done',
         "code=0",
-        'wait "$collector" || code=$?',
+        'wait "$runner" || code=$?',
         '[ "$code" -ne 138 ] || code=75  # SIGUSR1 ended it before it could handle signals',
         f'if [ "$code" -eq 75 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt {job.requeues} ]; then',
         '  scontrol requeue "${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}"',

@@ -34,20 +34,24 @@ _BLOCK = 1 << 16
 
 
 class LineLog:
-    """A file that only grows by whole lines. Each line is one write; opening the file cuts off a torn last line.
+    """A file that only grows by whole lines. Each line is one write.
 
-    An appended line outlives this process at once, and a crash of the machine after the next `sync`.
+    Opening the file cuts off a torn last line, or ends it if `repair` is false. An appended line outlives this process at
+    once, and a crash of the machine after the next `sync`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, repair: bool = True) -> None:
         self.path = path
         self.repaired = 0
         """Bytes of a torn last line that opening cut off."""
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._size = os.fstat(self._fd).st_size
             whole = _end_of_last_line(self._fd, self._size)
-            if whole < self._size:
+            if whole < self._size and not repair:
+                self._size += os.write(self._fd, b"\n")
+            elif whole < self._size:
                 os.ftruncate(self._fd, whole)
                 self.repaired, self._size = self._size - whole, whole
         except OSError as error:
@@ -100,7 +104,7 @@ class RunDirectory:
         self.attempts: dict[Identity, Counter[str]] = {}
         """Failed attempts of rollouts that have not finished, by the error's class."""
         self.given_up: set[Identity] = set()
-        """Rollouts that failed for good."""
+        """Rollouts that failed permanently."""
         self._read()
 
     @property

@@ -110,7 +110,7 @@ class CollectedTasks:
         task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
 
     def add_rollout(self, rollout: CollectedRollout) -> None:
-        """Add a rollout that finished or failed for good; its calls are not counted."""
+        """Add a rollout that finished or failed permanently; its calls are not counted."""
         self.add({**vars(rollout), "calls": (), "timing": None})
 
     def task_of(self, value: Mapping[str, Any]) -> Task:

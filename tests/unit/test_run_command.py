@@ -1,15 +1,18 @@
-"""What `gymgate collect` takes, and what it refuses before anything is started."""
+"""What `gymgate run` takes, and what it refuses before anything is started."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
-from gymgate.cli.collect import command
+from gymgate.cli import cli
+from gymgate.cli.options import GROUPS
 from gymgate.cli.policies import endpoint_list
 from gymgate.cli.progress import duration, state
+from gymgate.cli.run import command
 from gymgate.collection import progress as progress_module
 from gymgate.collection.progress import RunProgress
 from gymgate.errors import ConfigError
@@ -66,10 +69,37 @@ def test_what_does_not_belong_together(tmp_path: Path, arguments: tuple[str, ...
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_in_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     done = CliRunner().invoke(command, ["mcqa", "-o", str(tmp_path / "x")])
-    assert "is a file; a run needs a directory" in str(done.exception)
+    assert isinstance(done.exception, ConfigError)
+    assert f"-o {tmp_path / 'x'} is a file" in str(done.exception)
+
+
+@pytest.mark.parametrize("output", [(), ("-o", "run.jsonl")])
+@pytest.mark.parametrize(
+    "option",
+    [("--shard", "1/2"), ("--retries", "1"), ("--rerun-failed",), ("--bodies",), ("--sync-every", "1")],
+)
+def test_options_of_a_directory_need_one(output: tuple[str, ...], option: tuple[str, ...]) -> None:
+    done = CliRunner().invoke(command, ["mcqa", *output, *option])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith(f"{option[0]} needs ")
+    assert str(done.exception).endswith("-o DIR")
+
+
+def test_options_stand_in_groups() -> None:
+    help_text = CliRunner().invoke(command, ["--help"]).output
+    titles = [line for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == [f"{name}:" for name in (*GROUPS, "Other")]
+    assert len([line for line in help_text.partition("Other:")[2].splitlines() if line.strip()]) == 1
+
+
+def test_names_of_environments_are_completed() -> None:
+    completion = BashComplete(cli, {}, "gymgate", "_GYMGATE_COMPLETE")
+    values = [item.value for item in completion.get_completions(["run"], "workplace_a")]
+    assert values == ["workplace_assistant"]
+    assert [item.type for item in completion.get_completions(["run"], "./")] == ["file"]
 
 
 def looks(tokens: dict[str, int], away: str = "") -> dict[str, dict[str, object]]:
