@@ -21,7 +21,6 @@ from typing import Any
 import click
 import records
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 import gymgate
 import gymgate.config
@@ -36,7 +35,11 @@ PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTAL
 def config_table(cls: type[gymgate.config.Config]) -> str:
     rows = ["| field | default | meaning |", "| --- | --- | --- |"]
     for name, field in cls.model_fields.items():
-        default = "required" if field.default is PydanticUndefined else f"`{field.default!r}`"
+        value = field.get_default(call_default_factory=True)
+        same = isinstance(value, gymgate.config.Config) and value == type(value)()
+        default = (
+            "required" if field.is_required() else f"`{type(value).__name__}()`" if same else f"`{value!r}`"
+        )
         rows.append(
             f"| `{name}` | {default} | {' '.join((field.description or '').split())} |".replace("|  |", "| |")
         )

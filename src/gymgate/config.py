@@ -96,7 +96,7 @@ class HTTPEndpoint(Config):
     replicas: tuple[str, ...] = ()
     """Further base URLs that serve the same model. A rollout stays with one replica while it is healthy."""
     dialect: Literal["responses", "chat"] = "chat"
-    """The API that it speaks; calls in another dialect are translated."""
+    """API that the endpoint speaks; calls in another dialect are translated."""
     model: str | None = None
     """Model name sent to the endpoint; `None` keeps the caller's."""
     api_key_env: str | None = None
@@ -197,17 +197,17 @@ class EnvironmentConfig(Config):
     name: str
     """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of your own config."""
     config: str | tuple[str, ...] | None = None
-    """Which of its configs (file stem); `None`: its default one. Several in order, of which later ones override earlier ones,
-    may also be YAML files: paths of your own, or as the release names them (`responses_api_agents/x/configs/x.yaml`)."""
+    """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
+    YAML files: paths of your own, or as the release names them (`responses_api_agents/x/configs/x.yaml`)."""
     agent: str | None = None
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     sandbox: str | None = None
-    """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It takes
-    the place of the provider that the config names, if it names one. `None`: the config's own."""
+    """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
+    replaces the provider that the config names, if it names one. `None`: the config's own."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
     routing: Routing | None = None
-    """How the keys of its rollouts reach its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
+    """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
     table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for an agent of your own that drops the key."""
     scores_without_policy: bool = False
     """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
@@ -257,7 +257,7 @@ class StackConfig(Config):
     sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
     calls it fails. An environment whose judge has no entry here is refused."""
     env_vars: tuple[str, ...] = ()
-    """Names of environment variables that NeMo Gym's servers may see, beside those that all may see."""
+    """Environment variables, by name, to pass through to NeMo Gym's servers in addition to those that all get."""
     component_roots: tuple[str, ...] = ()
     """Directories searched for servers of your own, beside the installed nemo-gym."""
     agent_processes: int = Field(default=4, ge=1)
@@ -302,10 +302,10 @@ class RolloutLimits(Config):
     """Bounds on one rollout."""
 
     timeout_s: float = Field(default=3600.0, gt=0)
-    """Seconds from the call of `run` to its answer, including the wait for a free agent process, model calls and verification."""
+    """Seconds per rollout, including the wait for a free agent process, model calls and verification."""
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
-    """Policy calls per rollout. Further calls are refused and the rollout counts as truncated (`Rollout.limit` is
-    `"max_calls"`). The default exceeds every packaged agent's own limit and ends agents that loop. `None`: no bound."""
+    """Policy calls per rollout. Further calls are refused and the rollout counts as truncated. The default exceeds every
+    packaged agent's own limit and ends agents that loop. `None`: no bound."""
 
 
 def dotted(

@@ -47,7 +47,7 @@ async def main(rows: str, output: str, repeats: str, concurrency: str) -> None:
     with open_run(Path(output), {"rows": rows}, {}) as directory:
         progress.resumed = len(directory.done)
         print("ready", len(directory.done), flush=True)
-        pace = Pace(int(concurrency), {"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
+        pace = Pace(int(concurrency), budgets={"infrastructure": 1000}, fsync_s=0.05, failures_in_a_row=0)
         await Collector(
             plan.rollouts(directory.done), attempt, pace=pace, progress=progress, directory=directory
         ).run()

@@ -90,7 +90,7 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     def catalog(*args: Any, **options: Any) -> None:
         raise NothingInstalled("the endpoint is fine")
 
-    for module in ("cli.collecting", "cli.check", "api"):
+    for module in ("cli.run_spec", "cli.check", "api"):
         monkeypatch.setattr(f"gymgate.{module}.load_catalog", catalog)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setenv("GOOD", "good")

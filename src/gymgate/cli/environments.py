@@ -8,46 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.catalog.parse import read_yaml
-from gymgate.cli.options import EnvironmentOptions, key_variable, yaml_value
+from gymgate.cli.options import key_variable, yaml_value
 from gymgate.config import (
     EnvironmentConfig,
     HTTPEndpoint,
     JudgeEndpoint,
-    RayCluster,
     Routing,
-    RuntimeConfig,
-    StackConfig,
     dotted,
 )
 from gymgate.errors import ConfigError, DataError, OptionError
 
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
-
-
-def stack_config(
-    environments: Sequence[str],
-    given: EnvironmentOptions,
-    runtime: RuntimeConfig,
-    ray: RayCluster | None = None,
-) -> StackConfig:
-    """The stack that serves the environments with the given options. Raises `ConfigError`."""
-    return StackConfig(
-        environments=environment_configs(
-            environments,
-            given.config,
-            given.agent,
-            given.settings,
-            sandbox=given.sandbox,
-            routing=given.routing,
-        ),
-        runtime=runtime,
-        models=tuple(sorted(parse_judges(given.judges, given.judge_key_vars).items())),
-        env_vars=checked_env_vars(given.env_vars),
-        agent_processes=given.agent_processes,
-        gateway_host=given.gateway_host,
-        hang_timeout_s=given.hang_timeout or None,
-        ray=ray,
-    )
 
 
 def environment_configs(

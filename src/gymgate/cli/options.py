@@ -5,22 +5,27 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import click
 import yaml
+from annotated_types import Ge, Gt
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from packaging.version import InvalidVersion, Version
 
+from gymgate.collection.pace import Pace
+from gymgate.collection.spec import RunSpec
 from gymgate.config import (
-    DEFAULT_MAX_CALLS,
     DEFAULT_NEMO_GYM,
+    Config,
+    EnvironmentConfig,
     HTTPEndpoint,
     RolloutLimits,
-    Routing,
     RuntimeConfig,
     StackConfig,
 )
@@ -28,9 +33,7 @@ from gymgate.errors import OptionError
 
 Command = Callable[..., Any]
 
-DEFAULT_CONCURRENCY = 64
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-MAX_RETRIES: int = HTTPEndpoint.model_fields["max_retries"].default
 GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Output")
 """Groups of options in the order of `--help`."""
 KINDS = {
@@ -43,16 +46,81 @@ KINDS = {
 
 
 class Option(click.Option):
-    """An option with the group in which `--help` lists it."""
+    """An option with the group in which `--help` lists it, and the config's field that it sets, if it sets one."""
 
-    def __init__(self, *args: Any, group: str = "Other", **attributes: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        group: str = "Other",
+        field: tuple[type[Config], str] | None = None,
+        **attributes: Any,
+    ) -> None:
         super().__init__(*args, **attributes)
         self.group = group
+        self.field = field
 
 
 def option(group: str, *names: str, **attributes: Any) -> Callable[[Command], Command]:
     """Return `click.option` for an option of a group."""
     return click.option(*names, cls=Option, group=group, **attributes)
+
+
+def field_option(
+    group: str, cls: type[Config], name: str, *names: str, **attributes: Any
+) -> Callable[[Command], Command]:
+    """Return an option that sets a config's field; its type, bounds, default and help are the field's."""
+    field = cls.model_fields[name]
+    kinds = [each for each in get_args(field.annotation) if each is not type(None)]
+    optional = len(kinds) < len(get_args(field.annotation))
+    kind = kinds[0] if optional else field.annotation
+    low = next((bound for bound in field.metadata if isinstance(bound, Ge | Gt)), None)
+    bounds: dict[str, Any] = {} if low is None else {"min": low.ge if isinstance(low, Ge) else low.gt}
+    text = " ".join((field.description or "").replace("`", "").split())
+    found: dict[str, Any] = {}
+    if get_origin(kind) is Literal:
+        found["type"] = click.Choice(get_args(kind))
+    elif kind is bool:
+        found["is_flag"] = True
+    elif kind is int:
+        found |= {"type": click.IntRange(**bounds), "metavar": "N"}
+    elif kind is float:
+        found |= {"type": Seconds(**bounds, min_open=isinstance(low, Gt)), "metavar": "SECONDS"}
+    if any(get_origin(each) is tuple for each in (field.annotation, *kinds)):
+        found["multiple"] = True
+        text += " Repeatable."
+    elif field.default is not None and kind is not bool:
+        found |= {"default": field.default, "show_default": True}
+        if optional:
+            found["type"] = OrNone(found["type"])
+            text = text.replace("None", "none")
+    text = re.sub(r"[;.] None: ([^.]+)\.(.*)$", r".\2 [\1]", text)
+    return option(group, *names, field=(cls, name), **{"help": text, **found, **attributes})
+
+
+def given_fields(context: click.Context) -> dict[type[Config], dict[str, Any]]:
+    """Return the values of `field_option`s on the command line, by config and field."""
+    found: dict[type[Config], dict[str, Any]] = defaultdict(dict)
+    for parameter in context.command.params:
+        if isinstance(parameter, Option) and parameter.field and is_given(context, parameter.name):
+            cls, name = parameter.field
+            found[cls][name] = context.params[parameter.name or ""]
+    return found
+
+
+def is_given(context: click.Context, name: str | None) -> bool:
+    """Return whether a parameter is on the command line."""
+    return context.get_parameter_source(name or "") is not ParameterSource.DEFAULT
+
+
+class OrNone(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A value of another type, or `none`."""
+
+    def __init__(self, other: click.ParamType) -> None:  # type: ignore[type-arg]
+        self.other = other
+        self.name = other.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "none" else self.other.convert(value, param, ctx)
 
 
 class GroupedCommand(click.Command):
@@ -148,40 +216,10 @@ kind_option = click.option(
     type=click.Choice([*KINDS.values()]),
     help="Only environments of this kind, by the release's directory.",
 )
-data_option = option(
-    "Rows",
-    "--data",
-    metavar="ROWS",
-    help="Packaged file by name, JSONL path, or hf:owner/name[:split]. [example]",
-)
-rows_option = option(
-    "Rows",
-    "-n",
-    "--rows",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Maximum rows per environment or file. [all]",
-)
-repeats_option = option(
-    "Rows",
-    "-r",
-    "--repeats",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Rollouts per row.",
-)
-concurrency_option = option(
-    "Limits",
-    "-c",
-    "--concurrency",
-    type=click.IntRange(1),
-    default=DEFAULT_CONCURRENCY,
-    show_default=True,
-    metavar="N",
-    help="Concurrent rollouts.",
-)
+data_option = field_option("Rows", RunSpec, "data", "--data", metavar="ROWS")
+rows_option = field_option("Rows", RunSpec, "rows", "-n", "--rows")
+repeats_option = field_option("Rows", RunSpec, "repeats", "-r", "--repeats")
+concurrency_option = field_option("Limits", Pace, "concurrency", "-c", "--concurrency")
 base_url_option = option(
     "Policy",
     "-b",
@@ -191,18 +229,23 @@ base_url_option = option(
     help="Base URL of the policy, including /v1. Separate replicas with commas; slurm:PORT is every node of this Slurm job. "
     "[recorded rollouts are replayed]",
 )
-model_option = option(
+model_option = field_option(
     "Policy",
+    HTTPEndpoint,
+    "model",
     "-m",
     "--model",
     metavar="NAME",
     help="Model name of the policy. [the only one its endpoint serves]",
 )
-api_key_var_option = option(
+api_key_var_option = field_option(
     "Policy",
+    HTTPEndpoint,
+    "api_key_env",
     "--api-key-var",
+    "api_key_var",
     metavar="NAME",
-    help="Environment variable with the endpoint's key. [OPENAI_API_KEY, if set]",
+    help=f"Environment variable with the endpoint's key. [{DEFAULT_KEY_VARIABLE}, if set]",
 )
 sampling_option = option(
     "Policy",
@@ -246,41 +289,11 @@ set_option = option(
     help="Override a setting of the environment's config by its dotted key; @FILE reads overrides from YAML; "
     "ENV:KEY=VALUE with several environments. Repeatable.",
 )
-env_var_option = option(
-    "Environment",
-    "--env-var",
-    "env_vars",
-    multiple=True,
-    metavar="NAME",
-    help="Environment variable to pass through to the environment. Repeatable.",
-)
-config_option = option(
-    "Environment",
-    "--config",
-    multiple=True,
-    metavar="NAME",
-    help="Config of the environment, by name or as a YAML file. Repeatable: combined in order. [its default one]",
-)
-sandbox_option = option(
-    "Environment",
-    "--sandbox",
-    metavar="NAME|YAML",
-    help="Where environments run commands in a sandbox: docker, local, ... or a YAML file with a provider's "
-    "settings; `gymgate doctor` says which can be used here. [the config's own]",
-)
-agent_option = option(
-    "Environment",
-    "--agent",
-    metavar="NAME",
-    help="Agent instance for rows without agent_ref. [the config's only or first one]",
-)
-routing_option = option(
-    "Environment",
-    "--routing",
-    type=click.Choice(get_args(Routing)),
-    help="How a rollout's key reaches the model calls of an agent of your own; `process` for one that drops the key. "
-    "[url; NeMo Gym's agents: a table]",
-)
+env_var_option = field_option("Environment", StackConfig, "env_vars", "--env-var", "env_vars", metavar="NAME")
+config_option = field_option("Environment", EnvironmentConfig, "config", "--config", metavar="NAME")
+sandbox_option = field_option("Environment", EnvironmentConfig, "sandbox", "--sandbox", metavar="NAME|YAML")
+agent_option = field_option("Environment", EnvironmentConfig, "agent", "--agent", metavar="NAME")
+routing_option = field_option("Environment", EnvironmentConfig, "routing", "--routing")
 
 
 ENVIRONMENT_OPTIONS = (
@@ -292,49 +305,11 @@ ENVIRONMENT_OPTIONS = (
     env_var_option,
     agent_option,
     routing_option,
-    option(
-        "Environment",
-        "--gateway-host",
-        metavar="ADDRESS",
-        help="Address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that "
-        "of Docker's bridge (172.17.0.1). [loopback only]",
-    ),
-    option(
-        "Limits",
-        "--timeout",
-        type=Seconds(0, min_open=True),
-        default=3600.0,
-        show_default=True,
-        metavar="SECONDS",
-        help="Seconds per rollout.",
-    ),
-    option(
-        "Limits",
-        "--max-calls",
-        type=click.IntRange(1),
-        default=DEFAULT_MAX_CALLS,
-        show_default=True,
-        metavar="N",
-        help="Policy calls per rollout; further calls are refused and the rollout counts as truncated.",
-    ),
-    option(
-        "Limits",
-        "--agent-processes",
-        type=click.IntRange(1),
-        default=StackConfig.model_fields["agent_processes"].default,
-        show_default=True,
-        metavar="N",
-        help="Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process.",
-    ),
-    option(
-        "Limits",
-        "--hang-timeout",
-        type=Seconds(0),
-        default=StackConfig.model_fields["hang_timeout_s"].default,
-        show_default=True,
-        metavar="SECONDS",
-        help="Restart a server that has been unresponsive and idle for SECONDS while rollouts wait; 0: never.",
-    ),
+    field_option("Environment", StackConfig, "gateway_host", "--gateway-host", metavar="ADDRESS"),
+    field_option("Limits", RolloutLimits, "timeout_s", "--timeout", help="Seconds per rollout."),
+    field_option("Limits", RolloutLimits, "max_calls", "--max-calls"),
+    field_option("Limits", StackConfig, "agent_processes", "--agent-processes"),
+    field_option("Limits", StackConfig, "hang_timeout_s", "--hang-timeout"),
 )
 
 
@@ -371,101 +346,66 @@ overlap_option = click.option(
 )
 
 
+ENDPOINT_OPTIONS = (
+    base_url_option,
+    model_option,
+    sampling_option,
+    api_key_var_option,
+    field_option("Policy", RunSpec, "wait_for_policy_s", "--wait-for-policy"),
+    field_option("Policy", HTTPEndpoint, "dialect", "--dialect"),
+    option(
+        "Policy",
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Header of every policy call. Repeatable.",
+    ),
+    field_option("Policy", HTTPEndpoint, "max_retries", "--max-retries"),
+    field_option("Policy", HTTPEndpoint, "timeout_s", "--call-timeout"),
+)
+
+
 @dataclass(frozen=True)
 class EndpointOptions:
     """Values of `endpoint_options`, which a command gets as `endpoint`."""
 
     urls: str | None
     """As given: comma-separated, unchecked; `None`: recorded rollouts are replayed."""
-    model: str | None
-    dialect: Literal["chat", "responses"]
-    api_key_var: str | None
     headers: tuple[str, ...]
     sampling: tuple[str, ...]
-    max_retries: int
-    call_timeout: float
     wait_for_policy: float | None
-
-
-@dataclass(frozen=True)
-class EnvironmentOptions:
-    """Values of `environment_options`, which a command gets as `served`."""
-
-    judges: tuple[str, ...]
-    judge_key_vars: tuple[str, ...]
-    settings: tuple[str, ...]
-    env_vars: tuple[str, ...]
-    config: tuple[str, ...]
-    agent: str | None
-    sandbox: str | None
-    routing: Routing | None
-    gateway_host: str | None
-    timeout: float
-    agent_processes: int
-    hang_timeout: float
-    max_calls: int
-
-    @property
-    def limits(self) -> RolloutLimits:
-        return RolloutLimits(timeout_s=self.timeout, max_calls=self.max_calls)
+    fields: Mapping[str, Any]
+    """Further fields of `HTTPEndpoint` that are on the command line."""
+    given: Sequence[str]
+    """Names of these options that are on the command line, without `-b`."""
 
 
 def endpoint_options(command: Command) -> Command:
     """Add the options of the policy's endpoint; the command gets `endpoint: EndpointOptions`."""
-    options = (
-        base_url_option,
-        model_option,
-        sampling_option,
-        api_key_var_option,
-        option(
-            "Policy",
-            "--dialect",
-            type=click.Choice(["chat", "responses"]),
-            default="chat",
-            show_default=True,
-            help="API that the endpoint speaks.",
-        ),
-        option(
-            "Policy",
-            "--header",
-            "headers",
-            multiple=True,
-            metavar="NAME=VALUE",
-            help="Header of every policy call. Repeatable.",
-        ),
-        option(
-            "Policy",
-            "--max-retries",
-            type=click.IntRange(0),
-            default=MAX_RETRIES,
-            show_default=True,
-            metavar="N",
-            help="Retries of a policy call that failed for a reason that may pass. A 429 is retried until the rollout's "
-            "deadline and does not count, except with 0: no call is sent again.",
-        ),
-        option(
-            "Policy",
-            "--call-timeout",
-            type=Seconds(0, min_open=True),
-            default=3600.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Seconds per policy call.",
-        ),
-        option(
-            "Policy",
-            "--wait-for-policy",
-            type=Seconds(0),
-            metavar="SECONDS",
-            help="Wait up to SECONDS for an endpoint that does not answer. [not at all]",
-        ),
-    )
-    return add_options(options)(_gathered("endpoint", EndpointOptions, command))
 
+    @wraps(command)
+    def gathered(**values: Any) -> Any:
+        context = click.get_current_context()
+        parameters = [
+            each
+            for each in context.command.params
+            if isinstance(each, Option) and each.group == "Policy" and each.name != "files"
+        ]
+        own = {each.name: values.pop(each.name or "") for each in parameters}
+        endpoint = EndpointOptions(
+            own["urls"],
+            own["headers"],
+            own["sampling"],
+            own["wait_for_policy"],
+            fields=given_fields(context)[HTTPEndpoint],
+            given=[
+                each.opts[0] for each in parameters if each.name != "urls" and is_given(context, each.name)
+            ],
+        )
+        return command(endpoint=endpoint, **values)
 
-def environment_options(command: Command) -> Command:
-    """Add the options of the environments and of each rollout; the command gets `served: EnvironmentOptions`."""
-    return add_options(ENVIRONMENT_OPTIONS)(_gathered("served", EnvironmentOptions, command))
+    return add_options(ENDPOINT_OPTIONS)(gathered)
 
 
 def key_variable(name: str | None) -> str | None:
@@ -496,17 +436,6 @@ def key_value(option: str, text: str, example: str = "") -> tuple[str, Any]:
     if not (key and equals):
         raise OptionError(f"{option} {text!r}: write KEY=VALUE{example}")
     return key, yaml_value(option, text, value)
-
-
-def _gathered(name: str, cls: type[Any], command: Command) -> Command:
-    """Return the command with the options that are fields of `cls` passed as one argument."""
-
-    @wraps(command)
-    def gathered(**given: Any) -> Any:
-        found = cls(**{each.name: given.pop(each.name) for each in fields(cls)})
-        return command(**{name: found}, **given)
-
-    return gathered
 
 
 def add_options(options: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:

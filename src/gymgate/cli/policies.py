@@ -16,7 +16,6 @@ from yarl import URL
 from gymgate import codec
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
-    MAX_RETRIES,
     EndpointOptions,
     checked_url,
     key_value,
@@ -39,29 +38,23 @@ SHOWN_MODELS = 5
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 
 
-def policy_endpoint(given: EndpointOptions, log: Log, *, ask: bool = True) -> HTTPEndpoint:
-    """Return the endpoint that `-b URL[,URL...]` and its options describe, after asking it. Raises as `asked_endpoint`.
+def policy_endpoint(given: EndpointOptions, log: Log) -> HTTPEndpoint:
+    """Return the endpoint that `-b URL[,URL...]` and its options describe, after asking it. Raises as `asked_endpoint`."""
+    endpoint = HTTPEndpoint(**{"api_key_env": key_variable(None), **endpoint_fields(given)})
+    return asked_endpoint(endpoint, given.wait_for_policy or 0, log)
 
-    Without `ask` a named model is believed: Ray's nodes may reach an endpoint that this machine does not.
-    """
-    assert given.urls is not None
-    first, *replicas = endpoint_list(given.urls)
-    endpoint = HTTPEndpoint(
-        base_url=checked_url(first),
-        replicas=tuple(replicas),
-        dialect=given.dialect,
-        model=given.model,
-        api_key_env=key_variable(given.api_key_var),
-        headers=header_fields(given.headers),
-        sampling=sampling_fields(given.sampling),
-        timeout_s=given.call_timeout,
-        max_retries=given.max_retries,
-    )
-    return (
-        asked_endpoint(endpoint, given.wait_for_policy or 0, log)
-        if ask or not given.model
-        else endpoint.resolved()
-    )
+
+def endpoint_fields(given: EndpointOptions) -> dict[str, Any]:
+    """Return the fields of `HTTPEndpoint` that options set. Raises `OptionError`."""
+    fields = dict(given.fields)
+    if given.urls is not None:
+        first, *replicas = endpoint_list(given.urls)
+        fields |= {"base_url": checked_url(first), "replicas": tuple(replicas)}
+    if given.headers:
+        fields["headers"] = header_fields(given.headers)
+    if given.sampling:
+        fields["sampling"] = sampling_fields(given.sampling)
+    return fields
 
 
 def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
@@ -170,19 +163,12 @@ def header_fields(texts: Iterable[str]) -> tuple[tuple[str, SecretStr], ...]:
     return tuple(headers.items())
 
 
-def refuse_without_endpoint(endpoint: EndpointOptions) -> None:
-    """Raises `ConfigError` for options of an endpoint without one."""
-    given = {
-        "-m": endpoint.model,
-        "--sampling": endpoint.sampling,
-        "--api-key-var": endpoint.api_key_var,
-        "--header": endpoint.headers,
-        "--max-retries": endpoint.max_retries if endpoint.max_retries != MAX_RETRIES else None,
-        "--wait-for-policy": endpoint.wait_for_policy,
-    }
-    unusable = [name for name, value in given.items() if value not in (None, ())]
-    if unusable and not endpoint.urls:
-        raise ConfigError(f"{' and '.join(unusable)} needs an endpoint; name one: -b http://host:8000/v1")
+def refuse_without_endpoint(endpoint: EndpointOptions, *, is_there: bool | None = None) -> None:
+    """Raises `ConfigError` for options of an endpoint if none `is_there`; by default, if `-b` is not given."""
+    if endpoint.given and not (bool(endpoint.urls) if is_there is None else is_there):
+        raise ConfigError(
+            f"{' and '.join(endpoint.given)} needs an endpoint; name one: -b http://host:8000/v1"
+        )
 
 
 def endpoint_list(text: str) -> list[str]:

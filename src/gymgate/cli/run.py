@@ -13,20 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from gymgate.cli.collecting import make_collection
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import all_causes, print_causes, print_results
 from gymgate.cli.options import (
+    ENVIRONMENT_OPTIONS,
+    EndpointOptions,
     GroupedCommand,
     Seconds,
+    add_options,
     complete_environments,
     concurrency_option,
     data_option,
     endpoint_options,
-    environment_options,
+    field_option,
     gym_option,
+    is_given,
     json_option,
     k_option,
     option,
@@ -37,14 +39,16 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import Log, log, print_json
 from gymgate.cli.progress import Show, showing_progress
+from gymgate.cli.run_spec import make_collection, spec_of
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.collector import OnRollout
 from gymgate.collection.metrics import OVERALL, notes_on_tasks, parse_ks, summary_rows
-from gymgate.collection.pace import DEFAULT_BUDGETS, Pace, parse_budgets
-from gymgate.collection.plan import WHOLE, parse_seeds, parse_shard
+from gymgate.collection.pace import DEFAULT_BUDGETS, Pace
+from gymgate.collection.plan import WHOLE, parse_shard
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
+from gymgate.collection.spec import RunSpec
 from gymgate.collection.store import FAILURES, LineLog
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.config import RayCluster
@@ -96,7 +100,6 @@ class RunSummary:
 @click.argument(
     "arguments",
     nargs=-1,
-    required=True,
     metavar="ENV...|FILE.jsonl",
     shell_complete=complete_environments,
 )
@@ -110,27 +113,32 @@ class RunSummary:
     "named",
     multiple=True,
     metavar="ENV",
+    shell_complete=complete_environments,
     help="Environment of FILE's rows. Repeatable. [found by the agents that they name]",
 )
 @option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
+@option(
+    "Rows",
+    "--spec",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Describe the run by a TOML or JSON file, as --dry-run prints it. Options override it.",
+)
 @endpoint_options
 @replay_file_option
 @concurrency_option
-@environment_options
+@add_options(ENVIRONMENT_OPTIONS)
 @gym_option
-@option(
+@field_option(
     "Environment",
+    RayCluster,
+    "address",
     "--ray",
     metavar="ADDRESS",
+    default=None,
     help="Run on a Ray cluster, a stack per node: auto, or HOST:PORT.",
 )
-@option(
-    "Environment",
-    "--cpus-per-stack",
-    type=click.FloatRange(0, min_open=True),
-    metavar="N",
-    help="With --ray: reserve N CPUs for each stack, and run as many on a node as fit.",
-)
+@field_option("Environment", RayCluster, "cpus_per_stack", "--cpus-per-stack", metavar="N")
 @option(
     "Limits",
     "--retries",
@@ -139,13 +147,7 @@ class RunSummary:
     help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
     f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
 )
-@option(
-    "Limits",
-    "--stop-after-failures",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Stop after N consecutive permanent failures; 0: never. [50, or twice -c]",
-)
+@field_option("Limits", Pace, "failures_in_a_row", "--stop-after-failures")
 @option(
     "Limits",
     "--stop-starting-after",
@@ -154,15 +156,7 @@ class RunSummary:
     metavar="SECONDS",
     help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
 )
-@option(
-    "Limits",
-    "--stall-warning",
-    type=Seconds(0, min_open=True),
-    default=120.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Warn when no rollout has finished for SECONDS.",
-)
+@field_option("Limits", Pace, "stall_s", "--stall-warning")
 @option(
     "Output",
     "-o",
@@ -174,37 +168,24 @@ class RunSummary:
 @json_option
 @k_option
 @wide_option
+@option("Output", "--dry-run", is_flag=True, help="Print the run's description; start nothing.")
 @option("Output", "--rerun-failed", is_flag=True, help="With -o DIR: retry rollouts that failed permanently.")
-@option("Output", "--bodies", is_flag=True, help="With -o DIR: keep each model call's request and response.")
-@option(
-    "Output",
-    "--sync-every",
-    type=Seconds(0),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="With -o DIR: sync results to disk every SECONDS; 0: after each rollout.",
-)
+@field_option("Output", RunSpec, "record_bodies", "--bodies")
+@field_option("Output", Pace, "fsync_s", "--sync-every")
 @click.pass_context
 def command(
     context: click.Context,
     /,
+    endpoint: EndpointOptions,
     as_json: bool,
     budget: float | None,
-    output: Path | None,
-    concurrency: int,
-    seeds: str | None,
-    shard: str | None,
-    retries: tuple[str, ...],
-    stop_after_failures: int | None,
-    stall_warning: float,
-    sync_every: float,
-    bodies: bool,
+    dry_run: bool,
     ks: str | None,
+    output: Path | None,
+    rerun_failed: bool,
+    shard: str | None,
     wide: bool,
-    ray: str | None,
-    cpus_per_stack: float | None,
-    **options: Any,
+    **_: Any,
 ) -> None:
     """Run rows with a policy, score them, and print a table.
 
@@ -220,24 +201,21 @@ def command(
     directory, file = _directory_or_file(output)
     if directory is None:
         _refuse_without_directory(context)
-    if cpus_per_stack is not None and ray is None:
-        raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
-    if ray is not None:
-        require_ray()
     chosen = parse_ks(ks) if ks else None
-    budgets = parse_budgets(retries) if directory is not None else {}
+    part = parse_shard(shard) if shard is not None else WHOLE
     tasks = CollectedTasks()
     with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
-        run = make_collection(
-            **options,
-            seeds=parse_seeds(seeds) if seeds is not None else None,
-            shard=parse_shard(shard) if shard is not None else WHOLE,
-            output=directory,
-            pace=Pace(concurrency, budgets, sync_every, stall_warning, stop_after_failures),
-            record_bodies=bodies or file is not None,
-            ray=RayCluster(ray, cpus_per_stack=cpus_per_stack) if ray is not None else None,
-            log=progress_log,
-        )
+        spec = spec_of(context, endpoint, progress_log)
+        if dry_run:
+            print_json(spec.document())
+            return
+        if spec.stack.ray is not None:
+            require_ray()
+        if file is not None:
+            spec = spec.model_copy(update={"record_bodies": True})
+        if directory is None:
+            spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
+        run = make_collection(spec, output=directory, shard=part, rerun_failed=rerun_failed, log=progress_log)
         with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
 
             async def add(rollout: CollectedRollout) -> None:
@@ -284,7 +262,7 @@ def _refuse_without_directory(context: click.Context) -> None:
     if given := [
         each.opts[-1]
         for each in context.command.params
-        if each.name in KEPT_ONLY and context.get_parameter_source(each.name) is not ParameterSource.DEFAULT
+        if each.name in KEPT_ONLY and is_given(context, each.name)
     ]:
         raise ConfigError(f"{' and '.join(given)} needs a directory that keeps the rollouts: -o DIR")
 

@@ -6,9 +6,12 @@ import random
 import resource
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
+from pydantic import Field
+
+from gymgate.config import Config
 from gymgate.errors import ConfigError, ErrorKind
 from gymgate.rollout import Rollout, outcome_of
 
@@ -22,19 +25,22 @@ FILES_PER_ROLLOUT = 4
 OTHER_FILES = 256
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(Config):
     """How hard a run goes, and when it warns or stops."""
 
-    concurrency: int = 64
-    budgets: Mapping[ErrorKind, int] = field(default_factory=lambda: DEFAULT_BUDGETS)
-    """Retries of a failed rollout, by the error's class."""
-    fsync_s: float = 1.0
-    """Seconds between two syncs of what was appended; 0: after each rollout."""
-    stall_s: float = 120.0
+    concurrency: int = Field(default=64, ge=1)
+    """Concurrent rollouts."""
+    budgets: Mapping[ErrorKind, int] = Field(default_factory=lambda: dict(DEFAULT_BUDGETS))
+    """Retries of a failed rollout, by the class of its error."""
+    fsync_s: float = Field(default=1.0, ge=0)
+    """Seconds between two syncs of the run's directory to disk; 0: after each rollout."""
+    stall_s: float = Field(default=120.0, gt=0)
     """Seconds without a finished rollout until a warning."""
-    failures_in_a_row: int | None = None
-    """Failed rollouts in a row that end the run; `None`: twice the concurrency, 50 at least; 0: never."""
+    failures_in_a_row: int | None = Field(default=None, ge=0)
+    """Consecutive permanent failures that end the run; 0: never; `None`: twice the concurrency, 50 at least."""
+
+    def __init__(self, concurrency: int = 64, **fields: Any) -> None:
+        super().__init__(**{"concurrency": concurrency, **fields})
 
     @property
     def most_failures_in_a_row(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -161,7 +160,7 @@ class Collection:
         fitting, message = fitting_concurrency(self.pace.concurrency)
         if message is not None:
             self.log(message)
-        return dataclasses.replace(self.pace, concurrency=fitting)
+        return self.pace.model_copy(update={"concurrency": fitting})
 
     async def _run_one(self, stack: Stack, planned: PlannedRollout) -> Rollout:
         policy = self.policy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,7 @@ async def collect(
         names=names,
         output=Path(output) if output is not None else None,
         limits=limits or RolloutLimits(),
-        pace=pace if concurrency is None else dataclasses.replace(pace, concurrency=concurrency),
+        pace=pace if concurrency is None else pace.model_copy(update={"concurrency": concurrency}),
         rerun_failed=rerun_failed,
         record_bodies=record_bodies,
         wait_for_policy_s=wait_for_policy_s,

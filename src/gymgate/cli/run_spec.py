@@ -1,0 +1,225 @@
+"""From the command line of `gymgate run`, and a file that it names, to the run they describe. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gymgate.api import load_catalog, replay_of
+from gymgate.catalog import Catalog, Environment
+from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
+from gymgate.cli.options import EndpointOptions, given_fields, is_given, key_variable
+from gymgate.cli.output import Log
+from gymgate.cli.policies import (
+    asked_endpoint,
+    endpoint_fields,
+    only_recorded,
+    refuse_without_endpoint,
+    replay_files,
+)
+from gymgate.collection.pace import Pace, parse_budgets
+from gymgate.collection.plan import RolloutPlan, Shard, parse_seeds
+from gymgate.collection.run import Collection
+from gymgate.collection.spec import RunSpec, read_spec
+from gymgate.config import (
+    EnvironmentConfig,
+    HTTPEndpoint,
+    RayCluster,
+    RolloutLimits,
+    RuntimeConfig,
+    StackConfig,
+)
+from gymgate.dataset import Row, RowSource, open_rows
+from gymgate.errors import ConfigError, OptionError
+from gymgate.stack.needs import require_needs
+
+REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
+_AGENT_ROWS = 10_000
+"""Rows of a file that are read for the agents they name."""
+
+
+def spec_of(context: click.Context, endpoint: EndpointOptions, log: Log) -> RunSpec:
+    """Return the run that a command line and its `--spec` describe; options override the file.
+
+    Environments that are not named are found by the agents that the rows of a file name. Raises `ConfigError` and
+    `DataError`.
+    """
+    values, given = context.params, given_fields(context)
+    file = read_spec(values["spec"]) if values["spec"] else {}
+    stack, pace = _table(file, "stack"), _table(file, "pace") | given[Pace]
+    names, rows_file = _split_arguments(values["arguments"], values["named"], given[RunSpec].get("data"))
+    run = {**file, **given[RunSpec], **({"data": rows_file} if rows_file else {})}
+    if is_given(context, "gym") or not stack.get("runtime"):
+        stack["runtime"] = values["gym"]
+    if not names and not stack.get("environments"):
+        runtime = RuntimeConfig.model_validate(stack["runtime"])
+        names = _environments_of_rows(run.get("data"), load_catalog(runtime, progress=log))
+    stack |= given[StackConfig]
+    stack["environments"] = _environments(
+        names, stack.get("environments") or (), values, given[EnvironmentConfig]
+    )
+    if judges := parse_judges(values["judges"], values["judge_key_vars"]):
+        stack["models"] = _table(stack, "models") | judges
+    if cluster := given[RayCluster]:
+        if "address" not in cluster:
+            raise ConfigError("--cpus-per-stack needs --ray ADDRESS")
+        stack["ray"] = RayCluster(**cluster)
+    stack["env_vars"] = checked_env_vars(stack.get("env_vars") or ())
+    if values["retries"]:
+        pace["budgets"] = parse_budgets(values["retries"])
+    if values["seeds"] is not None:
+        run["seeds"] = parse_seeds(values["seeds"])
+    return RunSpec.model_validate(
+        {
+            **run,
+            "stack": stack,
+            "pace": pace,
+            "limits": _table(file, "limits") | given[RolloutLimits],
+            "policy": _policy(_table(file, "policy"), endpoint, values["files"]),
+        }
+    )
+
+
+def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of a file's, empty if it is not there. Raises `ConfigError` for another value."""
+    if not isinstance(value := values.get(name) or {}, Mapping):
+        raise ConfigError(f"--spec: {name!r} must be a table of settings, not {value!r}")
+    return dict(value)
+
+
+def _policy(
+    before: dict[str, Any], endpoint: EndpointOptions, files: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """Return the fields of the policy: those of the file with the options, or what the options name instead."""
+    if files:
+        if endpoint.urls:
+            raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
+        before = {"type": "replay", "rollouts": replay_files(files)}
+    http = before if before.get("type", "http") == "http" else {}
+    refuse_without_endpoint(endpoint, is_there=bool(http or endpoint.urls))
+    if not (http or endpoint.urls):
+        return before or None
+    fields = endpoint_fields(endpoint)
+    if "sampling" in fields:
+        fields["sampling"] = _table(http, "sampling") | dict(fields["sampling"])
+    return {"api_key_env": key_variable(None), **http, **fields}
+
+
+def _environments(
+    names: Sequence[Any], before: Sequence[Any], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[EnvironmentConfig]:
+    """Return the environments with the options for them: those that are named, else those of the file."""
+    names = names or ([before] if isinstance(before, str) else before)
+    configs = [
+        EnvironmentConfig.model_validate({"name": each} if isinstance(each, str) else each) for each in names
+    ]
+    options = environment_configs(
+        [config.name for config in configs], values["config"], values["agent"], values["settings"]
+    )
+    return [
+        config.model_copy(
+            update={
+                **given,
+                **({"config": option.config} if option.config else {}),
+                "overrides": tuple((dict(config.overrides) | dict(option.overrides)).items()),
+            }
+        )
+        for config, option in zip(configs, options, strict=True)
+    ]
+
+
+def make_collection(
+    spec: RunSpec,
+    *,
+    output: Path | None,
+    shard: Shard,
+    rerun_failed: bool,
+    log: Log,
+) -> Collection:
+    """Check everything that can be checked before something is started. Raises `ConfigError` and `DataError`."""
+    policy, stack = spec.policy, spec.stack
+    if isinstance(policy, HTTPEndpoint):
+        # Ray's nodes may reach an endpoint that this machine does not.
+        ask = stack.ray is None or policy.model is None
+        policy = asked_endpoint(policy, spec.wait_for_policy_s or 0, log) if ask else policy.resolved()
+    else:
+        log(REPLAYING)
+    catalog = load_catalog(stack.runtime, roots=stack.component_roots, progress=log)
+    found = [catalog.find(each.name, each.config) for each in stack.environments]
+    require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
+    sources = _sources(spec.data, found, spec.rows)
+    if not isinstance(policy, HTTPEndpoint):
+        policy = policy or replay_of(found)
+        sources = only_recorded(sources, policy, log)
+    return Collection(
+        stack=stack,
+        policy=policy,
+        plan=RolloutPlan(sources, repeats=spec.repeats, seeds=spec.seeds, shard=shard),
+        names=[spec.data],
+        limits=spec.limits,
+        pace=spec.pace,
+        record_bodies=spec.record_bodies,
+        wait_for_policy_s=spec.wait_for_policy_s,
+        output=output,
+        rerun_failed=rerun_failed,
+        log=log,
+    )
+
+
+def _split_arguments(
+    arguments: Sequence[str], named: Sequence[str], data: str | None
+) -> tuple[list[str], str | None]:
+    """Environments and file of rows of `ENV... | FILE [--env ENV...]`. Raises `ConfigError` for two sources of rows."""
+    files = [each for each in arguments if each.endswith((".jsonl", ".ndjson")) or each.startswith("hf:")]
+    environments = [*(each for each in arguments if each not in files), *named]
+    if len(files) > 1:
+        raise ConfigError(f"one file of rows at a time, not {len(files)}; put their lines into one file")
+    if files and data is not None:
+        raise ConfigError(f"{files[0]} and --data {data} both name rows; give one of them")
+    return environments, files[0] if files else None
+
+
+def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
+    """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
+    if data is None:
+        raise OptionError("name an environment, a file of rows, or --spec FILE")
+    rows = RowSource(open_rows(data, environment=None), limit=_AGENT_ROWS)
+    rows.refuse_empty()
+    agents = dict.fromkeys(row.agent or "" for _, row in rows.readable() if isinstance(row, Row))
+    if "" in agents:
+        raise ConfigError(
+            f"rows of {data} name no agent (agent_ref); name the environment: ENV --data {data}"
+        )
+    found = {agent: _environment_of(agent, catalog) for agent in agents}
+    if unknown := [agent for agent, name in found.items() if name is None]:
+        raise ConfigError(
+            f"{data}: no environment has agent {unknown[0]!r}; name the environment: ENV --data {data}"
+        )
+    return sorted({name for name in found.values() if name is not None})
+
+
+def _environment_of(agent: str, catalog: Catalog) -> str | None:
+    """The environment whose default config starts the agent. Raises `ConfigError` for several of different names."""
+    found: list[Environment] = []
+    for environment in catalog.environments():
+        try:
+            config = environment.config(None)
+        except ConfigError:
+            continue
+        if any(instance.name == agent for instance in config.agents):
+            found.append(environment)
+    if len(names := sorted({environment.name for environment in found})) > 1:
+        raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; name the environment: --env ENV")
+    return f"{found[0].kind}/{found[0].name}" if found else None
+
+
+def _sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[RowSource]:
+    """Each environment's packaged data, or one file for all of them."""
+    is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
+    if len(environments) > 1 and is_file:
+        return [RowSource(open_rows(data, environment=None), None, limit)]
+    return [RowSource(open_rows(data, environment=each), each.name, limit) for each in environments]

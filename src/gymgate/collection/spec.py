@@ -1,0 +1,79 @@
+"""`RunSpec`: the description of a run, as `gymgate run --dry-run` prints it and `--spec` reads it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from gymgate.collection.pace import Pace
+from gymgate.config import Config, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.errors import ConfigError
+
+SECRET = {"api_key", "headers"}
+"""Fields of an endpoint that are shown nowhere."""
+
+
+def _policy(value: Any) -> Any:
+    return {"type": "http", **value} if isinstance(value, Mapping) else value
+
+
+class RunSpec(Config):
+    """One run: rows, a policy, the environments that run and score them, and limits."""
+
+    stack: StackConfig
+    """Environments, their servers, and the endpoints of judges."""
+    data: str = "example"
+    """Packaged file of rows by name, JSONL path, or `hf:owner/name[:split]`."""
+    rows: int | None = Field(default=None, ge=1)
+    """Maximum rows per environment or file; `None`: all."""
+    repeats: int = Field(default=1, ge=1)
+    """Rollouts per row."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds sent to the policy, one rollout of each row for each; `None`: none is sent."""
+    policy: Annotated[
+        Annotated[HTTPEndpoint | ReplayEndpoint, Field(discriminator="type")] | None, BeforeValidator(_policy)
+    ] = None
+    """Where the policy's calls go; `None`: the environments' recorded rollouts are replayed."""
+    wait_for_policy_s: float | None = Field(default=None, ge=0)
+    """Wait up to this many seconds for an endpoint that does not answer; `None`: not at all."""
+    limits: RolloutLimits = RolloutLimits()
+    """Bounds on each rollout."""
+    pace: Pace = Pace()
+    """Concurrency, retries, and when the run warns or stops."""
+    record_bodies: bool = False
+    """Keep each model call's request and response in the run's directory."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the spec as JSON values, without keys and headers; `RunSpec.model_validate` reads it."""
+        value = self.model_dump(mode="json")
+        stack, policy = value["stack"], value["policy"]
+        for environment in stack["environments"]:
+            environment["overrides"] = dict(environment["overrides"])
+        stack["models"] = dict(stack["models"])
+        for endpoint in filter(None, (policy, *stack["models"].values())):
+            if isinstance(endpoint, dict):
+                for name in SECRET & endpoint.keys():
+                    del endpoint[name]
+                if "sampling" in endpoint:
+                    endpoint["sampling"] = dict(endpoint["sampling"])
+        return value
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML or JSON file that describes a run. Raises `ConfigError`, also for another content."""
+    try:
+        text = path.read_text()
+        value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"cannot read --spec {path}: {error.strerror}") from None
+    except ValueError as error:
+        form = "TOML" if path.suffix == ".toml" else "JSON"
+        raise ConfigError(f"--spec {path} is not {form}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--spec {path} has no settings: it must hold an object")
+    return value

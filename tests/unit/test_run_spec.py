@@ -1,0 +1,115 @@
+"""The description of a run: from a command line, from a file, and printed by `--dry-run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.options import Option
+from gymgate.cli.run import command
+from gymgate.collection.spec import RunSpec
+from gymgate.config import Config
+from gymgate.errors import ConfigError, OptionError
+
+WORDS = (
+    "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "
+    '--judge j=m@http://j/v1 --judge *=policy --set mcqa:a.b=[1,{"c":null}] --sandbox docker --routing process --gym 0.6.0 '
+    "--timeout 7 --max-calls none --hang-timeout none -c 3 --retries policy=9 -o DIR --stop-after-failures 0 --bodies "
+    "--env-var HOME --ray auto --cpus-per-stack 2"
+)
+
+
+def dry_run(*words: str | Path) -> dict[str, Any]:
+    done = CliRunner().invoke(command, [*map(str, words), "--dry-run"], catch_exceptions=False)
+    value: dict[str, Any] = json.loads(done.stdout)
+    return value
+
+
+def test_what_a_dry_run_prints_describes_the_same_run(tmp_path: Path) -> None:
+    printed = dry_run(*WORDS.split())
+    (tmp_path / "spec.json").write_text(json.dumps(printed))
+    assert dry_run("--spec", tmp_path / "spec.json") == printed
+    spec = RunSpec.model_validate(printed)
+    assert (spec.rows, spec.repeats, spec.seeds) == (5, 4, (0, 1))
+    assert (spec.limits.timeout_s, spec.limits.max_calls, spec.stack.hang_timeout_s) == (7, None, None)
+    assert (spec.pace.concurrency, spec.pace.budgets["policy"], spec.pace.budgets["timeout"]) == (3, 9, 1)
+    assert [each.sandbox for each in spec.stack.environments] == ["docker"] * 2
+    assert dict(spec.stack.environments[0].overrides) == {"a.b": (1, {"c": None})}
+
+
+def test_a_file_is_overridden_by_options(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text("""
+repeats = 8
+[stack]
+environments = ["mcqa", {name = "calendar", agent = "a"}]
+[policy]
+base_url = "http://a/v1"
+model = "M"
+sampling = {temperature = 0.5, top_p = 1}
+[limits]
+max_calls = 9
+""")
+    printed = dry_run("--spec", tmp_path / "spec.toml", "--timeout", "5", "--sampling", "top_p=0.9")
+    assert (printed["repeats"], printed["limits"]) == (8, {"timeout_s": 5, "max_calls": 9})
+    assert printed["policy"]["sampling"] == {"temperature": 0.5, "top_p": 0.9}
+    assert [each["agent"] for each in printed["stack"]["environments"]] == [None, "a"]
+    printed = dry_run("example_multi_step", "-b", "http://b/v1", "--spec", tmp_path / "spec.toml", "-r", "2")
+    assert [each["name"] for each in printed["stack"]["environments"]] == ["example_multi_step"]
+    assert (printed["repeats"], printed["policy"]["base_url"], printed["policy"]["model"]) == (
+        2,
+        "http://b/v1",
+        "M",
+    )
+
+
+def test_keys_and_headers_are_not_printed(tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(
+        json.dumps(
+            {"stack": {"environments": ["mcqa"]}, "policy": {"base_url": "http://a/v1", "api_key": "s3cret"}}
+        )
+    )
+    words = ("--spec", tmp_path / "spec.json", "--header", "x-team=s3cret")
+    assert "s3cret" not in json.dumps(dry_run(*words))
+    assert not {"api_key", "headers"} & dry_run(*words)["policy"].keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("x.toml", "a ="), ("x.json", "{"), ("x.json", "[]"), ("missing.toml", None)]
+)
+def test_a_file_that_describes_no_run_is_named(name: str, text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=name):
+        dry_run("--spec", tmp_path / name)
+
+
+def test_a_value_in_the_place_of_a_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text('policy = "http://a/v1"\nstack = {environments = "mcqa"}')
+    with pytest.raises(ConfigError, match="'policy'"):
+        dry_run("--spec", tmp_path / "x.toml")
+
+
+def test_a_run_needs_an_environment_or_rows() -> None:
+    with pytest.raises(OptionError, match="--spec FILE"):
+        dry_run()
+
+
+def test_options_take_types_bounds_and_defaults_from_fields() -> None:
+    options = {each.opts[-1]: each for each in command.params if isinstance(each, Option) and each.field}
+    assert len(options) > 20
+    for option in options.values():
+        assert option.field is not None
+        cls, name = option.field
+        assert issubclass(cls, Config)
+        assert cls.model_fields[name].description
+    assert isinstance(options["--repeats"].type, click.IntRange)
+    assert (options["--repeats"].type.min, options["--repeats"].default) == (1, 1)
+    assert options["--max-calls"].type.convert("none", None, None) is None
+    assert isinstance(options["--routing"].type, click.Choice)
+    assert options["--env-var"].multiple
+    assert options["--bodies"].is_flag
