@@ -34,7 +34,8 @@ PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTAL
 
 def config_table(cls: type[gymgate.config.Config]) -> str:
     rows = ["| field | default | meaning |", "| --- | --- | --- |"]
-    for name, field in cls.model_fields.items():
+    fields = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
+    for name, field in fields:
         value = field.get_default(call_default_factory=True)
         same = isinstance(value, gymgate.config.Config) and value == type(value)()
         default = (

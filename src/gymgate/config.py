@@ -191,7 +191,20 @@ class RuntimeConfig(Config):
     """An interpreter that already has nemo-gym (in a container or a checkout), used as it is."""
 
 
-class EnvironmentConfig(Config):
+class EnvironmentSettings(Config):
+    """How an environment runs, whichever it is."""
+
+    agent: str | None = None
+    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
+    sandbox: str | None = None
+    """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
+    replaces the provider that the config names, if it names one. `None`: the config's own."""
+    routing: Routing | None = None
+    """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
+    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for an agent of your own that drops the key."""
+
+
+class EnvironmentConfig(EnvironmentSettings):
     """One environment of a stack."""
 
     name: str
@@ -199,16 +212,8 @@ class EnvironmentConfig(Config):
     config: str | tuple[str, ...] | None = None
     """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
     YAML files: paths of your own, or as the release names them (`responses_api_agents/x/configs/x.yaml`)."""
-    agent: str | None = None
-    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
-    sandbox: str | None = None
-    """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
-    replaces the provider that the config names, if it names one. `None`: the config's own."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
-    routing: Routing | None = None
-    """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
-    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for an agent of your own that drops the key."""
     scores_without_policy: bool = False
     """Whether a rollout without a single policy call may be scored. By default it fails, because its agent broke down first.
     Set it for an agent that answers by itself (rescoring of stored answers, a reference solution)."""
@@ -244,22 +249,9 @@ def _cluster(value: Any) -> Any:
     return {"address": value} if isinstance(value, str) else value
 
 
-class StackConfig(Config):
-    """One stack: the servers of one or more environments and the gateway in front of their models."""
+class StackSettings(Config):
+    """How the servers of a stack run, whatever its environments."""
 
-    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(
-        min_length=1
-    )
-    """Names or `EnvironmentConfig`s."""
-    runtime: RuntimeConfig = RuntimeConfig()
-    models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
-    """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
-    sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
-    calls it fails. An environment whose judge has no entry here is refused."""
-    env_vars: tuple[str, ...] = ()
-    """Environment variables, by name, to pass through to NeMo Gym's servers in addition to those that all get."""
-    component_roots: tuple[str, ...] = ()
-    """Directories searched for servers of your own, beside the installed nemo-gym."""
     agent_processes: int = Field(default=4, ge=1)
     """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
     gateway_host: Annotated[str, AfterValidator(_own_address)] | None = None
@@ -281,6 +273,24 @@ class StackConfig(Config):
     """Who may share the stack: this process, or all processes of this user on this machine (a container with its own PID
     namespace counts as a machine). They share it if config, gymgate, the values of `env_vars`, judges' keys and the directory
     that relative paths start from are equal."""
+
+
+class StackConfig(StackSettings):
+    """One stack: the servers of one or more environments and the gateway in front of their models."""
+
+    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(
+        min_length=1
+    )
+    """Names or `EnvironmentConfig`s."""
+    runtime: RuntimeConfig = RuntimeConfig()
+    models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
+    """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
+    sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
+    calls it fails. An environment whose judge has no entry here is refused."""
+    env_vars: tuple[str, ...] = ()
+    """Environment variables, by name, to pass through to NeMo Gym's servers in addition to those that all get."""
+    component_roots: tuple[str, ...] = ()
+    """Directories searched for servers of your own, beside the installed nemo-gym."""
     ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
     state_dir: str | None = None

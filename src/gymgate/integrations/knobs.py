@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from gymgate.config import (
-    DEFAULT_MAX_CALLS,
     DEFAULT_NEMO_GYM,
+    Config,
     EnvironmentConfig,
+    EnvironmentSettings,
     RolloutLimits,
-    Routing,
     RuntimeConfig,
     StackConfig,
+    StackSettings,
     dotted,
 )
 
@@ -53,8 +54,10 @@ Names = Annotated[list[str], BeforeValidator(_parsed)]
 Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
-class Knobs(BaseModel):
+class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
     """Which NeMo Gym environment to run, on which rows, and how."""
+
+    model_config = ConfigDict(frozen=False)
 
     env: str | list[str] = DEFAULT_ENVIRONMENT
     """NeMo Gym environment: a packaged name (`mcqa`) or the path of your own config. Several, as a list or with commas
@@ -67,13 +70,6 @@ class Knobs(BaseModel):
     config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
     """Which of the environment's configs (file stem); `None`: its default one. Several in order, as a list or with commas
     between them, may also be YAML files."""
-    sandbox: str | None = None
-    """Sandbox provider: a name (`docker`, `local`, ...) or a YAML file with its settings; `None`: the config's own."""
-    routing: Routing | None = None
-    """How a rollout's key reaches the model calls of agents of your own: `url`, `metadata`, `remote`, `body` or `process`, which
-    is for agents that drop the key. `None`: `url`; for NeMo Gym's agents a table."""
-    agent: str | None = None
-    """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     overrides: Settings = Field(default_factory=dict)
     """Settings for NeMo Gym's config parser, by dotted key."""
     models: Settings = Field(default_factory=dict)
@@ -91,24 +87,8 @@ class Knobs(BaseModel):
     """Directories searched for servers of your own, beside the installed nemo-gym."""
     dialect: Literal["chat", "responses"] = "chat"
     """API in which policy calls reach the SDK. Verifiers' training client takes `chat` only."""
-    timeout_s: float = Field(3600.0, gt=0, allow_inf_nan=False)
-    """Seconds one rollout may take, verification included."""
-    max_calls: int | None = Field(DEFAULT_MAX_CALLS, ge=1)
-    """Policy calls a rollout may make; further calls are refused and the rollout counts as truncated."""
-    agent_processes: int = Field(4, ge=1)
-    """Concurrent rollouts for agents that cannot forward the rollout key; each runs in its own process."""
-    gateway_host: str | None = None
-    """IP address of this machine at which agents in sandboxes with a network of their own reach the policy; `None`: loopback."""
-    start_timeout_s: float = Field(300.0, gt=0, allow_inf_nan=False)
-    """Seconds until NeMo Gym's servers must be up (installing nemo-gym is not counted)."""
-    hang_timeout_s: float | None = Field(900.0, gt=0, allow_inf_nan=False)
-    """Restart a server that has been unresponsive and idle for this many seconds while rollouts wait; `None`: never."""
-    linger_s: float = Field(0.0, ge=0, allow_inf_nan=False)
-    """Seconds that the servers stay up after their last user has gone."""
     ray: Annotated[str | dict[str, Any] | None, BeforeValidator(literal)] = None
     """Ray cluster that runs the servers: `auto`, `HOST:PORT`, or the fields of `gymgate.RayCluster`; `None`: this machine."""
-    share: Literal["process", "machine"] = "process"
-    """Who shares the servers: this process, or all processes of this user on this machine (env-server workers)."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -155,10 +135,8 @@ class Knobs(BaseModel):
                 EnvironmentConfig(
                     name=name,
                     config=tuple(self.config) if isinstance(self.config, list) else self.config,
-                    agent=self.agent,
-                    sandbox=self.sandbox,
-                    routing=self.routing,
                     overrides=overrides,
+                    **self._fields(EnvironmentSettings),
                 )
                 for name in self.environment_names()
             ),
@@ -166,18 +144,16 @@ class Knobs(BaseModel):
             models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
             env_vars=tuple(self.env_vars),
             component_roots=tuple(self.component_roots),
-            agent_processes=self.agent_processes,
-            gateway_host=self.gateway_host,
-            start_timeout_s=self.start_timeout_s,
-            hang_timeout_s=self.hang_timeout_s,
-            linger_s=self.linger_s,
             ray=self.ray,
-            share=self.share,
+            **self._fields(StackSettings),
         )
 
     def limits(self) -> RolloutLimits:
         """Return the bounds on each rollout."""
-        return RolloutLimits(timeout_s=self.timeout_s, max_calls=self.max_calls)
+        return RolloutLimits(**self._fields(RolloutLimits))
+
+    def _fields(self, cls: type[Config]) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in cls.model_fields}
 
     def find_environments(self, progress: Callable[[str], None]) -> dict[str, Environment]:
         """Return the catalog's entry for each environment, by name; installs nemo-gym if it is not there.
