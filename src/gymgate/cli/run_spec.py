@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from gymgate.config import (
     RuntimeConfig,
     StackConfig,
 )
-from gymgate.dataset import Row, RowSource, open_rows
+from gymgate.dataset import Row, RowSource, open_rows, open_sources
 from gymgate.errors import ConfigError, OptionError
 from gymgate.stack.needs import require_needs
 
@@ -151,7 +150,7 @@ def make_collection(
     catalog = load_catalog(stack.runtime, roots=stack.component_roots, progress=log)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
-    sources = _sources(spec.data, found, spec.rows)
+    sources = open_sources(spec.data, found, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
         policy = policy or replay_of(found)
         sources = only_recorded(sources, policy, log)
@@ -215,11 +214,3 @@ def _environment_of(agent: str, catalog: Catalog) -> str | None:
     if len(names := sorted({environment.name for environment in found})) > 1:
         raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; name the environment: --env ENV")
     return f"{found[0].kind}/{found[0].name}" if found else None
-
-
-def _sources(data: str, environments: Sequence[Environment], limit: int | None) -> list[RowSource]:
-    """Each environment's packaged data, or one file for all of them."""
-    is_file = data.startswith("hf:") or os.sep in data or Path(data).expanduser().is_file()
-    if len(environments) > 1 and is_file:
-        return [RowSource(open_rows(data, environment=None), None, limit)]
-    return [RowSource(open_rows(data, environment=each), each.name, limit) for each in environments]

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from gymgate import codec
 from gymgate.catalog import Environment
-from gymgate.dataset import Row, open_rows
+from gymgate.dataset import Row, open_sources
 from gymgate.errors import DataError
 from gymgate.integrations.knobs import Knobs
 from gymgate.runtime.command import Progress
@@ -61,15 +59,12 @@ def _rows(knobs: Knobs, progress: Progress) -> Iterator[tuple[str, Row]]:
         for name, found in environments.items()
         for agent in found.config(knobs.config).agents
     }
-    blended = knobs.data.startswith("hf:") or os.sep in knobs.data or Path(knobs.data).exists()
-    if len(environments) > 1 and blended:
-        for row in open_rows(knobs.data, environment=None):
-            yield agents.get(row.agent or "") or _refuse(row, environments, agents), row
-        return
-    for name, environment in environments.items():
-        for row in open_rows(knobs.data, environment=environment):
-            own = name if row.agent is None else agents.get(row.agent)
-            yield own or _refuse(row, environments, agents), row
+    sources = open_sources(knobs.data, list(environments.values()))
+    for source, name in zip(sources, environments, strict=False):  # one source for all, or one of each
+        own = None if source.environment is None else name
+        for row in source.rows:
+            found = own if row.agent is None else agents.get(row.agent)
+            yield found or _refuse(row, environments, agents), row
 
 
 def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:
