@@ -25,7 +25,7 @@ from pydantic import BaseModel
 import gymgate
 import gymgate.config
 import gymgate.errors
-from gymgate.check.record.record import QualityRecord
+from gymgate.check import CheckResult
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
 
@@ -207,7 +207,7 @@ def main(check: bool) -> int:
             if not check:
                 page.write_text(filled)
     made = [
-        ("record.schema.json", json.dumps(QualityRecord.model_json_schema(), indent=1) + "\n"),
+        ("record.schema.json", json.dumps(CheckResult.model_json_schema(), indent=1) + "\n"),
         *records.pages(),
     ]
     for name, text in made:

@@ -25,6 +25,7 @@ from gymgate.errors import GymgateError as GymgateError
 from gymgate.errors import MissingExtraError as MissingExtraError
 from gymgate.errors import NeedMissingError as NeedMissingError
 from gymgate.errors import PolicyError as PolicyError
+from gymgate.errors import PolicyNeverAskedError as PolicyNeverAskedError
 from gymgate.errors import RolloutTimeoutError as RolloutTimeoutError
 from gymgate.errors import ServerDiedError as ServerDiedError
 from gymgate.errors import SetupError as SetupError

@@ -10,6 +10,7 @@
       StackLostError(ConnectionError)      the stack's daemon is gone
       ServerDiedError(RuntimeError)        a server died while a rollout needed it                [infrastructure]
       EnvironmentServerError(RuntimeError) an agent or resources server answered with an error    [environment]
+        PolicyNeverAskedError              an agent ended a rollout before its first model call
       PolicyError(RuntimeError)            a policy's or judge's endpoint failed                  [policy]
         UnknownConversationError           the recorded rollouts have no answer for this conversation
       TokenDataError(ValueError)           token ids, masks or logprobs are invalid or contradict one another
@@ -69,21 +70,27 @@ class DataError(GymgateError, ValueError):
 
 
 class NeedMissingError(GymgateError, RuntimeError):
-    """An environment needs something that this machine does not have (docker, a key, a download, ...)."""
+    """An environment needs something that this machine does not have (docker, a key, a download, ...).
 
-    fields = ("environment", "need")
+    `kind` is the kind of need as `gymgate list` names it (`docker`, `binary`, ...); `None` for a value of its config.
+    """
+
+    fields = ("environment", "need", "kind")
     environment: str | None
     need: str | None
+    kind: str | None
 
 
 class SetupError(GymgateError, RuntimeError):
     """The NeMo Gym runtime could not be installed (no interpreter, no network, disk full, ...).
 
-    `kind` is why uv failed (`network`, `conflict`, ...); `None` where something else did.
+    `kind` is why uv failed (`network`, `conflict`, ...); `None` where something else did. `requirement` is the one that
+    could not be fetched from the address that it names.
     """
 
-    fields = ("kind",)
+    fields = ("kind", "requirement")
     kind: str | None
+    requirement: str | None
 
 
 class StackStartError(GymgateError, RuntimeError):
@@ -118,6 +125,10 @@ class EnvironmentServerError(GymgateError, RuntimeError):
     status_code: int | None
 
 
+class PolicyNeverAskedError(EnvironmentServerError):
+    """An agent ended a rollout before its first model call."""
+
+
 class PolicyError(GymgateError, RuntimeError):
     """A policy's or judge's endpoint failed.
 
@@ -133,7 +144,13 @@ class PolicyError(GymgateError, RuntimeError):
 
 
 class UnknownConversationError(PolicyError):
-    """The recorded rollouts have no answer for this conversation."""
+    """The recorded rollouts have no answer for this conversation.
+
+    `alike` is how many of its first messages the nearest recording shares; `None` if the recordings hold no turns.
+    """
+
+    fields = (*PolicyError.fields, "alike")
+    alike: int | None
 
 
 class TokenDataError(GymgateError, ValueError):

@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 import gymgate.check
-from gymgate.check import CheckRequest, CheckResult, RowResult, load_report, save_report
+from gymgate.check import CheckRequest, CheckResult, RowResult
+from gymgate.check.record.files import load_record
 from gymgate.cli import cli
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a r
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
-    """The jobs that the command would run; each fails."""
+    """The jobs that the command would run; each fails, or matches if its memory is more than 8 GB."""
     jobs: list[CheckRequest] = []
 
     async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
@@ -42,11 +43,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
     return jobs
 
 
-def made(job: CheckRequest) -> CheckResult:
+def made(job: CheckRequest, **fields: Any) -> CheckResult:
     kind, _, name = job.environment.rpartition("/")
-    return CheckResult(
-        environment=name, kind=kind, version=job.version, verdict="failed", settings=job.settings, date="d"
-    )
+    verdict = "match" if job.memory_gb > 8 else "failed"
+    return job.result(0.0, **{"environment": name, "kind": kind, "verdict": verdict, **fields})
 
 
 def check(*arguments: str) -> Any:
@@ -96,32 +96,59 @@ def test_settings_endpoints_and_limits_reach_the_job(asked: list[CheckRequest], 
     assert (job.start_timeout_s, job.row_timeout_s, job.timeout_s, job.memory_gb) == (1, 2, 3, 4)
 
 
-def test_results_are_kept_by_settings_and_done_again_if_told(
+def test_a_record_of_the_same_options_that_did_not_fail_is_not_made_again(
     asked: list[CheckRequest], tmp_path: Path
 ) -> None:
-    results = tmp_path / "deep" / "results.json"
-    check("calendar", "mcqa", "-o", str(results))
-    assert [one.environment for one in load_report(results)] == ["calendar", "mcqa"]
+    store = tmp_path / "deep"
+    both = ["resources_servers/calendar", "resources_servers/mcqa"]
     for arguments, again in (
-        ([], []),
-        (["--memory", "4"], ["calendar", "mcqa"]),
-        (["--memory", "4", "--redo", "match"], []),
-        (["--memory", "4", "--redo", "failed"], ["calendar", "mcqa"]),
-        (["--memory", "4", "--gym", "0.6.0"], ["calendar", "mcqa"]),
+        (["--memory", "9"], both),
+        (["--memory", "9"], []),
+        (["--memory", "10"], both),
+        (["--memory", "10", "--gym", "0.6.0"], both),
+        (["--memory", "4"], both),
+        (["--memory", "4"], both),  # they failed
     ):
         asked.clear()
-        check("calendar", "mcqa", "-o", str(results), *arguments)
-        assert [job.environment.rpartition("/")[2] for job in asked] == again, arguments
-    assert len(load_report(results)) == 4, "of each release"
-    check("-o", str(results), "--page", str(tmp_path / "page.md"))
-    assert "2 checked" in (tmp_path / "page.md").read_text()
+        done = check("calendar", "mcqa", "--record", str(store), *arguments)
+        assert [job.environment for job in asked] == again, arguments
+        assert ("not checked again: 2 of 2" in done.stderr) == (not again)
+    assert len([*store.rglob("*.json")]) == 4, "of each release"
+
+
+def test_what_is_kept_is_shown_and_judged_again(asked: list[CheckRequest], tmp_path: Path) -> None:
+    arguments = ("calendar", "--record", str(tmp_path), "--memory", "9", "--deterministic")
+    first, second = check(*arguments), check(*arguments)
+    assert len(asked) == 1
+    for done in (first, second):
+        assert done.exit_code == 1
+        assert "calendar: match [" in done.stdout
+        assert "threshold not met: --deterministic: not measured" in done.stderr
+
+
+def test_json_is_the_records(asked: list[CheckRequest], tmp_path: Path) -> None:
+    done = check("calendar", "mcqa", "--json", "--memory", "9", "--record", str(tmp_path))
+    results = json.loads(done.stdout)
+    assert [each["environment"] for each in results] == ["calendar", "mcqa"]
+    (path,) = tmp_path.rglob("mcqa-*.json")
+    assert json.loads(path.read_text()) == results[1]
+
+
+def test_rewards_by_stand_in_are_counted_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = ({"rewarded": True}, {"rewarded_by_stand_in": True}, {})
+
+    async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[CheckResult]:
+        return [made(job, **fields) for job, fields in zip(wanted, rewards, strict=True)]
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    done = check("calendar", "mcqa", "equivalence_rule")
+    assert "2 returned a reward, 1 of them with a stand-in for the judge" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "name environments, or give --all"),
-        (["mcqa", "--page", "x.md"], "name one with -o FILE"),
         (["mcqa", "calendar", "--set", "a=1"], "name exactly one"),
         (["no_such_environment"], "no environment 'no_such_environment'"),
     ],
@@ -135,32 +162,32 @@ def test_what_cannot_be_checked_is_one_line(arguments: list[str], said: str) -> 
 
 def test_a_check_that_is_killed_has_kept_what_it_had_and_goes_on_there(tmp_path: Path) -> None:
     """Of two at once, one hangs; the other one's result is on disk before the command ends."""
-    hanging, results = with_recordings(tmp_path), tmp_path / "results.json"
+    hanging, store = with_recordings(tmp_path), tmp_path / "records"
+    record = store / "resources_servers" / f"{SIMPLE}-0.7.0.json"
     hanging.write_text(RECORDED_CONFIG.replace("fault: none", "fault: hang"))
     command = [sys.executable, "-m", "gymgate", "check"]
     with subprocess.Popen(
-        [*command, str(hanging), SIMPLE, "--jobs", "2", "-o", str(results)], stderr=subprocess.DEVNULL
+        [*command, str(hanging), SIMPLE, "--jobs", "2", "--record", str(store)],
+        stderr=subprocess.DEVNULL,
     ) as killed:
-        deadline = time.monotonic() + 80  # before the hanging one's own is over
-        while not results.exists() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 140  # before the hanging one's own is over
+        while not record.exists() and time.monotonic() < deadline:
             assert killed.poll() is None
             time.sleep(0.05)
         killed.kill()
-    (kept,) = load_report(results)
+    kept = load_record(record)
+    assert kept is not None
     assert (kept.environment, kept.verdict) == (SIMPLE, "match")
     done = subprocess.run(
-        [*command, SIMPLE, "-o", str(results)], capture_output=True, text=True, timeout=60, check=True
+        [*command, SIMPLE, "--record", str(store)], capture_output=True, text=True, timeout=60, check=True
     )
     assert "not checked again: 1 of 1" in done.stderr
-    assert load_report(results) == [kept]
+    assert load_record(record) == kept
 
 
 def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
     """The record does not hold what its judge said; with an endpoint it is scored."""
-    config, results = (
-        with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0)),
-        tmp_path / "r.json",
-    )
+    config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0))
     questions: list[str] = []
 
     def judge(question: str) -> str:
@@ -169,11 +196,13 @@ def test_an_endpoint_of_the_users_judges(tmp_path: Path) -> None:
 
     with scripted_chat(judge) as url:
         arguments = ["--set", "faulty.resources_servers.faulty.fault=judge", "--judge", f"a_judge=m@{url}"]
-        command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "-o", str(results)]
+        command = [sys.executable, "-m", "gymgate", "check", str(config), *arguments, "--json"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "faulty: match 1/1" in done.stdout) == (0, True), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = json.loads(done.stdout)
     assert questions == ["Is this right: Lyon"]
-    assert json.loads(results.read_text())["checks"][0]["rows"][0]["judged_by"] == "endpoint"
+    assert (result["verdict"], result["matched"], result["compared"]) == ("match", 1, 1)
+    assert result["rows"][0]["judged_by"] == "endpoint"
 
 
 def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +212,7 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
     )
 
     async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
-        result = made(wanted[0]).model_copy(update={"verdict": "differs", "rows": rows})
+        result = made(wanted[0], verdict="differs", rows=rows)
         done(wanted[0], result)
         return [result]
 
@@ -225,12 +254,3 @@ def test_the_author_of_a_server_sees_its_exception_and_its_output(
     assert shown[-1] in output
     assert output in done.stderr
     assert {path.suffix for path in (logs / "faulty").iterdir()} == {".log"}
-
-
-def test_a_file_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    other = tmp_path / "other.json"
-    save_report(tmp_path / "results.json", [])
-    other.write_text('{"mine": 1}')
-    done = check("calendar", "-o", str(other))
-    assert "holds no results of gymgate check" in str(done.exception)
-    assert other.read_text() == '{"mine": 1}'

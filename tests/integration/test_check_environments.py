@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckRequest, check_all
+from gymgate.check import CheckRequest, CheckResult, check_all
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
 from support.checks import PARIS, checked, made_in, recorded
@@ -46,7 +46,7 @@ def nothing_is_left() -> Iterator[None]:
 async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
     lines = (PARIS, recorded("of Italy?", "Rome", 0.0))
     check = await checked(with_recordings(tmp_path, *lines), version="0.6.0")
-    assert (check.version, check.verdict, check.matched, check.compared) == ("0.6.0", "differs", 1, 2)
+    assert (check.nemo_gym, check.verdict, check.matched, check.compared) == ("0.6.0", "differs", 1, 2)
 
 
 async def test_recordings_are_compared_line_by_line(tmp_path: Path) -> None:
@@ -77,18 +77,25 @@ async def test_one_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
     assert not check.rewarded
 
 
-async def test_requirements_that_conflict_and_values_that_are_missing_are_named(tmp_path: Path) -> None:
+async def test_requirements_that_conflict_block_it(tmp_path: Path) -> None:
     config = with_recordings(tmp_path, PARIS)
     (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
+    check = await checked(config)
+    assert (check.verdict, check.need) == ("blocked", "conflict"), check
+    assert check.detail.count("openai") >= 2, "the requirement, and nemo-gym's own"
+
+
+async def test_a_value_that_the_config_lacks_blocks_it_until_it_is_given(tmp_path: Path) -> None:
+    config = with_recordings(tmp_path, PARIS)
     config.write_text(
         RECORDED_CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}")
     )
     check = await checked(config)
+    assert (check.verdict, check.need, check.detail) == ("blocked", "config", "config: service_api_key")
+    given = (("faulty.resources_servers.faulty.fault", "none"), ("service_api_key", "x"))
+    (check,) = await check_all([CheckRequest(environment=str(config), version="0.7.0", overrides=given)])
+    assert isinstance(check, CheckResult)
     assert check.verdict == "match", check
-    conflict, made_up = check.notes
-    assert conflict.startswith("without openai==1.3.0: conflict: ")
-    assert conflict.count("openai") >= 3, "the requirement, and nemo-gym's own"
-    assert made_up == "with a placeholder for service_api_key"
 
 
 async def test_an_unknown_environment_is_an_error() -> None:

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-import gymgate.check
-from gymgate.check import CheckRequest
-from gymgate.check.record.files import load_record, save_record, shipped_record
-from gymgate.check.record.record import QualityRecord
-from gymgate.cli import cli
+from gymgate.check import CheckResult
+from gymgate.check.record.files import load_record
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.upstream import scripted_chat
@@ -35,17 +29,15 @@ def with_tool() -> str:
     return json.dumps(record)
 
 
-def measured(
-    config: Path, fault: str, *options: str
-) -> tuple[subprocess.CompletedProcess[str], QualityRecord]:
+def measured(config: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], CheckResult]:
     """Check with every threshold; the command, and the record that it wrote."""
-    path = config.parents[3] / "record.json"
+    store = config.parents[3] / "records"
     command = [
-        sys.executable, "-m", "gymgate", "check", "--own", str(config), "--record", str(path), "--set",
+        sys.executable, "-m", "gymgate", "check", str(config), "--record", str(store), "--set",
         f"faulty.resources_servers.faulty.fault={fault}", "--max-constant-reward", "0.05", "--deterministic", "--honest",
     ]  # fmt: skip
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=550, check=False)
-    record = load_record(path)
+    record = load_record(store / "config" / "faulty-0.7.0.json")
     assert record is not None, done.stderr
     return done, record
 
@@ -66,7 +58,7 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
         done, record = measured(config, "none", "--reproducible", "-b", url, "-m", "scripted")
     assert missed(done) == []
     assert "scripted: pass@1 0.500 ± 0.500, 2 rows" in done.stdout
-    assert (record.reproducible.verdict, record.reproducible.matched) == ("match", 3)
+    assert (record.verdict, record.matched) == ("match", 3)
     assert record.missing == {}
     again, trivial, cost, shape = record.deterministic, record.trivial, record.cost, record.shape
     assert again
@@ -104,7 +96,7 @@ def test_an_environment_that_is_wrong_in_every_respect_is_caught(tmp_path: Path)
     done, record = measured(with_recordings(tmp_path, PARIS, ROME), "empty random long")
     found = missed(done)
     for option, what in (
-        ("--max-constant-reward", "an empty answer earns 1 on the mean, above 0 in 2 of 2 rows"),
+        ("--max-constant-reward", "an empty answer earns 1 on average, above 0 in 2 of 2 rows"),
         ("--deterministic", "2 of 2 rollouts get another reward; example_rollouts:1: 0."),
         ("--honest", "no reward if the answer has a quarter of a million characters, in "),
     ):
@@ -132,31 +124,6 @@ def test_an_environment_that_swallows_its_judges_failure_is_caught(tmp_path: Pat
 def test_info_shows_the_record_that_ships() -> None:
     command = [sys.executable, "-m", "gymgate", "info", "calendar"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
-    assert "\nquality, measured 20" in done
+    assert "\nchecked 20" in done
     assert " with nemo-gym 0.7.0 (" in done
     assert "\n  verdict: match, 5 of 5 recorded rewards\n" in done
-
-
-def test_a_sweep_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record with equal settings is not made again, one with others is."""
-    arguments = ["check", "example_single_tool_call", "--record", str(tmp_path)]
-    asked: list[CheckRequest] = []
-
-    async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[Any]:
-        asked.extend(wanted)
-        return []
-
-    monkeypatch.setattr(gymgate.check, "check_all", check_all)
-    CliRunner().invoke(cli, arguments)
-    record = shipped_record("resources_servers", "example_single_tool_call", "0.7.0")
-    assert record is not None
-    path = tmp_path / "resources_servers" / "example_single_tool_call-0.7.0.json"
-    save_record(path, record.model_copy(update={"settings": asked[0].settings}))
-    written = path.read_bytes()
-    for timeout, again in (("180", []), ("100", [100.0])):
-        asked.clear()
-        done = CliRunner().invoke(cli, [*arguments, "--timeout", timeout])
-        assert done.exit_code == 0
-        assert ("not checked again: 1 of 1" in done.stderr) == (not again)
-        assert [request.row_timeout_s for request in asked] == again
-    assert path.read_bytes() == written

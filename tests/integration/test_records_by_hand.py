@@ -29,7 +29,7 @@ def claims(name: str) -> dict[str, Any]:
     assert record.shape is not None
     free = {key: each.mean for key, each in record.trivial.answers.items() if key != "another row's best"}
     return {
-        "again": [record.reproducible.matched, record.reproducible.compared],
+        "again": [record.matched, record.compared],
         "changed": len(record.deterministic.changed),
         "recorded mean": record.shape.reward_mean,
         **free,

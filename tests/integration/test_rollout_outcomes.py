@@ -133,7 +133,7 @@ async def test_no_policy_call_no_reward(run: Run) -> None:
     for rollout in (unasked, judged, praised):
         assert rollout.error is not None
         assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
-        assert rollout.error.type == "EnvironmentServerError"
+        assert rollout.error.type == "PolicyNeverAskedError"
         assert rollout.error.message.startswith("agent 'own_agent' exited before its first model call: ")
         assert "the container failed to start" in rollout.error.message
     assert len(judged.calls) == 1

@@ -83,6 +83,7 @@ async def check_on(
     monkeypatch: pytest.MonkeyPatch,
     config: Path,
     score: Score = wanted,
+    /,
     *,
     failures: tuple[GymgateError, ...] = (),
     **settings: Any,

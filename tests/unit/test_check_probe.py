@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from gymgate.catalog import EnvConfig
-from gymgate.check import CheckResult, status_page
 from gymgate.check.answers import PLAYED_IN_ORDER, PLAYED_LAST, STAND_IN, OrderedPolicy, RecordedJudge
 from gymgate.check.probe import RewardProbe
-from gymgate.check.report import count_rewards
 from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay.recording import recorded_rollouts
 from gymgate.rollout import ModelCall, Rollout
@@ -128,22 +126,3 @@ async def test_answers_are_given_in_their_order(
         (item,) = (await policy({"input": question}))["output"]
         told.append(item.get("name") or item["content"][0]["text"])
     assert told == answers
-
-
-def test_rewards_by_stand_in_are_counted_and_told_apart() -> None:
-    def check(name: str, **rewards: bool) -> CheckResult:
-        return CheckResult(
-            environment=name,
-            kind="resources_servers",
-            version="0.7.0",
-            verdict="blocked",
-            date="d",
-            **rewards,
-        )
-
-    checks = [check("a", rewarded=True), check("b", rewarded_by_stand_in=True), check("c")]
-    assert count_rewards(checks[:1]) == "1 returned a reward"
-    assert count_rewards(checks) == "2 returned a reward, 1 of them with a stand-in for the judge"
-    page = status_page(checks, "gymgate check --all")
-    assert "2 returned a reward, 1 of them with a stand-in for the judge." in page
-    assert "| b | - | - | blocked | - | stand-in | - |" in page

@@ -12,11 +12,10 @@ import click
 import pytest
 import yaml
 
-from gymgate.check import CheckRequest
+from gymgate.check import CheckRequest, CheckResult
 from gymgate.check.record import deterministic, failures, files, policy, trivial
 from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, saying
 from gymgate.check.record.findings import Thresholds, findings, missed
-from gymgate.check.record.record import QualityRecord, record_of
 from gymgate.check.record.sections import NO_REWARD
 from gymgate.check.record.shape import distribution
 from gymgate.cli import cli
@@ -29,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 EVERYTHING = Thresholds(max_constant_reward=0.05, deterministic=True, reproducible=True, honest=True)
 
 
-def record(**sections: Any) -> QualityRecord:
+def record(**sections: Any) -> CheckResult:
     about = {
         "environment": "mine",
         "kind": "config",
@@ -38,7 +37,7 @@ def record(**sections: Any) -> QualityRecord:
         "date": "2026-11-22",
     }
     verdict = {"verdict": "match", "matched": 2, "compared": 2}
-    return QualityRecord.model_validate({**about, "reproducible": verdict, **sections})
+    return CheckResult.model_validate({**about, **verdict, **sections})
 
 
 def answers(**means: float) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
 @pytest.mark.parametrize(
     ("sections", "noticed"),
     [
-        ({"reproducible": {"verdict": "differs", "matched": 1, "compared": 2, "detail": "why"}}, "--reproducible: differs: why"),
+        ({"verdict": "differs", "matched": 1, "detail": "why"}, "--reproducible: differs: why"),
         (
             {
                 "deterministic": {
@@ -78,7 +77,7 @@ def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
             },
             "--deterministic: scored again, 1 of 2 rollouts get another reward; a:1: 0, 1",
         ),
-        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: an empty answer earns 0.06 on the mean"),
+        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: an empty answer earns 0.06 on average"),
         ({"trivial": answers(other=0.5)}, "--max-constant-reward 0.05: the best answer of another row earns 0.5"),
         ({"failures": cases(judge_down="number")}, "--honest: a reward (0) if its judge does not answer"),
         ({"failures": cases(long_answer="error")}, "--honest: no reward if the answer has a quarter of a million"),
@@ -115,7 +114,7 @@ def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
     given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
     found = record(trivial={"recorded_mean": 0.5, "answers": {"empty": given}})
     assert [*findings(found)] == [
-        "an empty answer earns -0.5 on the mean, above 0 in 1 of 4 rows; the recorded mean is 0.5"
+        "an empty answer earns -0.5 on average, above 0 in 1 of 4 rows; the recorded mean is 0.5"
     ]
     assert [*missed(found, EVERYTHING)][1:] == ["--honest: not measured: "]
 
@@ -130,7 +129,7 @@ def test_options_that_changed_what_was_run_are_in_the_record() -> None:
         env_vars=("KEY",),
     )
     result = request.result(0.0, environment="mine", kind="config", verdict="match")
-    assert record_of(result).options == (
+    assert result.options == (
         "--sandbox box.yaml", "--set 'a.b=x y'", "--set c=1", "--judge judge=URL", "--judge user=none", "--env-var KEY",
     )  # fmt: skip
 
@@ -141,10 +140,19 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
     files.save_record(path, SOUND)
     assert files.load_record(path) == SOUND
     (line,) = files.packed([SOUND]).splitlines()
-    assert QualityRecord.model_validate_json(line) == SOUND
+    assert CheckResult.model_validate_json(line) == SOUND
     path.write_text("{}")
     with pytest.raises(DataError, match=r"holds no record of gymgate check: environment: Field required$"):
         files.load_record(path)
+
+
+def test_of_a_record_that_ships_only_the_rollouts_that_differ_stay() -> None:
+    row = {"recording": "a:1", "recorded": 1.0, "reward": 1.0, "verdict": "match"}
+    other = {**row, "recording": "a:2", "reward": 0.0, "verdict": "differs", "cause": "noise"}
+    (line,) = files.packed([record(rows=[row, other], settings="{}", traceback="x")]).splitlines()
+    shipped = CheckResult.model_validate_json(line)
+    assert [(each.recording, each.reward, each.cause) for each in shipped.rows] == [("a:2", 0.0, "noise")]
+    assert (shipped.settings, shipped.traceback) == ("", "")
 
 
 def test_rewards_are_counted_each_or_in_ranges() -> None:
@@ -178,7 +186,7 @@ def test_the_example_workflow_is_a_command() -> None:
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     context = command.make_context(name, arguments)
-    assert context.params["recording"] if "recording" in context.params else context.params["honest"]
+    assert context.params["honest"]
 
 
 async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None:

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from gymgate.catalog import DataFile, EnvConfig, Environment, Need, ServerInstance
+from gymgate.catalog import DataFile, EnvConfig, Environment, ServerInstance
 from gymgate.catalog.resolve import dataset_lists, undefined_models
-from gymgate.check import CheckRequest, CheckResult, RowResult, known, load_report, save_report, status_page
+from gymgate.check import CheckRequest, RowResult, known
 from gymgate.check.answers import RecordedJudge, RecordedPolicy, recorded_answers, texts_at
 from gymgate.check.model import replayable, same_reward, worst
-from gymgate.check.needs import placeholders, unset_keys
 from gymgate.check.probe import cohort_size
-from gymgate.check.recordings import as_rollout, config_for, other_configs, read_recordings
-from gymgate.errors import DataError, NeedMissingError, SetupError, StackStartError, UnknownConversationError
+from gymgate.check.recordings import as_rollout, config_for, read_recordings
+from gymgate.errors import UnknownConversationError
 
 
 def ask(text: str) -> dict[str, Any]:
@@ -79,6 +78,7 @@ def test_the_config_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     samples, _ = read_recordings(home)
     assert config_for(home, samples) == (other, ["recorded agent 'gone' no longer exists"])
     assert config_for(home, samples[1:])[0] == plain
+    assert config_for(home, samples, "e")[0] == plain, "the requested one"
 
 
 JUDGED = record(
@@ -132,71 +132,10 @@ def test_verdicts_add_up() -> None:
     assert worst([]) == "incomplete"
     assert same_reward(0.1 + 0.2, 0.3)
     assert not same_reward(0.0, 1e-3)
-    gone = RowResult(recording="a:1", verdict="incomplete", cause="its agent 'x' no longer exists")
+    gone = RowResult(recording="a:1", verdict="incomplete", outdated=True)
     kept = RowResult(recording="a:2", verdict="match")
     assert replayable([gone, kept]) == [kept]
     assert replayable([gone]) == [gone]
-
-
-def test_results_are_kept_and_shown(tmp_path: Path) -> None:
-    check = CheckResult(
-        environment="mcqa",
-        kind="resources_servers",
-        version="0.7.0",
-        verdict="differs",
-        detail="read at /home/x/.cache/v/lib/site-packages/resources_servers/mcqa/app.py | see <there>",
-        agents=("simple_agent",),
-        rows=(
-            RowResult(recording="r:1", recorded=1.0, reward=1.0, verdict="match"),
-            RowResult(recording="r:2", recorded=0.0, reward=1.0, verdict="differs"),
-        ),
-        broken=("r.jsonl:3 is not JSON",),
-        rewarded=True,
-        date="2026-01-02",
-        settings=CheckRequest(environment="x", version="0.7.0").settings,
-    )
-    path = tmp_path / "results.json"
-    assert load_report(path) == []
-    save_report(path, [check])
-    assert load_report(path) == [check]
-    assert sorted(tmp_path.iterdir()) == [path]
-    page = status_page([check], "gymgate check")
-    assert (
-        "1 checked, 2026-01-02: 0 match, 1 differs, 0 blocked, 0 incomplete, 0 failed; 1 returned a reward"
-        in page
-    )
-    (line,) = [line for line in page.splitlines() if line.startswith("| mcqa ")]
-    assert "read at resources_servers/mcqa/app.py \\| see &lt;there>" in line
-    assert "| 1/2 | yes |" in line
-    assert "1 broken recorded line(s): r.jsonl:3 is not JSON" in line
-    path.write_text("[]")
-    with pytest.raises(DataError, match="holds no results"):
-        load_report(path)
-
-
-def test_results_of_the_first_version_are_read_and_not_made_again(tmp_path: Path) -> None:
-    """What commit 29a7d9a wrote, word for word."""
-    row = {
-        "recording": "r:1", "recorded": 1.0, "reward": 1.0, "status": "completed", "verdict": "match", "error": None,
-        "need": None, "cause": None, "packaged": True, "judged_by": None,
-    }  # fmt: skip
-    settings = (
-        '{"version":"0.7.0","models":[],"overrides":[],"start_timeout_s":150.0,"row_timeout_s":180.0,'
-        '"timeout_s":900.0,"memory_gb":8.0}'
-    )
-    check = {
-        "environment": "mcqa", "kind": "resources_servers", "version": "0.7.0", "verdict": "match", "detail": "",
-        "evidence": "", "config": "mcqa", "agents": ["simple_agent"], "needs": [], "rows": [row], "broken": [],
-        "notes": [], "rewarded": True, "rewarded_by_stand_in": False, "seconds": 9.1, "date": "2026-11-21",
-        "log_tail": "", "settings": settings,
-    }  # fmt: skip
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"checks": [check]}))
-    (result,) = load_report(path)
-    assert (result.verdict, result.matched, result.compared) == ("match", 1, 1)
-    assert result.settings == CheckRequest(environment="any", version="0.7.0").settings
-    save_report(path, [result])
-    assert json.loads(path.read_text()) == {"checks": [check]}
 
 
 def test_models_that_no_file_defines_and_datasets_are_found() -> None:
@@ -256,44 +195,6 @@ def test_every_setting_of_the_table_of_knowledge_is_of_its_kind() -> None:
     assert not set(table["replayed_with"]) & set(table["causes"])
 
 
-def test_what_a_config_leaves_to_its_user_is_made_up_where_that_can_do(tmp_path: Path) -> None:
-    server = ServerInstance("search", "resources_servers", "google", {"entrypoint": "app.py"})
-    config = EnvConfig("c", tmp_path, (server,))
-    log = (
-        "pydantic_core._pydantic_core.ValidationError: 3 validation errors for C\n"
-        "google_key\n  Field required [type=missing]\n    For further information visit x\n"
-        "api_key.str\n  Input should be a valid string [type=string_type]\n"
-        "api_key.list[str]\n  Input should be a valid list [type=list_type]\n"
-    )
-    died = StackStartError("died", environment="e", server="search", log_tail=log)
-    keys = unset_keys(died, config)
-    place = "search.resources_servers.google"
-    assert keys == [f"{place}.google_key", f"{place}.api_key"]
-    assert placeholders(keys, tmp_path) == tuple((key, "gymgate-check-placeholder") for key in keys)
-    asked = NeedMissingError("x", environment="e", need="tavily_api_key, exclude_domains_file_path, base_url")
-    (_, key), (_, path), (_, url) = placeholders(unset_keys(asked, config), tmp_path)
-    assert (key, json.loads(Path(str(path)).read_text()), url) == (
-        "gymgate-check-placeholder",
-        {"notices": []},
-        "http://127.0.0.1:9",
-    )
-    assert placeholders(["agent", "api_key"], tmp_path) == ()
-    assert unset_keys(SetupError("x"), config) == []
-
-
-def test_other_configs_are_tried_where_they_start_other_servers(tmp_path: Path) -> None:
-    def config(name: str, server: str, *needs: Need) -> EnvConfig:
-        scorer = ServerInstance(server, "resources_servers", "e", {"entrypoint": "app.py"})
-        return EnvConfig(name, tmp_path, (agent("agent", "simple_agent", server), scorer), needs)
-
-    first, same, other = config("first", "one"), config("same", "one"), config("other", "two")
-    needy = config("needy", "three", Need("gpu", "x"))
-    without = EnvConfig("none", tmp_path)
-    home = environment(tmp_path, [], first, needy, same, without, other)
-    assert other_configs(home, first, 2) == [other, needy]
-    assert other_configs(home, first, 1) == [other]
-
-
 def test_the_size_of_a_cohort_is_read_from_the_config(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     config = EnvConfig("c", path)
@@ -310,21 +211,3 @@ def test_a_cause_is_known_for_an_environment_its_release_or_its_scoring() -> Non
     assert known.cause_of("equivalence_rule") is None
     assert dict(known.replayed_with("lc_niah"))
     assert not known.replayed_with("wmt_translation")
-
-
-def test_the_page_holds_no_paths_and_ports_of_the_machine_that_made_it() -> None:
-    check = CheckResult(
-        environment="e",
-        kind="environments",
-        version="0.7.0",
-        verdict="blocked",
-        detail="pi exited 1: file:///tmp/cache/npm/pi/auth-storage.js:9",
-        evidence="http://127.0.0.1:35023/v1: no such file: '/srv/x/site-packages/resources_servers/e/a.txt'",
-        date="d",
-        settings=CheckRequest(environment="e", version="0.7.0", sandbox="/home/me/docker.yaml").settings,
-    )
-    page = status_page([check], "gymgate check --all")
-    assert (
-        "pi exited 1: .../auth-storage.js:9; http://127.0.0.1/v1: no such file: 'resources_servers/e/a.txt'; "
-        "with --sandbox docker" in page
-    )

@@ -17,8 +17,6 @@ from gymgate.stack import ray_nodes
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("check mcqa -o /dev/null/x.json", "cannot write /dev/null/x.json: /dev/null is not a directory"),
-        ("check mcqa --page /dev/null/x.md -o {tmp}/x.json", "cannot write /dev/null/x.md"),
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl': there is no such file"),
         ("data prepare mcqa -o /dev/null/x", "cannot write /dev/null/x: /dev/null is not a directory"),
         ("run mcqa -m m", "-m needs an endpoint"),
@@ -29,15 +27,10 @@ from gymgate.stack import ray_nodes
             "check mcqa --record /dev/null/x",
             "cannot write /dev/null/x/record.json: /dev/null is not a directory",
         ),
-        ("check mcqa --record {tmp}/file", "--record {tmp}/file is a file; name FILE.json or a directory"),
-        (
-            "check mcqa --record {tmp}/dir.json",
-            "{tmp}/dir.json is a directory; name FILE.json or a directory",
-        ),
-        (
-            "check mcqa --record {tmp}/no.json",
-            "no.json holds no record of gymgate check: environment: Field required",
-        ),
+        ("check mcqa --record {tmp}/file", "{tmp}/file is not a directory"),
+        ("check mcqa --record {tmp}", "0.json holds no record of gymgate check: environment: Field required"),
+        ("check mcqa calendar --config mcqa", "--config is for one environment"),
+        ("check mcqa -n 3", "name its endpoint with -b"),
         (
             "check {tmp}/a/x.yaml {tmp}/b/x.yaml --record {tmp}",
             "/b/x.yaml would have one record; check one at a time",
@@ -47,18 +40,19 @@ from gymgate.stack import ray_nodes
             "check mcqa --sandbox nosuch",
             "there is no sandbox provider 'nosuch'; this nemo-gym has apptainer, ",
         ),
-        ("check --own {tmp}/no.yaml", "there is no config file '{tmp}/no.yaml' in "),
+        ("check {tmp}/no.yaml", "there is no config file '{tmp}/no.yaml' in "),
     ],
 )
 def test_one_line_and_code_1(
     words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
-    for name in ("dir.json", "a", "b"):
+    for name in ("a", "b"):
         (tmp_path / name).mkdir()
     for name in ("a", "b"):
         (tmp_path / name / "x.yaml").write_text("x: {responses_api_agents: {x: {entrypoint: app.py}}}")
-    (tmp_path / "no.json").write_text("{}")
+    (kept := tmp_path / "resources_servers" / "mcqa-0.7.0.json").parent.mkdir()
+    kept.write_text("{}")
     with pytest.raises(SystemExit) as ended:
         main([word.format(tmp=tmp_path) for word in words.split()])
     [line] = capsys.readouterr().err.splitlines()

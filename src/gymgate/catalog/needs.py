@@ -109,6 +109,7 @@ def refuse_unanswered(
         f"'none' starts without one and fails the rollouts that call it), in Python models={{{first!r}: ...}}{hint}",
         environment=environment,
         need=f"judge {', '.join(missing)}",
+        kind="judge",
     )
 
 

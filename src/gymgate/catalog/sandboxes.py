@@ -122,6 +122,7 @@ def refuse_undefined(environment: str, references: tuple[SandboxReference, ...],
         f"--sandbox NAME, in Python EnvironmentConfig(sandbox=NAME); {choices}",
         environment=environment,
         need="sandbox",
+        kind="docker",
     )
 
 

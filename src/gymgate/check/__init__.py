@@ -8,7 +8,6 @@ loads 27 GB still gets a verdict.
 
 from gymgate.check.model import CheckRequest, CheckResult, RowResult, Verdict
 from gymgate.check.processes import check_all
-from gymgate.check.report import load_report, save_report, status_page
 
 __all__ = [
     "CheckRequest",
@@ -16,7 +15,4 @@ __all__ = [
     "RowResult",
     "Verdict",
     "check_all",
-    "load_report",
-    "save_report",
-    "status_page",
 ]

@@ -1,8 +1,7 @@
-"""What is known about single environments and about servers' messages: reads `known.toml`, which explains each table."""
+"""What is known about single environments: reads `known.toml`, which explains each table."""
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable
 from functools import cache
@@ -16,13 +15,6 @@ from gymgate.config import Settings
 def known() -> dict[str, Any]:
     """The whole file."""
     return tomllib.loads((resources.files("gymgate.check") / "known.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def signs() -> tuple[tuple[str, re.Pattern[str]], ...]:
-    """Kinds of needs, each with the pattern that shows it."""
-    host = r"(?P<name>(?:[\w-]+\.)+[a-z]{2,})"
-    return tuple((kind, re.compile(pattern.replace("<HOST>", host))) for kind, pattern in known()["signs"])
 
 
 def cause_of(environment: str, servers: Iterable[str] = ()) -> str | None:

@@ -1,28 +1,31 @@
-"""The request and the results of a check. Plain values that travel and are kept as JSON."""
+"""The request and the result of a check. The result is also the record on disk, whose JSON schema is in the docs."""
 
 from __future__ import annotations
 
 import datetime
 import math
+import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import orjson
 from pydantic import Field
 
-from gymgate.check.record.sections import Sections
+import gymgate
+from gymgate.check.record.sections import Cost, Deterministic, Failures, PolicyRewards, Shape, Trivial
 from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
+from gymgate.errors import ErrorKind
 from gymgate.rollout import RolloutStatus
 
 Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
-"""match: every recorded reward came out again; differs: at least one did not; blocked: something that it needs is
+"""match: every recorded reward is reproduced; differs: at least one is not; blocked: something that it needs is
 missing here; incomplete: the release ships no agent, data or recording for it; failed: anything else."""
-VERDICTS: tuple[Verdict, ...] = ("match", "differs", "blocked", "incomplete", "failed")
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "differs", "blocked", "incomplete", "match")
 
 NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --judge"
 NOT_ASKED = "the agent was scored without asking the policy"
-_NO_LONGER = "no longer exists"
 
 JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 """recorded: the judge's answers were in the record; endpoint: the user named one; stand-in: a fixed text, which only
@@ -37,6 +40,8 @@ class CheckRequest(Config):
     """nemo-gym release."""
     interpreter: str | None = None
     """Interpreter of a nemo-gym that you installed yourself; `None`: a runtime that gymgate makes."""
+    config: str | tuple[str, ...] | None = None
+    """Config of the environment, as in `EnvironmentConfig`; `None`: the one with the recorded agents."""
     models: tuple[tuple[str, JudgeEndpoint], ...] = ()
     """Endpoints of judges and simulators, by instance name. The others give the answers that were recorded."""
     overrides: Settings = ()
@@ -58,8 +63,8 @@ class CheckRequest(Config):
     logs: str | None = None
     """Directory in which its servers' logs stay."""
 
-    record: bool = False
-    """Whether to measure what a quality record holds, within `timeout_s` more seconds."""
+    measure: bool = False
+    """Whether to measure its quality, within `timeout_s` more seconds."""
     policy: HTTPEndpoint | None = None
     """A real model to measure too."""
     policy_rows: int | None = None
@@ -72,17 +77,40 @@ class CheckRequest(Config):
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        optional = ("env_vars", "interpreter", "policy", "policy_rows", "record", "routing", "sandbox")
-        unset = {name for name in optional if not getattr(self, name)}
-        return self.model_dump_json(exclude={"environment", "logs", *unset})
+        return self.model_dump_json(exclude={"environment", "logs"})
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """The options of `gymgate check` that change what is run. Endpoints and files of this machine go by their names."""
+        return tuple(self._options())
+
+    def _options(self) -> Iterator[str]:
+        names = (self.config,) if isinstance(self.config, str) else self.config or ()
+        yield from (f"--config {Path(name).name}" for name in names)
+        if self.sandbox:
+            yield f"--sandbox {Path(self.sandbox).name}"
+        for key, value in self.overrides:
+            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            yield "--set " + shlex.quote(f"{key}={text}")
+        for name, endpoint in self.models:
+            yield f"--judge {name}={endpoint if isinstance(endpoint, str) else 'URL'}"
+        for name in self.env_vars:
+            yield f"--env-var {name}"
 
     def result(self, began: float, **fields: Any) -> CheckResult:
         """A result of this request, begun at `began` (`time.monotonic()`)."""
-        seconds = round(time.monotonic() - began, 1)
-        date = datetime.datetime.now(datetime.UTC).date().isoformat()
-        return CheckResult.model_validate(
-            {"version": self.version, "settings": self.settings, "seconds": seconds, "date": date, **fields}
-        )
+        if self.measure and not fields.get("machine"):
+            reason = fields.get("detail") or fields["verdict"]
+            fields.setdefault("missing", {"all": f"nothing could be run: {reason}"})
+        about = {
+            "nemo_gym": self.version,
+            "gymgate": gymgate.__version__,
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "seconds": round(time.monotonic() - began, 1),
+            "options": self.options,
+            "settings": self.settings,
+        }
+        return CheckResult.model_validate({**about, **fields})
 
 
 class Diagnosis(NamedTuple):
@@ -90,11 +118,11 @@ class Diagnosis(NamedTuple):
 
     verdict: Verdict
     detail: str = ""
-    """For people: the need, the cause, what is lacking, or the error."""
+    """The need, the cause, what is lacking, or the error."""
     evidence: str = ""
     """The line of a log or an error that shows it."""
-    log_tail: str = ""
-    """For `failed`: the end of the servers' logs."""
+    need: str = ""
+    """For `blocked`: the kind of what is missing."""
     traceback: str = ""
     """For `failed`: the last exception of a server, with the frames of the environment's own code."""
 
@@ -110,21 +138,21 @@ class RowResult(Config):
     """The reward that came back; `None` if none did."""
     status: RolloutStatus | None = None
     verdict: Verdict
-    error: str | None = None
-    """Class and message of the failed rollout's error."""
-    need: str | None = None
-    """For `blocked`: kind and name of what is missing."""
-    cause: str | None = None
+    cause: str = ""
     """Why the verdict is not `match`, where that is known."""
+    evidence: str = ""
+    """The line of a log that shows it."""
+    need: str = ""
+    """For `blocked`: the kind of what is missing."""
+    error: str = ""
+    """Class and message of the failed rollout's error."""
+    error_kind: ErrorKind | None = None
+    outdated: bool = False
+    """Whether the release no longer has the recorded agent."""
     packaged: bool = False
     """Whether a packaged row was run; otherwise the record itself was the row."""
     judged_by: JudgedBy | None = None
     """Who answered the calls to other model servers; `None` if there were none."""
-
-    @property
-    def outdated(self) -> bool:
-        """Whether the release no longer has the recorded agent."""
-        return (self.cause or "").endswith(_NO_LONGER)
 
     @property
     def rewarded(self) -> bool:
@@ -135,65 +163,80 @@ class RowResult(Config):
         return self.model_copy(update=fields)
 
     def concluded(self, diagnosis: Diagnosis, **fields: Any) -> RowResult:
-        """The same with a diagnosis: a missing need with its evidence, or a cause."""
-        blocked = diagnosis.verdict == "blocked"
-        told = (
-            {"need": diagnosis.detail, "cause": diagnosis.evidence or None}
-            if blocked
-            else {"cause": diagnosis.detail or None}
-        )
-        return self.updated(verdict=diagnosis.verdict, **told, **fields)
+        """The same with a diagnosis."""
+        verdict, detail, evidence, need, _ = diagnosis
+        return self.updated(verdict=verdict, cause=detail, evidence=evidence, need=need, **fields)
 
 
 class CheckResult(Config):
-    """The result of checking one environment."""
+    """The result of checking one environment of one nemo-gym release, and its record on disk."""
 
+    schema_version: Literal[2] = 2
     environment: str
     kind: str
     """Directory of the release: resources_servers, environments, benchmarks; `config` for a user's own."""
-    version: str
+    nemo_gym: str
+    """Release."""
+    gymgate: str
+    """Version that checked it."""
+    date: str
     verdict: Verdict
     detail: str = ""
-    """For people: the need, the cause, what is lacking, or the error."""
+    """The need, the cause, what is lacking, or the error."""
     evidence: str = ""
     """The line of a log or an error that shows it."""
+    need: str = ""
+    """For `blocked`: the kind of what is missing: one of `gymgate list`, or memory, file, service, conflict, setup, time."""
+    matched: int = 0
+    """Recorded rewards that are reproduced."""
+    compared: int = 0
+    """Recordings with a reward to compare with and an agent that still exists."""
+    rewarded: bool = False
+    """Whether a packaged row or a recorded one got a reward without a stand-in for a judge."""
+    rewarded_by_stand_in: bool = False
+    """Whether one got a reward with a fixed text as the judge's answer."""
+    rows: tuple[RowResult, ...] = ()
+    """The recorded rollouts; of the records that ship with gymgate only those that differ."""
+    broken: tuple[str, ...] = ()
+    """Recorded lines that could not be read, with the reason; they are skipped."""
+    traceback: str = Field(default="", repr=False)
+    """For `failed`: the last exception of a server, with the frames of the environment's own code."""
+
     config: str = ""
     """The environment's config that was started."""
     agents: tuple[str, ...] = ()
     """Implementations of its agents."""
     needs: tuple[str, ...] = ()
     """Kinds of needs read from its files before anything ran."""
-    rows: tuple[RowResult, ...] = ()
-    broken: tuple[str, ...] = ()
-    """Recorded lines that could not be read, with the reason; they are skipped."""
     notes: tuple[str, ...] = ()
-    rewarded: bool = False
-    """Whether a packaged row or a recorded one got a reward without a stand-in for a judge."""
-    rewarded_by_stand_in: bool = False
-    """Whether one got a reward with a fixed text as the judge's answer."""
+    """How it was started, where that was not as shipped."""
+    options: tuple[str, ...] = ()
+    """Options of `gymgate check` that changed what was run, such as `--sandbox docker`."""
     seconds: float = 0.0
-    date: str = ""
-    log_tail: str = Field(default="", repr=False)
-    """For `failed`: the end of the servers' logs."""
-    traceback: str = Field(default="", repr=False)
-    """For `failed`: the last exception of a server, with the frames of the environment's own code."""
+    """Duration of the whole check, installing included."""
     settings: str = Field(default="", repr=False)
-    sections: Sections | None = Field(default=None, repr=False)
-    """What was measured for the record; `None` if nothing was."""
+    """All options that it was made with."""
+
+    machine: str = ""
+    """Cores, memory and load of the machine while it was measured; empty if it was not."""
+    deterministic: Deterministic | None = None
+    trivial: Trivial | None = None
+    failures: Failures | None = None
+    cost: Cost | None = None
+    shape: Shape | None = None
+    policy: PolicyRewards | None = None
+    missing: dict[str, str] = Field(default_factory=dict)
+    """Why a section is `None`, by its name."""
 
     @property
-    def matched(self) -> int:
-        return sum(row.verdict == "match" for row in self.rows)
+    def name(self) -> str:
+        """A name that is unique among releases and kinds."""
+        return f"{self.kind}/{self.environment}-{self.nemo_gym}"
 
     @property
-    def compared(self) -> int:
-        """Recordings with a reward to compare with and an agent that still exists."""
-        return sum(row.recorded is not None and not row.outdated for row in self.rows)
-
-
-def no_agent(name: str) -> str:
-    """The cause of a recording whose agent the release no longer has."""
-    return f"its agent {name!r} {_NO_LONGER}"
+    def measured(self) -> bool:
+        """Whether anything was measured besides the verdict."""
+        return bool(self.machine)
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

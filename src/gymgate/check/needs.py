@@ -1,30 +1,56 @@
-"""What an environment needs and does not have here: read from errors and logs, and values made up so that it starts."""
+"""Why an environment did not start or score: typed errors first, then a few signs in the messages of other programs."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import orjson
-from packaging.utils import canonicalize_name
-
-from gymgate.catalog import EnvConfig, Need
-from gymgate.check.known import known, signs
+from gymgate.catalog import EnvConfig
 from gymgate.check.model import Diagnosis
-from gymgate.config import Settings
-from gymgate.errors import GymgateError, NeedMissingError, StackStartError
+from gymgate.check.tracebacks import last_traceback
+from gymgate.errors import ConfigError, GymgateError, NeedMissingError, SetupError, StackStartError
 
-_DOWNLOADS = ("download", "git", "search", "key")
-_SERVICES = ("docker", "binary", "search", "key", "config")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _WIDTH = 240
-_CLAUSES = r"[=<>!~]=?[\w.*]+(?:,[=<>!~]=?[\w.*]+)*"
-_DEMAND = rf"[A-Za-z][\w.-]*(?:\[[\w,-]+\])?(?:{_CLAUSES})?"
-_UNSET_FIELD = re.compile(
-    r"^(?P<field>[A-Za-z_]\w*)(?:\.\w+)?\n  (?:Field required|Input should be a valid string)", re.MULTILINE
-)
+_HOST = r"((?:[\w-]+\.)+[a-z]{2,})"
+_LOOPBACK = r"((?:127\.0\.0\.1|localhost|0\.0\.0\.0|\[?::1\]?)(?::\d+)?)"
+_SIGNS: tuple[tuple[str, str], ...] = (
+    (
+        "gpu",
+        r"Found no NVIDIA driver|no CUDA GPUs are available|NVML Shared Library Not Found"
+        r"|resource request \{([^}\n]*'GPU'[^}\n]*)\}",
+    ),
+    (
+        "docker",
+        r"docker run failed[^\n]*?for image=\\*'([^'\\\n]+)|Sandbox provider reference '[\w-]+' is not defined|docker\.sock"
+        r"|Cannot connect to the Docker daemon|No such file or directory: '(?:[^']*/)?(docker|podman|apptainer|singularity)'",
+    ),
+    (
+        "download",
+        rf"(?:Failed to resolve '|[Cc]ould not resolve host: |ENOTFOUND |Cannot connect to host |host='){_HOST}"
+        rf"|(?:'?git'?,? '?clone'?|[Ff]ailed to (?:fetch|download)|'curl'|'pip', 'install')[^\n]*?https?://{_HOST}",
+    ),
+    ("service", rf"(?:Cannot connect to host |host='|Connect call failed \('){_LOOPBACK}"),
+    (
+        "key",
+        r"(?:KeyError: |Environment variable )['\"]([A-Z][A-Z0-9_]*(?:KEY|TOKEN|SECRET))['\"]"
+        r"|([A-Z][A-Z0-9_]*(?:API_KEY|TOKEN)) is not set",
+    ),
+    (
+        "config",
+        r"Environment variable '(\w+)' not found|still '\?\?\?'\) after merging:\s+- ([\w.]+)"
+        r"|validation errors? for \w*Config\w*\s+([\w.]+)\s+(?:Field required|Input should be)",
+    ),
+    ("binary", r"No such file or directory: '([\w.+-]+)'|(\S+) is required[^\n]*not found on PATH|([\w.-]+ exited [1-9]\d*): "),
+    ("package", r"No module named '([\w.]+)'"),
+    ("file", r"No such file or directory: '(/?[\w./ @+-]+/[\w. @+-]+)'"),
+    ("download", r"Name or service not known|Temporary failure in name resolution|LocalEntryNotFoundError|OfflineModeIsEnabled"),
+    ("service", r"All connection attempts failed|Connection refused"),
+)  # fmt: skip
+"""Kinds of what is missing, each with a pattern for the line that shows it; its group, if it has one, names it. They are
+tried in this order. A message that none of them matches is shown as it is."""
+_PATTERNS = tuple((kind, re.compile(pattern)) for kind, pattern in _SIGNS)
+_LACKING_FIELD = re.compile(r"[:;] ([\w.]+): Field required|RunRequest' object has no attribute '(\w+)'")
 
 
 @dataclass(frozen=True)
@@ -43,48 +69,26 @@ class MissingNeed:
         shipped = self.name.partition("site-packages/")[2] if self.kind == "file" else ""
         if shipped:
             return Diagnosis("incomplete", f"the release does not ship {shipped}", self.evidence)
-        return Diagnosis("blocked", str(self), self.evidence)
+        return self.blocked()
 
-    @property
-    def reason_left_out(self) -> str:
-        """Why a requirement was not installed; requirements in conflict are named."""
-        return str(self) if self.kind in ("conflict", "package") else f"it cannot be fetched ({self.kind})"
+    def blocked(self, consequence: str = "") -> Diagnosis:
+        return Diagnosis("blocked", f"{self}{consequence}", self.evidence, self.kind)
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
 
 
-def missing_in(*texts: str, hints: Sequence[Need] = ()) -> MissingNeed | None:
-    """The need shown by the first of some error messages and logs that shows one; `None` if none does.
-
-    `hints` are the needs read from the environment's files: they name what a failed lookup without a host was for.
-    """
-    return next(filter(None, (_missing_in(text, hints) for text in texts)), None)
-
-
-def _missing_in(text: str, hints: Sequence[Need]) -> MissingNeed | None:
-    for kind, pattern in signs():
-        if match := _last(pattern, text):
-            return MissingNeed(kind, match["name"].replace("', '", " "), line_around(match))
-    if match := _last("|".join(known()["no_network"]), text):
-        fetched = [need for kind in _DOWNLOADS for need in hints if need.kind == kind]
-        return MissingNeed(
-            "download", fetched[0].detail if fetched else "a host on the internet", line_around(match)
-        )
-    if match := _last("|".join(known()["no_service"]), text):
-        used = [need for need in hints if need.kind in _SERVICES]
-        kind, name = (
-            (used[0].kind, used[0].detail) if used else ("service", "something beside the environment")
-        )
-        return MissingNeed(kind, name, line_around(match))
+def missing_in(*texts: str) -> MissingNeed | None:
+    """The need shown by the first of some error messages and logs that shows one; `None` if none does."""
+    for text in texts:
+        for kind, pattern in _PATTERNS:
+            if found := [*pattern.finditer(text)]:
+                name = next(filter(None, found[-1].groups()), found[-1][0])
+                return MissingNeed(kind, name, _line_around(found[-1]))
     return None
 
 
-def _last(pattern: str | re.Pattern[str], text: str) -> re.Match[str] | None:
-    return next(reversed([*re.finditer(pattern, text)]), None)
-
-
-def line_around(match: re.Match[str]) -> str:
+def _line_around(match: re.Match[str]) -> str:
     """The line that holds a match, without colours, cut to its surroundings."""
     text = match.string
     left = text.rfind("\n", 0, match.start()) + 1
@@ -94,82 +98,45 @@ def line_around(match: re.Match[str]) -> str:
     return " ".join(_COLOUR.sub("", line[offset : offset + _WIDTH]).split())
 
 
-def setup_need(message: str) -> MissingNeed | None:
-    """The need behind a runtime that could not be made: a source that no index has, or requirements in conflict."""
-    line = " ".join(message.split())[-2 * _WIDTH :]
-    if match := re.search(r"Because ([\w.-]+) was not found in the package registry", message):
-        return MissingNeed("package", f"{match[1]}, which the package index does not have", line)
-    if match := re.search(r"npm cannot install (\S+): code (?:ETARGET|E404)", message):
-        return MissingNeed("package", f"{match[1]}, which the npm registry does not have", line)
-    if re.search(r"No solution found|unsatisfiable|conflict", message):
-        return MissingNeed("conflict", "; ".join(_conflicting(message)) or "requirements", line)
-    if match := re.search(r"git\+https?://[^\s,'`]+|https?://(?!\S*pypi)[^\s,'`]+", message):
-        return MissingNeed("git" if match[0].startswith("git+") else "download", match[0].rstrip(".:"), line)
-    if match := re.search(r"Failed to build `?([\w.-]+=?=?[\w.]*)", message):
-        return MissingNeed("binary", f"a build of {match[1]}", line)
-    if match := re.search(r"Python[ >=<.\d]+", message):
-        return MissingNeed("config", match[0].strip(), line)
-    return None
+def telling_line(log: str) -> str:
+    """The line that says most about why a server ended: its last exception, else its last line."""
+    lines = [line for line in (last_traceback(log) or log).splitlines() if line.strip()]
+    return " ".join(_COLOUR.sub("", lines[-1]).split())[:_WIDTH] if lines else ""
 
 
-def _conflicting(message: str) -> Iterator[str]:
-    """The requirements that uv says cannot be installed together, each once."""
-    found: dict[str, None] = {}
-    for match in re.finditer(rf"({_DEMAND}) depends on (one of:\s+)?([A-Za-z][\w.-]*{_CLAUSES})", message):
-        found[f"{match[1]} needs {match[3]}{' or the like' if match[2] else ''}"] = None
-    required = rf"(?:you require|because) ([A-Za-z][\w.-]*{_CLAUSES})(?: and ([A-Za-z][\w.-]*{_CLAUSES}))?"
-    for match in re.finditer(required, message):
-        found |= {f"required: {demand}": None for demand in match.groups() if demand}
-    yield from found
+def lacking_fields(message: str) -> list[str]:
+    """The fields of a row that a server's refusal of it names."""
+    return list(dict.fromkeys(one or other for one, other in _LACKING_FIELD.findall(message)))
 
 
-def unobtainable(requirements: Sequence[str], need: MissingNeed, message: str) -> list[str]:
-    """The requirements to leave out: those that no index has, and those that conflict with nemo-gym's own."""
-    if need.kind in ("git", "download"):
-        return [line for line in requirements if "://" in line and "file://" not in line]
-    if need.kind not in ("conflict", "package"):
-        return []
-    blamed = re.findall(
-        r"(?:Because|and) ([A-Za-z][\w.-]*)[\[=<>!~\w.*,\]-]* (?:depends on|was not found)", message
-    )
-    blamed += re.findall(r"you require ([A-Za-z][\w.-]*)", message)
-    names = {canonicalize_name(name) for name in blamed}
-    return [
-        line for line in requirements if canonicalize_name(re.split(r"[^\w.-]", line.strip())[0]) in names
-    ]
-
-
-def unset_keys(error: GymgateError, config: EnvConfig) -> list[str]:
-    """Dotted config keys without a value, because of which a stack did not start."""
+def why_not_started(error: GymgateError, config: EnvConfig, start_timeout_s: float) -> Diagnosis:
+    """Say why a stack with this config did not come up."""
+    text, log = str(error), str(getattr(error, "log_tail", None) or "")
     if isinstance(error, NeedMissingError):
-        return [name.strip() for name in (error.need or "").split(",") if name.strip()]
-    server = next((item for item in config.servers if item.name == getattr(error, "server", None)), None)
-    if not isinstance(error, StackStartError) or server is None:
-        return []
-    fields = dict.fromkeys(match["field"] for match in _UNSET_FIELD.finditer(error.log_tail or ""))
-    return [f"{server.name}.{server.kind}.{server.type}.{field}" for field in fields]
+        need = error.kind or "config"
+        return Diagnosis("blocked", f"{need}: {error.need}", text, need)
+    if isinstance(error, SetupError):
+        return _not_installed(error)
+    if missing := missing_in(log, text):
+        return missing.diagnosis._replace(traceback=last_traceback(log))
+    if isinstance(error, StackStartError) and error.timed_out:
+        kinds = ", ".join(config.need_kinds) or "none"
+        detail = f"start: not up within {start_timeout_s:g} s (needs read from its files: {kinds})"
+        return Diagnosis("blocked", detail, telling_line(log) or text, "time")
+    if isinstance(error, StackStartError) and error.exit_status == 0:
+        detail = f"the entrypoint of server {error.server!r} starts no server: a base for others"
+        return Diagnosis("incomplete", detail)
+    if isinstance(error, ConfigError):
+        return Diagnosis("incomplete", f"config: {text}")
+    return Diagnosis(
+        "failed", f"{type(error).__name__}: {text}", telling_line(log), traceback=last_traceback(log)
+    )
 
 
-def placeholders(keys: Iterable[str], directory: Path) -> Settings:
-    """A made-up value for each key: for API keys, tokens, addresses, and files without effect (written to
-    `directory`). Empty if one of the keys is of another kind."""
-    settings = tuple((key, _placeholder(_last_part(key), directory)) for key in keys)
-    return settings if all(value is not None for _, value in settings) else ()
-
-
-def _placeholder(name: str, directory: Path) -> str | None:
-    if (content := known()["files"].get(name)) is not None:
-        path = directory / f"{name}.json"
-        path.write_bytes(orjson.dumps(content))
-        return str(path)
-    fitting = (value for pattern, value in known()["placeholders"] if re.search(pattern, name, re.IGNORECASE))
-    return next(fitting, None)
-
-
-def names_of(settings: Settings) -> str:
-    """The keys of some settings, without the servers that they belong to."""
-    return ", ".join(dict.fromkeys(_last_part(key) for key, _ in settings))
-
-
-def _last_part(key: str) -> str:
-    return key.rpartition(".")[2]
+def _not_installed(error: SetupError) -> Diagnosis:
+    """Blocked by a requirement that cannot be installed here."""
+    if error.requirement is not None:
+        kind = "git" if "git+" in error.requirement else "download"
+    else:
+        kind = {"network": "download", "conflict": "conflict"}.get(error.kind or "", "setup")
+    return Diagnosis("blocked", f"{kind}: {error.requirement or error}", str(error), kind)

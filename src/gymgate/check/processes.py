@@ -17,7 +17,6 @@ import orjson
 
 from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
-from gymgate.check.record.sections import Sections
 from gymgate.errors import GymgateError, from_wire
 from gymgate.runtime import daemon_env
 from gymgate.stack.forkserver import descendants
@@ -76,7 +75,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     memory = asyncio.create_task(_over_limit(process.pid, request.memory_gb))
     answer = asyncio.create_task(_answer(process, request, progress))
     try:
-        limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.record else 1)
+        limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.measure else 1)
         if request.policy is not None:
             limit += request.row_timeout_s * (request.policy_rows or UNCOUNTED_ROWS)
         await asyncio.wait([memory, answer], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -86,23 +85,24 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
             assert process.stderr is not None
             log = (await process.stderr.read()).decode(errors="replace")
             last = next((line for line in reversed(log.splitlines()) if line.strip()), "no message")
-            diagnosis = Diagnosis("failed", f"the check itself failed: {last}", log_tail=log[-4000:])
+            diagnosis = Diagnosis("failed", f"the check itself failed: {last}", traceback=log[-4000:])
         elif memory.done():
-            diagnosis = Diagnosis("blocked", f"memory: more than {request.memory_gb:g} GB", memory.result())
+            detail = f"memory: more than {request.memory_gb:g} GB"
+            diagnosis = Diagnosis("blocked", detail, memory.result(), "memory")
         else:
             diagnosis = Diagnosis("failed", f"not done after {limit:g} s, installing included")
-        if not request.record:
+        if not request.measure:
             return _result(request, began, diagnosis)
     finally:
         memory.cancel()
         answer.cancel()
         await asyncio.shield(_kill(process))
     # The verdict does not depend on what the measurements took.
-    outcome = await check_in_process(request.model_copy(update={"record": False, "policy": None}), progress)
+    outcome = await check_in_process(request.model_copy(update={"measure": False, "policy": None}), progress)
     if isinstance(outcome, GymgateError):
         return outcome
     missing = {"all": f"it was ended while it was measured: {diagnosis.detail}"}
-    return outcome.model_copy(update={"settings": request.settings, "sections": Sections(missing=missing)})
+    return outcome.model_copy(update={"settings": request.settings, "missing": missing})
 
 
 async def _answer(

@@ -115,27 +115,19 @@ def _rows(path: Path) -> Iterator[RowData]:
             yield row
 
 
-def config_for(environment: Environment, recorded: Sequence[RecordedRow]) -> tuple[EnvConfig, list[str]]:
-    """The config to start: the one with the recorded agents, else the default one; and a note on each recorded
-    agent that no config has."""
-    default = environment.config()
+def config_for(
+    environment: Environment, recorded: Sequence[RecordedRow], requested: str | Sequence[str] | None = None
+) -> tuple[EnvConfig, list[str]]:
+    """The config to start: the requested one, else the one with the recorded agents, else the default one; and a note on
+    each recorded agent that no config has."""
+    default = environment.config(requested)
     names = {each.agent for each in recorded if each.agent is not None}
     existing = {agent.name for config in environment.configs for agent in config.agents}
     notes = [f"recorded agent {name!r} no longer exists" for name in sorted(names - existing)]
     wanted = names & existing
-    if not wanted or wanted & _agents(default):
+    if requested or not wanted or wanted & _agents(default):
         return default, notes
     return max(environment.configs, key=lambda config: len(wanted & _agents(config))), notes
-
-
-def other_configs(environment: Environment, tried: EnvConfig, limit: int) -> list[EnvConfig]:
-    """Configs to try if `tried` gave no reward: those with other servers, fewest needs first."""
-    others = [each for each in environment.configs if each.agents and _servers(each) != _servers(tried)]
-    return sorted(others, key=lambda config: len(config.needs))[:limit]
-
-
-def _servers(config: EnvConfig) -> set[tuple[str, str]]:
-    return {(server.name, server.type) for server in config.servers}
 
 
 def _agents(config: EnvConfig) -> set[str]:

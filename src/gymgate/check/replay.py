@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from gymgate.catalog import EnvConfig, Environment, Need
+from gymgate.catalog import EnvConfig, Environment
 from gymgate.check.answers import OrderedPolicy, RecordedJudge, RecordedPolicy
 from gymgate.check.known import known
 from gymgate.check.model import (
@@ -20,19 +19,17 @@ from gymgate.check.model import (
     Diagnosis,
     JudgedBy,
     RowResult,
-    no_agent,
     same_reward,
 )
-from gymgate.check.needs import MissingNeed, missing_in
+from gymgate.check.needs import MissingNeed, lacking_fields, missing_in
 from gymgate.check.probe import RewardProbe
 from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.check.tracebacks import last_traceback
 from gymgate.config import POLICY, RolloutLimits
-from gymgate.errors import GymgateError
+from gymgate.errors import GymgateError, PolicyNeverAskedError, UnknownConversationError
 from gymgate.gateway.backends.callable import PolicyCallable
 from gymgate.gateway.replay.recording import Recording
 from gymgate.rollout import Rollout, RolloutError
-from gymgate.rollout.outcome import NEVER_ASKED
 from gymgate.stack import Policy, Stack
 
 MAX_TIMEOUTS = 2
@@ -44,7 +41,6 @@ MAX_CALLS = 200
 LATE_LOGS, LATE_LOG_S = 3, 0.5
 """Looks at the logs for what made a reward differ or a rollout fail, and seconds between them: Ray's workers log late."""
 LOG_TAIL = 12_000
-_LACKING_FIELD = re.compile(r"[:;] ([\w.]+): Field required|RunRequest' object has no attribute '(\w+)'")
 
 
 class ServerLogs:
@@ -63,18 +59,13 @@ class ServerLogs:
             self._read[path] = len(text)
         return "\n".join(texts)
 
-    async def need(self, hints: Sequence[Need]) -> MissingNeed | None:
+    async def need(self) -> MissingNeed | None:
         """The need that is shown by what was logged since the last look, or is a little later."""
         for _ in range(LATE_LOGS):
-            if need := missing_in(self.new(), hints=hints):
+            if need := missing_in(self.new()):
                 return need
             await asyncio.sleep(LATE_LOG_S)
         return None
-
-    def tail(self) -> str:
-        """The end of everything logged."""
-        self._read.clear()
-        return self.new()[-4000:]
 
     def traceback(self) -> str:
         """The last traceback in the first server's log that has one."""
@@ -95,7 +86,6 @@ class Replayer:
         judge: RecordedJudge,
         logs: ServerLogs,
     ) -> None:
-        self.hints = config.needs
         self.logs = logs
         self.probe = RewardProbe(self.run, judge, config)
         self._stack = stack
@@ -105,8 +95,10 @@ class Replayer:
         self._judge = judge
         self._policy = RecordedPolicy(judge)
         self._ordered_policy = OrderedPolicy()
-        self._recorded = stack.register("recorded", self._policy, dialect="responses")
+        self._recorded = stack.register("recorded", self._ask_recorded, dialect="responses")
         self._ordered = stack.register("ordered", self._ordered_policy, dialect="responses")
+        self._unknown: UnknownConversationError | None = None
+        """The last question of the policy, since its recording began, that the record does not hold."""
         self._works_in_order = False
         """Whether a recording of this environment gave its reward when its answers were given in their order."""
 
@@ -115,7 +107,7 @@ class Replayer:
         results: list[RowResult] = []
         for each in recorded:
             results.append(await self._result_of(each))
-            if len(results) >= MAX_TIMEOUTS and all(_timed_out(result) for result in results):
+            if len(results) >= MAX_TIMEOUTS and all(row.error_kind == "timeout" for row in results):
                 return results
         if not any(result.rewarded for result in results):
             await self.probe.run(packaged_rows(self._environment, config=self._config))
@@ -168,23 +160,34 @@ class Replayer:
         self.logs.new()
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
+        self._unknown = None
         rollout = await self.run(recorded.row, policy, recorded.agent)
         error = rollout.error
-        if not rollout.policy_calls and (error is None or NEVER_ASKED in error.message):
-            need = missing_in(self.logs.new(), hints=self.hints)
-            return result.concluded(
-                Diagnosis("blocked", str(need), need.evidence) if need else Diagnosis("differs", NOT_ASKED)
-            )
+        if not rollout.policy_calls and (error is None or error.type == PolicyNeverAskedError.__name__):
+            need = missing_in(self.logs.new())
+            return result.concluded(need.blocked() if need else Diagnosis("differs", NOT_ASKED))
         result = result.updated(
-            reward=rollout.reward, status=rollout.status, judged_by=self._judged_by(rollout)
+            reward=rollout.reward,
+            status=rollout.status,
+            judged_by=self._judged_by(rollout),
+            error=f"{error.type}: {error.message}"[:1000] if error is not None else "",
+            error_kind=error.kind if error is not None else None,
         )
         if self._judge.refused:
-            message = error.message if error else "the judge's failure was scored"
-            return result.concluded(Diagnosis("blocked", NO_JUDGE), error=message)
+            scored = "" if error is not None else "the judge's failure was scored"
+            return result.concluded(Diagnosis("blocked", NO_JUDGE, scored, "judge"))
         if error is not None:
-            message = f"{error.type}: {error.message}"[:1000]
-            return result.concluded(await self._explain(error, recorded), error=message)
+            if recorded.agent is not None and recorded.agent not in self._stack.agents:
+                result = result.updated(outdated=error.type == UnknownConversationError.__name__)
+            return result.concluded(await self._explain(error, recorded))
         return result.concluded(await self._compare(rollout, recording.reward, recorded.row))
+
+    async def _ask_recorded(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return await self._policy(request)
+        except UnknownConversationError as error:
+            self._unknown = error
+            raise
 
     def policy_for(self, recording: Recording) -> PolicyCallable:
         """A policy that gives a recording's answers from the beginning."""
@@ -223,36 +226,38 @@ class Replayer:
         diagnosis = compared(rollout, recorded)
         if diagnosis.verdict != "differs":
             return diagnosis
-        need = await self.logs.need(self.hints) or missing_in(verification(rollout, row), hints=self.hints)
-        return Diagnosis("blocked", f"{need}, and that was scored", need.evidence) if need else diagnosis
+        need = await self.logs.need() or missing_in(verification(rollout, row))
+        return need.blocked(", and that was scored") if need else diagnosis
 
     async def _explain(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
         """Why a rollout failed."""
-        if error.type == "UnknownConversationError":
-            return self._explain_unknown(error, recorded)
-        lacking = [one or other for one, other in _LACKING_FIELD.findall(error.message)]
+        if error.type == UnknownConversationError.__name__:
+            return self._explain_unknown(recorded)
+        lacking = lacking_fields(error.message)
         if error.kind == "data" or lacking:
             whose = (
                 "the packaged row" if recorded.packaged else "no packaged row was recorded, and the record"
             )
-            fields = ", ".join(dict.fromkeys(lacking)) or "what the verifier requires"
-            return Diagnosis("incomplete", f"{whose} lacks {fields}")
-        if need := missing_in(error.message, hints=self.hints) or await self.logs.need(self.hints):
+            return Diagnosis(
+                "incomplete", f"{whose} lacks {', '.join(lacking) or 'what the verifier requires'}"
+            )
+        if need := missing_in(error.message) or await self.logs.need():
             return need.diagnosis
-        if error.type == "RolloutTimeoutError" and self.hints:
-            kinds = ", ".join(sorted({need.kind for need in self.hints}))
+        if error.kind == "timeout" and (kinds := self._config.need_kinds):
             timeout = f"time: no result within {self._request.row_timeout_s:g} s"
-            return Diagnosis("blocked", f"{timeout} (needs read from its files: {kinds})")
+            return Diagnosis(
+                "blocked", f"{timeout} (needs read from its files: {', '.join(kinds)})", "", "time"
+            )
         return Diagnosis("failed")
 
-    def _explain_unknown(self, error: RolloutError, recorded: RecordedRow) -> Diagnosis:
+    def _explain_unknown(self, recorded: RecordedRow) -> Diagnosis:
         """Why the policy was asked something that the record does not hold."""
         if recorded.agent is not None and recorded.agent not in self._stack.agents:
-            return Diagnosis("incomplete", no_agent(recorded.agent))
+            return Diagnosis("incomplete", f"its agent {recorded.agent!r} no longer exists")
         if self._makes_prompts(recorded):
             return Diagnosis("differs", "its agent makes prompts that are not recorded")
-        if "differs at message 1 " in error.message:
-            return Diagnosis("blocked", NO_JUDGE, "the policy's own model is the judge")
+        if self._unknown is not None and self._unknown.alike == 0:
+            return Diagnosis("blocked", NO_JUDGE, "the policy's own model is the judge", "judge")
         return Diagnosis("differs", "the environment said something else than recorded")
 
 
@@ -270,7 +275,3 @@ def verification(rollout: Rollout, row: Mapping[str, Any]) -> str:
     result = rollout.result or {}
     others = {"response", "responses_create_params", "generation", *row}
     return orjson.dumps({name: value for name, value in result.items() if name not in others}).decode()
-
-
-def _timed_out(result: RowResult) -> bool:
-    return (result.error or "").startswith("RolloutTimeoutError")

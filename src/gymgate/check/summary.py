@@ -8,58 +8,40 @@ from typing import Any
 
 from gymgate.catalog import Environment
 from gymgate.check.known import cause_of
-from gymgate.check.model import NO_JUDGE, NOT_ASKED, CheckRequest, Diagnosis, RowResult, replayable, worst
-from gymgate.check.needs import missing_in, names_of
+from gymgate.check.model import NO_JUDGE, NOT_ASKED, Diagnosis, RowResult, replayable, worst
+from gymgate.check.needs import missing_in
 from gymgate.check.replay import Replayer
-from gymgate.config import Settings
 
 
-def summarize(
-    results: Sequence[RowResult],
-    replayer: Replayer,
-    environment: Environment,
-    request: CheckRequest,
-    made_up: Settings,
-) -> dict[str, Any]:
-    """Fields of the environment's result. `made_up` are values that its config lacks."""
+def summarize(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> dict[str, Any]:
+    """Fields of the environment's result."""
     probe = replayer.probe
-    rewarded = any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in)
-    diagnosis = _diagnosis(results, replayer, environment, request)
-    if made_up and (diagnosis.verdict in ("differs", "failed") or not (rewarded or probe.by_stand_in)):
-        diagnosis = _for_want_of(made_up, _worst_row(results))
-    if diagnosis.verdict == "failed":
-        diagnosis = diagnosis._replace(log_tail=replayer.logs.tail())
+    diagnosis = _diagnosis(results, replayer, environment)
     return {
         **diagnosis._replace(traceback=replayer.logs.traceback())._asdict(),
         "rows": tuple(results),
-        "rewarded": rewarded,
+        "matched": sum(row.verdict == "match" for row in results),
+        "compared": sum(row.recorded is not None and not row.outdated for row in results),
+        "rewarded": any(row.rewarded for row in results) or (probe.rewarded and not probe.by_stand_in),
         "rewarded_by_stand_in": probe.by_stand_in,
     }
 
 
-def _worst_row(results: Sequence[RowResult]) -> RowResult | None:
-    """The first result with the gravest verdict."""
+def _diagnosis(results: Sequence[RowResult], replayer: Replayer, environment: Environment) -> Diagnosis:
     counted = replayable(results)
     verdict = worst(row.verdict for row in counted)
-    return next((row for row in counted if row.verdict == verdict), None)
-
-
-def _diagnosis(
-    results: Sequence[RowResult], replayer: Replayer, environment: Environment, request: CheckRequest
-) -> Diagnosis:
-    row = _worst_row(results)
+    row = next((row for row in counted if row.verdict == verdict), None)
     if row is None:
         return _with_probe(Diagnosis("incomplete", "no recording"), replayer)
-    if row.verdict == "incomplete":
-        cause = cause_of(environment.name) or row.cause or ""
-        return _with_probe(Diagnosis("incomplete", cause, row.error or ""), replayer)
-    if row.verdict == "differs":
+    if verdict == "incomplete":
+        cause = cause_of(environment.name) or row.cause
+        return _with_probe(Diagnosis("incomplete", cause, row.error), replayer)
+    if verdict == "differs":
         known = cause_of(environment.name, _verifiers(environment))
         return Diagnosis("differs", known or row.cause or "cause not known", _differences(results))
-    if row.verdict == "match":
+    if verdict == "match":
         return Diagnosis("match", _causes_of_matches(results))
-    evidence = (row.cause if row.need else None) or row.error or ""
-    return Diagnosis(row.verdict, row.need or row.cause or row.error or "", evidence)
+    return Diagnosis(verdict, row.cause or row.error, row.evidence or row.error, row.need)
 
 
 def _verifiers(environment: Environment) -> list[str]:
@@ -68,27 +50,19 @@ def _verifiers(environment: Environment) -> list[str]:
     return list(dict.fromkeys(server.type for server in servers if server.kind == "resources_servers"))
 
 
-def _for_want_of(made_up: Settings, row: RowResult | None) -> Diagnosis:
-    """The diagnosis if a reward differs, or does not come, with a value that was made up."""
-    seen = (row.need or row.error or row.cause or "") if row is not None else ""
-    return Diagnosis("blocked", f"config: a value for {names_of(made_up)}; a made-up one lets it start", seen)
-
-
 def _with_probe(diagnosis: Diagnosis, replayer: Replayer) -> Diagnosis:
     """The diagnosis on an environment without a recording to compare with, and what packaged rows showed."""
     probe = replayer.probe
     if probe.judge_missing:
-        return Diagnosis("blocked", NO_JUDGE, "a packaged row's judge was called")
-    if probe.rewarded:
+        return Diagnosis("blocked", NO_JUDGE, "a packaged row's judge was called", "judge")
+    if probe.rewarded or not probe.rollouts:
         return diagnosis
     errors = [rollout.error for rollout in probe.rollouts if rollout.error is not None]
-    messages = [error.message for error in errors]
-    need = missing_in(*messages, replayer.logs.new(), hints=replayer.hints) if probe.rollouts else None
-    if need is not None:
-        return need.diagnosis
+    if missing := missing_in(*(error.message for error in errors), replayer.logs.new()):
+        return missing.diagnosis
     if errors:
         return diagnosis._replace(evidence=f"a packaged row gives {errors[0].type}: {errors[0].message}")
-    return diagnosis._replace(evidence=NOT_ASKED) if probe.rollouts else diagnosis
+    return diagnosis._replace(evidence=NOT_ASKED)
 
 
 def _causes_of_matches(results: Sequence[RowResult]) -> str:

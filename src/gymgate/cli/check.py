@@ -5,23 +5,34 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from gymgate.api import load_catalog
 from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import packaged_providers, sandbox_block
-from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges, writable_path
+from gymgate.cli.environments import (
+    checked_env_vars,
+    config_names,
+    environment_configs,
+    parse_judges,
+    writable_path,
+)
 from gymgate.cli.options import (
     KINDS,
+    EndpointOptions,
+    Finite,
     Seconds,
+    config_option,
+    endpoint_options,
     env_var_option,
     gym_option,
+    json_option,
     judge_key_var_option,
     judge_option,
     kind_option,
@@ -29,21 +40,21 @@ from gymgate.cli.options import (
     sandbox_option,
     set_option,
 )
-from gymgate.cli.output import log
-from gymgate.cli.recording import RecordOptions, record_options
+from gymgate.cli.output import log, print_json
+from gymgate.cli.policies import policy_endpoint, refuse_without_endpoint
 from gymgate.config import Routing, RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
 from gymgate.runtime.sandboxes import why_unusable
 
 if TYPE_CHECKING:
     from gymgate.check import CheckRequest, CheckResult
+    from gymgate.check.record.findings import Thresholds
 
-_VERDICTS = ("match", "differs", "blocked", "incomplete", "failed")
 _AGENTS = "responses_api_agents"
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
-_file = click.Path(path_type=Path, dir_okay=False)
 _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True, metavar="SECONDS")
+_directory = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command("check")
@@ -61,19 +72,7 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
     metavar="N",
     help="Environments checked at the same time.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=_file,
-    help="Results file (JSON). An environment with a result of the same settings is not checked again.",
-)
-@click.option(
-    "--redo",
-    multiple=True,
-    type=click.Choice([*_VERDICTS, "all"]),
-    help="Check environments again that have this verdict in the results file. Repeatable.",
-)
-@click.option("--page", type=_file, help="Write a Markdown page of everything in the results file.")
+@config_option
 @judge_option
 @judge_key_var_option
 @set_option
@@ -81,27 +80,42 @@ _limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True
 @routing_option
 @env_var_option
 @_limit("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
-@_limit(
-    "--timeout",
-    default=180.0,
-    help="Seconds per rollout.",
-)
+@_limit("--timeout", default=180.0, help="Seconds per rollout.")
 @_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
 @_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
-@click.option(
-    "--logs", type=click.Path(path_type=Path, file_okay=False), help="Directory for the servers' output."
-)
+@click.option("--logs", type=_directory, help="Directory for the servers' output.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
-@record_options
+@click.option(
+    "--record",
+    "records",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Measure quality, and write the record of each environment to DIR/KIND/ENV-RELEASE.json. An environment with a "
+    "record of the same options that did not fail is not checked again.",
+)
+@click.option(
+    "-n", "--rows", type=click.IntRange(1), metavar="N", help="Packaged rows for the model of -b. [all]"
+)
+@click.option(
+    "--max-constant-reward",
+    type=Finite(),
+    metavar="REWARD",
+    help="Threshold: mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer.",
+)
+@click.option("--deterministic", is_flag=True, help="Threshold: scoring again gives the same rewards.")
+@click.option("--reproducible", is_flag=True, help="Threshold: every recorded reward is reproduced.")
+@click.option(
+    "--honest", is_flag=True, help="Threshold: no reward where the judge, a tool or the policy failed."
+)
+@endpoint_options
+@json_option
 def command(
     environments: Sequence[str],
     everything: bool,
     kind: str | None,
     gym: RuntimeConfig,
     jobs: int,
-    output: Path | None,
-    redo: Sequence[str],
-    page: Path | None,
+    config: Sequence[str],
     judges: Sequence[str],
     judge_key_vars: Sequence[str],
     settings: Sequence[str],
@@ -114,44 +128,52 @@ def command(
     memory: float,
     logs: Path | None,
     verbose: bool,
-    own: Sequence[str],
-    recording: RecordOptions,
+    records: Path | None,
+    rows: int | None,
+    endpoint: EndpointOptions,
+    as_json: bool,
+    **limits: Any,
 ) -> None:
     """Replay recorded rollouts and compare the rewards.
 
     Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
     incomplete, failed, with the rewards that differ, or the exception of a server. Exits with 1 if one differs or failed.
-    Judges give their recorded answers unless --judge names an endpoint. ENV
-    may be a path to a config of your own, which is checked anew each time.
+    Judges give their recorded answers unless --judge names an endpoint. ENV may be a path to a config of your own, which
+    is checked anew each time.
 
-    With --record, -b or a threshold it also measures the environment for its quality record, which takes a few minutes
-    more, and exits with 1 if a threshold is not met.
+    With --record, -b or a threshold it also measures the environment's quality, which takes a few minutes more, and exits
+    with 1 if a threshold is not met.
     """
-    from gymgate.check import CheckRequest, check_all, load_report, save_report, status_page
+    from gymgate.check import CheckRequest, check_all
+    from gymgate.check.record.files import record_path, save_record
+    from gymgate.check.record.findings import Thresholds
 
-    if page is not None and output is None:
-        raise ConfigError("--page writes the page from a results file; name one with -o FILE")
-    environments = (*environments, *own)
-    for path in filter(None, (output, page)):
-        writable_path(path).parent.mkdir(parents=True, exist_ok=True)
-    if not environments and not everything and page is None:
+    if not environments and not everything:
         raise ConfigError("name environments, or give --all")
-    if settings and len(environments) != 1:
-        raise ConfigError("--set is for one environment; name exactly one")
+    for option, given in (("--set", settings), ("--config", config)):
+        if given and len(environments) != 1:
+            raise ConfigError(f"{option} is for one environment; name exactly one")
     if sandbox is not None:
         # Checked here, because the verdict on each environment would be that it is blocked.
         _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
-    measuring = recording.request_fields()
+    refuse_without_endpoint(endpoint)
+    if endpoint.urls is None and rows is not None:
+        raise ConfigError("-n limits the rows for a model; name its endpoint with -b")
+    policy = policy_endpoint(endpoint, log) if endpoint.urls is not None else None
     if logs is not None:
         writable_path(logs / "server.log")
     elif verbose:
         logs = Path(click.get_current_context().with_resource(TemporaryDirectory(prefix="gymgate-check-")))
+    if records is not None:
+        writable_path(records / "record.json")
+    thresholds = Thresholds(**limits)
     requests = [
         CheckRequest(
             environment=name,
             version=gym.version,
             interpreter=gym.interpreter,
+            config=config_names(config),
             models=tuple(sorted(parse_judges(judges, judge_key_vars).items())),
             overrides=overrides,
             sandbox=sandbox,
@@ -162,43 +184,48 @@ def command(
             timeout_s=environment_timeout,
             memory_gb=memory,
             logs=str((logs / Path(name).stem).absolute()) if logs is not None else None,
-            **measuring,
+            measure=records is not None or policy is not None or thresholds != Thresholds(),
+            policy=policy.model_copy(update={"api_key": None}) if policy is not None else None,
+            policy_rows=rows,
         )
         for name in _names(gym, kind, environments, everything=everything)
     ]
-    recording.check_target([request.environment for request in requests])
-    kept = {_key(result): result for result in (load_report(output) if output is not None else [])}
-    todo = [request for request in requests if not _is_done(request, kept, redo, recording)]
-    if skipped := len(requests) - len(todo):
-        log(
-            f"not checked again: {skipped} of {len(requests)} environments, whose results are in {output or recording.target}"
-        )
+    kept = _kept(requests, records) if records is not None else {}
+    if kept:
+        log(f"not checked again: {len(kept)} of {len(requests)} environments, whose records are in {records}")
+    missed: list[str] = []
+
+    def show(result: CheckResult) -> None:
+        if not as_json:
+            _print(result)
+        missed.extend(_missed(result, thresholds))
 
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
         if isinstance(outcome, GymgateError):
             log(f"{request.environment}: {outcome}")
             return
-        kept[_key(outcome)] = outcome
-        if output is not None:
-            save_report(output, kept.values())
-        _print(outcome)
+        show(outcome)
         if request.logs is not None:
             _show_logs(Path(request.logs), verbose=verbose)
-        if recording.wanted:
-            recording.finish(outcome)
+        if records is not None:
+            save_record(path := record_path(records, outcome.name), outcome)
+            log(f"{outcome.environment}: record in {path}")
 
     def progress(request: CheckRequest, message: str) -> None:
         log(f"{request.environment}: {message}")
 
+    for result in kept.values():
+        show(result)
+    todo = [request for request in requests if request.environment not in kept]
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
-    if page is not None and output is not None:
-        made_by = f"gymgate check --all -o {output.name} --page {page.name}"
-        page.write_text(status_page([*kept.values()], made_by))
-    results = [outcome for outcome in outcomes if not isinstance(outcome, GymgateError)]
-    _print_summary(results)
+    results = [*kept.values(), *(each for each in outcomes if not isinstance(each, GymgateError))]
+    if as_json:
+        print_json([result.model_dump(mode="json") for result in results])
+    else:
+        _print_summary(results)
     if error := next((outcome for outcome in outcomes if isinstance(outcome, GymgateError)), None):
         raise error
-    if recording.missed or any(result.verdict in ("differs", "failed") for result in results):
+    if missed or any(result.verdict in ("differs", "failed") for result in results):
         click.get_current_context().exit(1)
 
 
@@ -211,9 +238,7 @@ def _refuse_sandbox(sandbox: str, site: Path) -> None:
 
 
 def _names(gym: RuntimeConfig, kind: str | None, named: Sequence[str], *, everything: bool) -> list[str]:
-    """The environments to check, with their kind, so that a name means one environment in a results file. Paths stay."""
-    if not everything and not named:
-        return []
+    """The environments to check, with their kind, so that a name means one environment among records. Paths stay."""
     catalog = load_catalog(gym, progress=log)
     if not everything:
         found = [(name, catalog.find(name)) for name in named]
@@ -223,31 +248,40 @@ def _names(gym: RuntimeConfig, kind: str | None, named: Sequence[str], *, everyt
     return [each.known_as for each in every if each.kind == directory]
 
 
-def _key(result: CheckResult) -> tuple[str, str, str]:
-    return result.version, result.kind, result.environment
+def _kept(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckResult]:
+    """The packaged environments with a record of the same settings that did not fail, and their records.
+
+    Raises `ConfigError` for two configs of the user that would have one record, `DataError` for a file that is none.
+    """
+    from gymgate.check.record.files import load_record, record_path
+
+    own: dict[str, str] = {}
+    kept: dict[str, CheckResult] = {}
+    for request in requests:
+        name = request.environment
+        if name.endswith((".yaml", ".yml")):
+            if (other := own.setdefault(Path(name).stem, name)) != name:
+                raise ConfigError(f"{other} and {name} would have one record; check one at a time")
+            continue
+        record = load_record(record_path(records, f"{name}-{request.version}"))
+        if record is not None and record.settings == request.settings and record.verdict != "failed":
+            kept[name] = record
+    return kept
 
 
-def _is_done(
-    request: CheckRequest,
-    kept: dict[tuple[str, str, str], CheckResult],
-    redo: Sequence[str],
-    recording: RecordOptions,
-) -> bool:
-    kind, _, name = request.environment.rpartition("/")
-    if kind in ("", "config") or name.endswith((".yaml", ".yml")):  # a user's own
-        return False
-    found: list[tuple[str, str] | None] = []
-    if kept or recording.target is None:
-        result = kept.get((request.version, kind, name))
-        found.append((result.verdict, result.settings) if result else None)
-    if recording.target is not None:
-        found.append(recording.kept(f"{kind}/{name}-{request.version}"))
-    return "all" not in redo and all(
-        each is not None and each[0] not in redo and each[1] == request.settings for each in found
-    )
+def _missed(result: CheckResult, thresholds: Thresholds) -> list[str]:
+    """The thresholds that a result does not meet, logged."""
+    from gymgate.check.record.findings import missed
+
+    lines = list(missed(result, thresholds))
+    for line in lines:
+        log(f"{result.environment}: threshold not met: {line}")
+    return lines
 
 
 def _print(result: CheckResult) -> None:
+    from gymgate.check.record.findings import findings
+
     rewards = f" {result.matched}/{result.compared}" if result.compared else ""
     detail = f" ({result.detail})" if result.detail else ""
     click.echo(f"{result.environment}: {result.verdict}{rewards}{detail} [{result.seconds:g} s]")
@@ -260,8 +294,15 @@ def _print(result: CheckResult) -> None:
         click.echo(f"  and {len(differing) - _SHOWN_ROWS} more")
     if result.traceback:
         click.echo(result.traceback)
+    elif result.verdict == "failed" and result.evidence not in result.detail:
+        click.echo(f"  {result.evidence}")
     for broken in result.broken:
         log(f"{result.environment}: skipped {broken}")
+    for finding in findings(result) if result.measured else ():
+        click.echo(f"  {finding}")
+    if (policy := result.policy) is not None and policy.pass_at_1 is not None:
+        error = "" if policy.standard_error is None else f" ± {policy.standard_error:.3f}"
+        click.echo(f"  {policy.model}: pass@1 {policy.pass_at_1:.3f}{error}, {policy.scored} rows")
 
 
 def _show_logs(directory: Path, *, verbose: bool) -> None:
@@ -277,9 +318,11 @@ def _show_logs(directory: Path, *, verbose: bool) -> None:
 
 
 def _print_summary(results: Sequence[CheckResult]) -> None:
-    if len(results) > 1:
-        from gymgate.check.report import count_rewards
-
-        counts = Counter(result.verdict for result in results)
-        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
-        click.echo(f"{len(results)} environments: {verdicts}; {count_rewards(results)}")
+    if len(results) < 2:
+        return
+    counts = Counter(result.verdict for result in results)
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    stood_in = sum(result.rewarded_by_stand_in and not result.rewarded for result in results)
+    rewarded = sum(result.rewarded for result in results) + stood_in
+    by = f", {stood_in} of them with a stand-in for the judge" if stood_in else ""
+    click.echo(f"{len(results)} environments: {verdicts}; {rewarded} returned a reward{by}")

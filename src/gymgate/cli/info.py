@@ -16,7 +16,7 @@ from gymgate.runtime import open_catalog
 
 if TYPE_CHECKING:
     from gymgate.catalog import EnvConfig, Environment
-    from gymgate.check.record.record import QualityRecord
+    from gymgate.check import CheckResult
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
@@ -94,17 +94,16 @@ def _config_description(config: EnvConfig) -> dict[str, Any]:
     }
 
 
-def _record(record: QualityRecord) -> None:
+def _record(record: CheckResult) -> None:
     """The shipped record in short."""
     from gymgate.check.record.findings import findings
 
     click.echo()
-    again, cost, shape = record.reproducible, record.cost, record.shape
-    click.echo(
-        f"quality, measured {record.date} with nemo-gym {record.nemo_gym} ({record.machine or 'not started'}):"
-    )
-    compared = f", {again.matched} of {again.compared} recorded rewards" if again.compared else ""
-    click.echo(f"  verdict: {again.verdict}{compared}{f' ({again.detail})' if again.detail else ''}")
+    cost, shape = record.cost, record.shape
+    machine = f" ({record.machine})" if record.measured else ""
+    click.echo(f"checked {record.date} with nemo-gym {record.nemo_gym}{machine}:")
+    compared = f", {record.matched} of {record.compared} recorded rewards" if record.compared else ""
+    click.echo(f"  verdict: {record.verdict}{compared}{f' ({record.detail})' if record.detail else ''}")
     if record.deterministic is not None:
         count = record.deterministic.rollouts
         click.echo(f"  scored again: {len(record.deterministic.changed)} of {count} rewards change")
@@ -121,7 +120,7 @@ def _record(record: QualityRecord) -> None:
     if shape is not None and shape.turns is not None:
         rewards = ", ".join(f"{value} ({count} times)" for value, count in shape.rewards.items())
         click.echo(
-            f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on the mean, rewards {rewards}"
+            f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on average, rewards {rewards}"
         )
     for finding in findings(record):
         click.echo(f"  finding: {finding}")

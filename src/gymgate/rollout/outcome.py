@@ -18,9 +18,6 @@ Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
 """completed, truncated: scored; unscored: finished without a reward; masked: Gym says that the reward measures
 nothing; failed: there is no result, or the agent or a judge reports a breakdown."""
 
-NEVER_ASKED = "exited before its first model call"
-"""Part of the message of each rollout that failed because its policy was never asked."""
-
 SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
     {"remote_agent": "the service that it calls may ask a model of its own"}
 )

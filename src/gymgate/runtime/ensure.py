@@ -160,7 +160,11 @@ def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, repor
         if error.kind == "disk":
             raise no_space(runtimes_dir()) from error
         reason = explain_failure(error, recipe.requirements)
-        raise SetupError(f"cannot install nemo-gym {recipe.version}: {reason}", kind=error.kind) from error
+        raise SetupError(
+            f"cannot install nemo-gym {recipe.version}: {reason}",
+            kind=error.kind,
+            requirement=_unreachable(error, recipe.requirements),
+        ) from error
 
 
 def explain_failure(error: UvFailedError, requirements: Sequence[str]) -> str:
@@ -169,12 +173,25 @@ def explain_failure(error: UvFailedError, requirements: Sequence[str]) -> str:
         return f"the network is off (GYMGATE_OFFLINE or UV_OFFLINE) and uv's cache lacks a package: {error}"
     if error.kind != "network":
         return str(error)
-    for requirement in requirements:
-        if (address := _ADDRESS.search(requirement)) is not None and address[0] in error.output:
-            return f"cannot fetch {requirement}, which is on no package index: {error}"
+    if requirement := _unreachable(error, requirements):
+        return f"cannot fetch {requirement}, which is on no package index: {error}"
     return (
         f"cannot reach the package index: {error}; check the network, HTTPS_PROXY, and the index that is configured "
         f"(UV_DEFAULT_INDEX, UV_INDEX, PIP_INDEX_URL, pip.conf)"
+    )
+
+
+def _unreachable(error: UvFailedError, requirements: Sequence[str]) -> str | None:
+    """Return the requirement that names an address which uv could not reach."""
+    if error.kind != "network":
+        return None
+    return next(
+        (
+            requirement
+            for requirement in requirements
+            if (address := _ADDRESS.search(requirement)) is not None and address[0] in error.output
+        ),
+        None,
     )
 
 

@@ -84,6 +84,7 @@ def ensure_agent_command(agent_type: str, settings: Mapping[str, Any], progress:
             f"{agent_type} runs the command {wanted.command!r}, which is not on PATH, and npm is not installed to get "
             f"{wanted.package}; put the command on PATH, or install Node.js with npm",
             need=f"{wanted.command} (npm: {wanted.package})",
+            kind="binary",
         )
 
     def make(prefix: Path, lock: int) -> dict[str, Any]:

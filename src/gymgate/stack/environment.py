@@ -29,8 +29,8 @@ from gymgate.catalog.resolve import Node, provider_in
 from gymgate.catalog.sandboxes import LOCAL, choose_provider, sandbox_block
 from gymgate.config import POLICY, EnvironmentConfig, StackConfig
 from gymgate.errors import (
-    EnvironmentServerError,
     GymgateError,
+    PolicyNeverAskedError,
     ServerDiedError,
     StackLostError,
     StackStartError,
@@ -38,7 +38,7 @@ from gymgate.errors import (
 from gymgate.files import tail
 from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
-from gymgate.rollout.outcome import NEVER_ASKED, SCORES_WITHOUT_POLICY, asked_policy
+from gymgate.rollout.outcome import SCORES_WITHOUT_POLICY, asked_policy
 from gymgate.runtime import Runtime, npm
 from gymgate.runtime.cache import gym_cache
 from gymgate.runtime.command import Progress
@@ -225,7 +225,7 @@ class RunningEnvironment:
 
     def unasked(
         self, agent: str, result: Mapping[str, Any], calls: Iterable[ModelCall]
-    ) -> EnvironmentServerError | None:
+    ) -> PolicyNeverAskedError | None:
         """Return the error of a rollout that has a result although its policy was never asked, with the agent's log.
 
         `None` for one that failed already or whose policy was asked, and where scores without a policy are allowed.
@@ -238,8 +238,8 @@ class RunningEnvironment:
         lines = tail(newest).splitlines() if newest else []
         reason = next((line for line in reversed(lines) if _COMPLAINT.search(line)), "its log shows no error")
         hint = "an environment that may score without the policy needs scores_without_policy=True"
-        message = f"agent {agent!r} {NEVER_ASKED}: {reason.strip()[:400]} ({hint})"
-        return EnvironmentServerError(message, server=agent)
+        message = f"agent {agent!r} exited before its first model call: {reason.strip()[:400]} ({hint})"
+        return PolicyNeverAskedError(message, server=agent)
 
     async def stop(self) -> None:
         """Stop the servers with SIGINT, and kill them after `GRACE_S`. Idempotent."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from gymgate.check.model import CheckResult
 from gymgate.check.probe import IGNORANT
-from gymgate.check.record.record import QualityRecord
 from gymgate.check.record.sections import ANSWERS, CASES, NO_REWARD, Case
 
 CASE_TEXTS: dict[Case, str] = {
@@ -35,18 +35,18 @@ class Thresholds(NamedTuple):
     """No number where the judge, a tool or the policy failed."""
 
 
-def findings(record: QualityRecord) -> Iterator[str]:
-    """One sentence for everything that deserves a look."""
-    if record.reproducible.verdict == "differs":
-        again = f"{record.reproducible.matched} of {record.reproducible.compared}"
-        yield f"{again} recorded rewards come out again: {record.reproducible.detail}"
+def findings(record: CheckResult) -> Iterator[str]:
+    """One sentence for every possible problem."""
+    if record.verdict == "differs":
+        again = f"{record.matched} of {record.compared}"
+        yield f"{again} recorded rewards are reproduced: {record.detail}"
     yield from changing(record)
     yield from constant(record)
     yield from unrewarded(record)
     yield from dishonest(record)
 
 
-def changing(record: QualityRecord) -> Iterator[str]:
+def changing(record: CheckResult) -> Iterator[str]:
     """Rewards that change, or that do not come at all."""
     if (again := record.deterministic) is None:
         return
@@ -58,8 +58,8 @@ def changing(record: QualityRecord) -> Iterator[str]:
         yield f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
 
 
-def constant(record: QualityRecord, limit: float | None = None) -> Iterator[str]:
-    """Answers that solve nothing and earn more than `limit` on the mean; without a limit, more than 0 in any row.
+def constant(record: CheckResult, limit: float | None = None) -> Iterator[str]:
+    """Answers that solve nothing and earn more than `limit` on average; without a limit, more than 0 in any row.
 
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
     out of four.
@@ -75,22 +75,22 @@ def constant(record: QualityRecord, limit: float | None = None) -> Iterator[str]
         if is_noticed:
             beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
             yield (
-                f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on the mean, above 0 in {rewards.above_zero} of "
+                f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
                 f"{rewards.rows} rows{beside}"
             )
 
 
-def unrewarded(record: QualityRecord) -> Iterator[str]:
+def unrewarded(record: CheckResult) -> Iterator[str]:
     """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
     if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
         yield f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
 
 
-def _is_unrewarded(record: QualityRecord, answer: str) -> bool:
+def _is_unrewarded(record: CheckResult, answer: str) -> bool:
     return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
 
 
-def dishonest(record: QualityRecord) -> Iterator[str]:
+def dishonest(record: CheckResult) -> Iterator[str]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
         case = record.failures.cases.get(name) if record.failures else None
@@ -109,12 +109,12 @@ def dishonest(record: QualityRecord) -> Iterator[str]:
             yield f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
 
 
-def missed(record: QualityRecord, wanted: Thresholds) -> Iterator[str]:
+def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
     """Every threshold that the record does not meet. What could not be measured meets none."""
     why = record.missing.get
     everything = why("all", "")
-    if wanted.reproducible and record.reproducible.verdict != "match":
-        yield f"--reproducible: {record.reproducible.verdict}: {record.reproducible.detail}"
+    if wanted.reproducible and record.verdict != "match":
+        yield f"--reproducible: {record.verdict}: {record.detail}"
     if wanted.deterministic:
         if record.deterministic is None:
             yield f"--deterministic: not measured: {why('deterministic', everything)}"

@@ -7,10 +7,11 @@ import logging
 import os
 import platform
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from gymgate.check.record import cost, deterministic, failures, policy, shape, trivial
 from gymgate.check.record.bench import Bench, Unmeasured
-from gymgate.check.record.sections import Section, Sections
+from gymgate.check.record.sections import Section
 from gymgate.runtime.command import Progress
 
 logger = logging.getLogger(__name__)
@@ -24,11 +25,11 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "policy": policy.measure,
     "failures": failures.measure,  # last: it may leave a server dead
 }
-"""By the field of `Sections`, in the order in which they run."""
+"""By the field of `CheckResult`, in the order in which they run."""
 
 
-async def measured(bench: Bench, progress: Progress) -> Sections:
-    """Every section; one that takes longer than its share of the environment's time is left out."""
+async def measured(bench: Bench, progress: Progress) -> dict[str, Any]:
+    """Fields of the result; a section that takes longer than its share of the environment's time is left out."""
     sections: dict[str, Section] = {}
     missing: dict[str, str] = {}
     share = bench.request.timeout_s / len(MEASUREMENTS)
@@ -46,7 +47,7 @@ async def measured(bench: Bench, progress: Progress) -> Sections:
         except Exception as error:  # of rows and records of any shape; the verdict does not depend on it
             logger.exception("measuring %s of %s failed", name, bench.environment.name)
             missing[name] = f"{type(error).__name__}: {error}"[:300]
-    return Sections.model_validate({**sections, "machine": machine(), "missing": missing})
+    return {**sections, "machine": machine(), "missing": missing}
 
 
 def machine() -> str:

@@ -151,18 +151,3 @@ class PolicyRewards(Section):
     """Mean duration of a rollout, eight at once."""
     turns: float | None = None
     output_tokens: float | None = None
-
-
-class Sections(Config):
-    """Everything that was measured on a running environment."""
-
-    machine: str = ""
-    """Cores, memory and load of the machine while it was measured."""
-    deterministic: Deterministic | None = None
-    trivial: Trivial | None = None
-    failures: Failures | None = None
-    cost: Cost | None = None
-    shape: Shape | None = None
-    policy: PolicyRewards | None = None
-    missing: dict[str, str] = Field(default_factory=dict)
-    """Why a section is `None`, by its name."""

@@ -113,7 +113,11 @@ class ReplayIndex:
             "; they hold no turns" if alike is None else _difference(self._begun[keys[alike]], alike, blocks)
         )
         return UnknownConversationError(
-            f"replay policy: {where}{detail}", endpoint="replay", status_code=422, retryable=False
+            f"replay policy: {where}{detail}",
+            endpoint="replay",
+            status_code=422,
+            retryable=False,
+            alike=alike,
         )
 
 

@@ -14,7 +14,7 @@ from gymgate.gateway.dialects import translate_answer, translate_request
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
 
 _RUN_FIELDS = {"calls", "result", "status"}
-"""Fields of a line of `gymgate collect` or `gymgate run -o`."""
+"""Fields of a line of `gymgate run -o`."""
 
 
 @dataclass(frozen=True, slots=True)

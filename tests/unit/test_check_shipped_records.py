@@ -1,0 +1,35 @@
+"""The records that ship with gymgate say something of every environment of the release."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gymgate.check import CheckResult
+from gymgate.check.record.files import shipped_records
+from gymgate.config import RuntimeConfig
+from gymgate.runtime import open_catalog
+
+RELEASE = "0.7.0"
+RECORDS = [record for record in shipped_records() if record.nemo_gym == RELEASE]
+
+
+def test_every_environment_has_one() -> None:
+    catalog = open_catalog(RuntimeConfig(version=RELEASE), progress=print)
+    shipped = {each.known_as for each in (*catalog.environments(), *catalog.agents())}
+    assert {f"{record.kind}/{record.environment}" for record in RECORDS} == shipped
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_whatever_is_no_match_says_why(record: CheckResult) -> None:
+    assert record.verdict != "failed", "something of the machine that checked it"
+    if record.verdict != "match":
+        assert len(record.detail) > 5
+    if record.verdict == "differs":
+        assert "cause not known" not in record.detail
+        assert record.rows or "recorded " in record.detail
+    if record.verdict == "blocked":
+        assert record.need
+        assert re.match(r"[a-z]+: \S", record.detail)
+    assert "\x1b" not in record.model_dump_json()
