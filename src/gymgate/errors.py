@@ -136,7 +136,7 @@ class PolicyError(GymgateError, RuntimeError):
     asked to wait (`Retry-After`).
     """
 
-    fields = ("endpoint", "status_code", "retryable", "retry_after_s")
+    fields: ClassVar[tuple[str, ...]] = ("endpoint", "status_code", "retryable", "retry_after_s")
     endpoint: str | None
     status_code: int | None
     retryable: bool | None
