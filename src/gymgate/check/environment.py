@@ -44,7 +44,11 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     catalog = Catalog(runtime.site, runtime.version)
     environment = _with_own_data(catalog.find(request.environment, request.config))
     recorded, broken = await asyncio.to_thread(read_recordings, environment)
-    about: dict[str, Any] = {"environment": environment.name, "kind": environment.kind, "nemo_gym": runtime.version}
+    about: dict[str, Any] = {
+        "environment": environment.name,
+        "kind": environment.kind,
+        "nemo_gym": runtime.version,
+    }
     result = partial(request.result, began, **about, broken=tuple(broken))
     if lacking := _lacking(environment, recorded, broken):
         return result(verdict="incomplete", detail=lacking)
