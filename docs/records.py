@@ -36,6 +36,7 @@ Environments whose [quality](quality.md) was measured. A name leads to its page.
 - *changes*: rollouts whose reward changes when they are scored again.
 - *free*: the highest mean reward of an answer that solves nothing (empty, one sentence, the prompt), beside the recorded mean.
 - *judge down*: what comes back if its judge does not answer; a `number` is scored like a wrong answer.
+- *oracle*: rows whose right answer earns the full reward in some phrasing, of those tried.
 - *verify*: median milliseconds from the policy's last answer to the reward; *MB*: memory of its servers at rest; *per core*:
   rollouts per second that keep one core busy.
 
@@ -43,8 +44,8 @@ Possible problems are collected in [Findings](findings.md).
 
 """
 HEAD = (
-    "environment", "verdict", "again", "changes", "free", "recorded", "judge down", "verify", "MB", "per core", "rows", "turns",
-    "needs",
+    "environment", "verdict", "again", "changes", "free", "recorded", "judge down", "oracle", "verify", "MB", "per core", "rows",
+    "turns", "needs",
 )  # fmt: skip
 OTHERS = """\
 ## Not measured
@@ -148,6 +149,7 @@ def line(record: CheckResult) -> list[str]:
         shown(max(constant, default=None)),
         shown(trivial.recorded_mean if trivial else None),
         ", ".join(down.outcomes) if down else "-",
+        f"{record.oracle.solved}/{record.oracle.rows}" if record.oracle and record.oracle.rows else "-",
         shown(cost.verification_ms if cost else None),
         shown(cost.rest_mb if cost else None),
         shown(cost.rollouts_per_core_s if cost else None),
@@ -217,6 +219,28 @@ def environment_page(record: CheckResult) -> str:
             for name, case in cases
         ]
         lines += ["## If something fails", "", *table(("case", "rollouts", "rewards", "first error"), rows)]
+    if (oracle := record.oracle) is not None:
+        lines += [
+            "## The right answer",
+            "",
+            text(f"Field `{oracle.field}`: {oracle}." if oracle.field else f"{oracle}."),
+            "",
+        ]
+        if oracle.asked_for:
+            lines += [text(f"The prompt asks for {oracle.asked_for}"), ""]
+        rows = [
+            [
+                name,
+                f"{each.full}",
+                f"{each.part}",
+                f"{each.none}",
+                f"{oracle.others[name].full}" if name in oracle.others else "-",
+            ]
+            for name, each in oracle.phrasings.items()
+        ]
+        lines += (
+            table(("phrasing", "full", "part", "none", "another row's answer: full"), rows) if rows else []
+        )
     lines += ["## Figures", "", *table(("figure", "value"), figures(record))]
     return "\n".join(lines)
 

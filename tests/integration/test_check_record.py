@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gymgate.check import CheckResult
+from gymgate.check import CheckRequest, CheckResult
+from gymgate.check.environment import check_environment
+from gymgate.check.record import measure, oracle
 from gymgate.check.record.files import load_record
+from gymgate.check.record.findings import findings
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.upstream import scripted_chat
@@ -127,3 +130,38 @@ def test_info_shows_the_record_that_ships() -> None:
     assert "\nchecked 20" in done
     assert " with nemo-gym 0.7.0 (" in done
     assert "\n  verdict: match, 5 of 5 recorded rewards\n" in done
+
+
+async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prompts ask for a box, the server wants `Answer: X`, and the third row's answer is wrong."""
+    config = with_recordings(tmp_path, PARIS)
+    rows = [
+        {
+            "responses_create_params": {
+                "input": [{"role": "user", "content": rf"Capital of {land}? Use \boxed{{}}."}]
+            },
+            "wanted": f"Answer: {town}",
+            "expected_answer": answer,
+        }
+        for land, town, answer in (
+            ("France", "Paris", "Paris"),
+            ("Italy", "Rome", "Rome"),
+            ("Spain", "Madrid", "Lisbon"),
+        )
+    ]
+    (config.parents[1] / "data" / "example.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(measure, "MEASUREMENTS", {"oracle": oracle.measure})
+    request = CheckRequest(environment=str(config), version="0.7.0", measure=True)
+    result = await check_environment(request)
+    found = result.oracle
+    assert found is not None, result.missing
+    assert (found.field, found.asked_for, found.paid) == (
+        "expected_answer",
+        r"\boxed{answer}",
+        ["Answer: answer"],
+    )
+    assert (found.solved, found.rows, found.unsolved) == (2, 3, ("row 2",))
+    assert found.others["Answer: answer"].full == 0
+    assert any(r"\boxed{answer}" in line for line in findings(result))

@@ -14,7 +14,7 @@ import orjson
 from pydantic import Field
 
 import gymgate
-from gymgate.check.record.sections import Cost, Deterministic, Failures, PolicyRewards, Shape, Trivial
+from gymgate.check.record.sections import Cost, Deterministic, Failures, Oracle, PolicyRewards, Shape, Trivial
 from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
 from gymgate.errors import ErrorKind
 from gymgate.rollout import RolloutStatus
@@ -26,6 +26,9 @@ _WORST_FIRST: tuple[Verdict, ...] = ("failed", "differs", "blocked", "incomplete
 
 NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --judge"
 NOT_ASKED = "the agent was scored without asking the policy"
+
+_OUTSIDE = ("download", "git", "docker", "binary", "gpu", "search", "service")
+"""Needs that are a download or a container."""
 
 JudgedBy = Literal["recorded", "endpoint", "stand-in"]
 """recorded: the judge's answers were in the record; endpoint: the user named one; stand-in: a fixed text, which only
@@ -102,6 +105,8 @@ class CheckRequest(Config):
         if self.measure and not fields.get("machine"):
             reason = fields.get("detail") or fields["verdict"]
             fields.setdefault("missing", {"all": f"nothing could be run: {reason}"})
+            if fields.get("need") in _OUTSIDE:
+                fields["oracle"] = Oracle(reason="needs a download or container")
         about = {
             "nemo_gym": self.version,
             "gymgate": gymgate.__version__,
@@ -225,6 +230,7 @@ class CheckResult(Config):
     cost: Cost | None = None
     shape: Shape | None = None
     policy: PolicyRewards | None = None
+    oracle: Oracle | None = None
     missing: dict[str, str] = Field(default_factory=dict)
     """Why a section is `None`, by its name."""
 

@@ -107,6 +107,12 @@ _directory = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--honest", is_flag=True, help="Threshold: no reward where the judge, a tool or the policy failed."
 )
+@click.option(
+    "--min-oracle-reward",
+    type=Finite(),
+    metavar="REWARD",
+    help="Threshold: mean reward of the right answer, as the rows hold it, in its best phrasing.",
+)
 @endpoint_options
 @json_option
 def command(

@@ -122,6 +122,8 @@ def _record(record: CheckResult) -> None:
         click.echo(
             f"  recorded: {shape.recordings} rollouts of {shape.turns:g} turn(s) on average, rewards {rewards}"
         )
+    if record.oracle is not None:
+        click.echo(f"  right answer: {record.oracle}")
     for finding in findings(record):
         click.echo(f"  finding: {finding}")
     for what, why in record.missing.items():

@@ -33,6 +33,8 @@ class Thresholds(NamedTuple):
     reproducible: bool = False
     honest: bool = False
     """No number where the judge, a tool or the policy failed."""
+    min_oracle_reward: float | None = None
+    """Lowest mean reward of the right answer in its best phrasing."""
 
 
 def findings(record: CheckResult) -> Iterator[str]:
@@ -44,6 +46,7 @@ def findings(record: CheckResult) -> Iterator[str]:
     yield from constant(record)
     yield from unrewarded(record)
     yield from dishonest(record)
+    yield from unpaid(record)
 
 
 def changing(record: CheckResult) -> Iterator[str]:
@@ -109,6 +112,25 @@ def dishonest(record: CheckResult) -> Iterator[str]:
             yield f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
 
 
+def unpaid(record: CheckResult) -> Iterator[str]:
+    """Right answers that are not paid, and wrong ones that are."""
+    oracle = record.oracle
+    if oracle is None or oracle.reason is not None:
+        return
+    if not oracle.solved:
+        yield f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
+        return
+    asked = oracle.phrasings.get(oracle.asked_for)
+    if asked is not None and not asked.full:
+        yield (
+            f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
+            f"{oracle.paid[0]} it does"
+        )
+    for name, rewards in oracle.others.items():
+        if rewards.full:
+            yield f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
+
+
 def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
     """Every threshold that the record does not meet. What could not be measured meets none."""
     why = record.missing.get
@@ -136,3 +158,11 @@ def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
         elif not record.failures.cases:
             yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
         yield from (f"--honest: {each}" for each in dishonest(record))
+    if (low := wanted.min_oracle_reward) is not None:
+        if record.oracle is None:
+            yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
+        elif record.oracle.reward is None:
+            yield f"--min-oracle-reward: not measured: {record.oracle.reason}"
+        elif record.oracle.reward < low:
+            rows = ", ".join(record.oracle.unsolved)
+            yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from gymgate.check.record import cost, deterministic, failures, policy, shape, trivial
+from gymgate.check.record import cost, deterministic, failures, oracle, policy, shape, trivial
 from gymgate.check.record.bench import Bench, Unmeasured
 from gymgate.check.record.sections import Section
 from gymgate.runtime.command import Progress
@@ -22,6 +22,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "deterministic": deterministic.measure,
     "cost": cost.measure,
     "trivial": trivial.measure,
+    "oracle": oracle.measure,
     "policy": policy.measure,
     "failures": failures.measure,  # last: it may leave a server dead
 }

@@ -151,3 +151,65 @@ class PolicyRewards(Section):
     """Mean duration of a rollout, eight at once."""
     turns: float | None = None
     output_tokens: float | None = None
+
+
+OracleReason = Literal[
+    "no answer in the rows",
+    "answer is a program or patch",
+    "needs a judge",
+    "needs a download or container",
+    "scored against siblings",
+    "other",
+]
+"""Why right answers could not be tried."""
+
+
+class PhrasingRewards(Config):
+    """Rewards of answers in one phrasing."""
+
+    rows: int
+    """Rows that gave a reward."""
+    full: int
+    part: int
+    none: int
+    mean: float
+
+
+class Oracle(Section):
+    """Rewards of the right answer, as the rows hold it, in a table of phrasings."""
+
+    reason: OracleReason | None = None
+    """Why right answers could not be tried; `None` if they were."""
+    detail: str = ""
+    """For `other`: the error."""
+    field: str = ""
+    """Field of the rows that holds the answer."""
+    asked_for: str = ""
+    """The phrasing that the prompt asks for; empty if no pattern finds it."""
+    rows: int = 0
+    """Rows whose answer was tried."""
+    solved: int = 0
+    """Rows of which a phrasing earns the full reward."""
+    full: float = 1.0
+    """The full reward: 1, or the highest recorded one if that is more."""
+    reward: float | None = None
+    """Mean over the rows of the best phrasing's reward."""
+    phrasings: dict[str, PhrasingRewards] = Field(default_factory=dict)
+    """By the name of the phrasing, in which `answer`, `items`, `option` and the like stand for the answer."""
+    others: dict[str, PhrasingRewards] = Field(default_factory=dict)
+    """Rewards of another row's answer, in each phrasing that earns the full reward."""
+    unsolved: tuple[str, ...] = ()
+    """Rows of which no phrasing earns the full reward."""
+
+    def __str__(self) -> str:
+        """In one line: `pays for \\boxed{answer}; 10 of 10 rows solvable`."""
+        if self.reason is not None:
+            return f"not tried ({self.reason}{f': {self.detail}' if self.detail else ''})"
+        paid = f"pays for {self.paid[0]}" if self.paid else f"no phrasing of {self.field!r} is paid"
+        return f"{paid}; {self.solved} of {self.rows} rows solvable"
+
+    @property
+    def paid(self) -> list[str]:
+        """Phrasings that earn the full reward in most rows, the one that the prompt asks for first."""
+        full = {name: each.full for name, each in self.phrasings.items() if each.full}
+        return sorted(full, key=lambda name: (name != self.asked_for, -full[name]))

@@ -1,0 +1,194 @@
+"""The oracle: the answer that a row holds, how its prompt asks for it, the phrasings, and what is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gymgate.check import CheckResult
+from gymgate.check.record.findings import Thresholds, findings, missed
+from gymgate.check.record.oracle import (
+    Phrasing,
+    answer_of,
+    asked_for,
+    calling,
+    calls_in,
+    forms_of,
+    measure,
+    policy_of,
+)
+from gymgate.check.record.sections import Oracle
+from gymgate.rollout import ModelCall, Rollout
+
+CALL = {"name": "send", "arguments": {"to": "me"}}
+
+
+def row(prompt: str = "?", **fields: Any) -> dict[str, Any]:
+    return {"responses_create_params": {"input": [{"role": "user", "content": prompt}]}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"expected_answer": "B", "answer": "C"}, ("expected_answer", "B")),
+        ({"verifier_metadata": {"ideal": "x"}}, ("verifier_metadata.ideal", "x")),
+        ({"expected_action": {"type": "message", "content": "hi"}}, ("expected_action", "hi")),
+        ({"ground_truth": [CALL]}, ("ground_truth", [CALL])),
+        ({"expected_answer": "", "answer": 0}, ("answer", 0)),
+        ({"answer": {"a": 1}}, None),
+        ({"question": "?"}, None),
+    ],
+)
+def test_the_answer_is_found(fields: dict[str, Any], found: Any) -> None:
+    assert answer_of(row(**fields)) == found
+
+
+def test_the_forms_of_an_answer() -> None:
+    assert forms_of(row(answer=3)) == {"answer": "3", "JSON": '"3"'}
+    assert forms_of(row(answer='["a", "b"]'))["items"] == "a, b"
+    assert forms_of(row(expected_output=[[0, 8], [8, 0]]))["lines"] == "08\n80"
+    assert forms_of(row(answer="B", options=[{"A": "one"}, {"B": "two"}]))["option"] == "two"
+    assert set(forms_of(row(ground_truth=[CALL, CALL]))) == {"calls", "calls at once"}
+    assert set(forms_of(row(expected_call=CALL))) == {"calls"}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        (r"Put it in \boxed{}.", r"\boxed{answer}"),
+        (
+            "<choices><choice>a</choice></choices> Respond in <choice></choice> tags.",
+            "<choice>answer</choice>",
+        ),
+        ("<best>Index</best>", "<best>answer</best>"),
+        ('Reply as {"answer": "<your answer>"}.', '{"answer": JSON}'),
+        ("the format: 'Answer: LETTER'", "Answer: answer"),
+        ("in the form 'Final Answer: [node1, node2, ...]'", "Final Answer: [items]"),
+        ("enclosed in double parentheses", "((answer))"),
+        ("What is 2 + 2?", None),
+    ],
+)
+def test_what_the_prompt_asks_for(prompt: str, name: str | None) -> None:
+    asked = asked_for(row(prompt, answer="x"))
+    assert (asked[0].name if asked else None) == name
+
+
+async def texts(policy: Any, count: int) -> list[Any]:
+    outputs = [(await policy({}))["output"] for _ in range(count)]
+    return [[each.get("name") or each["content"][0]["text"] for each in output] for output in outputs]
+
+
+async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:
+    said = policy_of(Phrasing("<a>", "answer", "</a>"), forms_of(row(answer="x")))
+    assert await texts(said, 2) == [["<a>x</a>"]] * 2
+    calls = calls_in([CALL, {**CALL, "name": "stop"}])
+    assert [call["arguments"] for call in calls] == ['{"to":"me"}'] * 2
+    assert await texts(calling(calls), 3) == [["send"], ["stop"], ["Done."]]
+    assert await texts(calling(calls, at_once=True), 2) == [["send", "stop"], ["Done."]]
+
+
+class Scored:
+    """A bench that pays what a function says of the row and the policy's first answer."""
+
+    def __init__(self, rows: list[dict[str, Any]], pay: Any, *, judges: bool = False) -> None:
+        self.rows, self._pay, self._judges = rows, pay, judges
+        self.recorded: tuple[Any, ...] = ()
+        self.request = SimpleNamespace(models=())
+        self.config = SimpleNamespace(path=Path("/no/config"), judges=("j",) if judges else ())
+
+    async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:
+        ((text,),) = await texts(policy, 1)
+        calls = [ModelCall(index=0, dialect="responses")]
+        if self._judges:
+            calls.append(ModelCall(index=1, model_server="j", dialect="responses"))
+        reward = float(self._pay(subject.row, text))
+        return Rollout(id="r", environment="e", agent="a", status="completed", reward=reward, calls=calls)
+
+
+FRANCE = row(r"Capital of France? Use \boxed{}.", answer="Paris")
+ITALY = row(r"Capital of Italy? Use \boxed{}.", answer="Rome")
+
+
+def strict(row: dict[str, Any], text: str) -> bool:
+    return text == rf"\boxed{{{row['answer']}}}"
+
+
+async def measured(rows: list[dict[str, Any]], pay: Any, **settings: Any) -> Oracle:
+    bench: Any = Scored(rows, pay, **settings)
+    return await measure(bench)
+
+
+def record(oracle: Oracle | None) -> CheckResult:
+    return CheckResult(
+        environment="e",
+        kind="config",
+        nemo_gym="0.7.0",
+        gymgate="0",
+        date="d",
+        verdict="match",
+        oracle=oracle,
+    )
+
+
+async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_else() -> None:
+    oracle = await measured([FRANCE, ITALY], strict)
+    assert (oracle.field, oracle.asked_for, oracle.rows, oracle.solved) == ("answer", r"\boxed{answer}", 2, 2)
+    assert oracle.paid == [r"\boxed{answer}"]
+    assert oracle.phrasings["answer"].none == 2
+    assert oracle.others[r"\boxed{answer}"].full == 0
+    assert str(oracle) == r"pays for \boxed{answer}; 2 of 2 rows solvable"
+    assert list(findings(record(oracle))) == []
+    assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == []
+
+
+async def test_a_wrong_key_leaves_its_row_unsolved() -> None:
+    wrong = {**ITALY, "answer": "Lyon", "really": "Rome"}
+
+    def pay(row: dict[str, Any], text: str) -> bool:
+        return str(row.get("really", row["answer"])) in text
+
+    oracle = await measured([FRANCE, wrong], pay)
+    assert (oracle.solved, oracle.unsolved, oracle.reward) == (1, ("row 1",), 0.5)
+    (line,) = missed(record(oracle), Thresholds(min_oracle_reward=1.0))
+    assert line.startswith("--min-oracle-reward 1: ")
+    assert line.endswith("row 1")
+    nothing = await measured([wrong], pay)
+    (line,) = findings(record(nothing))
+    assert line.startswith("no tried phrasing of the right answer ('answer')")
+
+
+async def test_a_trap_in_the_phrasing_is_a_finding() -> None:
+    oracle = await measured([FRANCE, ITALY], lambda row, text: text == row["answer"])
+    (line,) = findings(record(oracle))
+    assert r"(\boxed{answer})" in line
+    assert line.endswith("as answer it does")
+
+
+async def test_another_rows_answer_that_is_paid_is_a_finding() -> None:
+    oracle = await measured([FRANCE, ITALY], lambda row, text: text.startswith(r"\boxed{"))
+    assert oracle.others[r"\boxed{answer}"].full == 2
+    (line,) = findings(record(oracle))
+    assert line.startswith(r"another row's answer (\boxed{answer})")
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "reason"),
+    [
+        ({}, {}, "no answer in the rows"),
+        ({"verifier_metadata": {"unit_tests": []}}, {}, "answer is a program or patch"),
+        ({"rubric": "r"}, {}, "needs a judge"),
+        ({"answer": "x"}, {"judges": True}, "needs a judge"),
+    ],
+)
+async def test_why_right_answers_were_not_tried(
+    fields: dict[str, Any], settings: dict[str, Any], reason: str
+) -> None:
+    oracle = await measured([row(**fields)], lambda row, text: False, **settings)
+    assert oracle.reason == reason
+    assert list(findings(record(oracle))) == []
+    assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
+        f"--min-oracle-reward: not measured: {reason}"
+    ]
