@@ -193,7 +193,6 @@ def test_failures_are_grouped_and_change_the_exit_code() -> None:
         (["mcqa", "--data", "train2"], "has no data 'train2'"),
         (["mcqa", "--data", "./none.jsonl"], "no file of rows at 'none.jsonl'"),
         (["calendar", "--agent", "no"], "'no'"),
-        (["workplace_assistant"], "has a recorded rollout to replay"),
         (["multichallenge"], "ships no recorded rollouts"),
         (["mcqa", "-m", "x"], "needs an endpoint"),
         (["mcqa", "-o", "/proc/no/out.jsonl"], "cannot write to /proc/no/out.jsonl"),
@@ -207,6 +206,18 @@ def test_bad_input_is_one_line(args: list[str], said: str, capsys: pytest.Captur
     assert out == ""
     assert said in err.splitlines()[-1]
     assert "Traceback" not in err
+
+
+def test_rows_without_a_recording_play_the_calls_that_they_list(tmp_path: Path) -> None:
+    """Every trainer guide begins with this environment, whose recordings are of other rows."""
+    results = tmp_path / "out.jsonl"
+    command = [*COMMAND, "workplace_assistant", "-o", str(results)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "workplace_assistant: no row has a recorded rollout" in done.stderr
+    assert "(oracle)" in done.stderr
+    rollouts = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [each["reward"] for each in rollouts] == [1.0] * 5
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class Scored:
     def __init__(self, rows: list[dict[str, Any]], pay: Any, *, judges: bool = False) -> None:
         self.rows, self._pay, self._judges = rows, pay, judges
         self.recorded: tuple[Any, ...] = ()
-        self.request = SimpleNamespace(models=())
+        self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
         self.config = SimpleNamespace(path=Path("/no/config"), judges=("j",) if judges else ())
 
     async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from pydantic import SecretStr
 from yarl import URL
 
@@ -22,9 +24,10 @@ from gymgate.cli.options import (
     key_variable,
 )
 from gymgate.cli.output import Log
-from gymgate.config import HTTPEndpoint, ReplayEndpoint
+from gymgate.config import HTTPEndpoint, ReplayEndpoint, cache_dir
 from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
+from gymgate.files import replacing
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
 from gymgate.gateway.backends.ready import PROBE_S, wait_until_ready
 from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
@@ -239,6 +242,36 @@ def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: L
 
     recordings = [each for each in recorded_rollouts(endpoint.rollouts) if each.steps]
     return [_recorded(source, recordings, log) for source in sources]
+
+
+def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Log) -> ReplayEndpoint:
+    """Return the endpoint with the calls that rows list as their answer, for sources without any recorded row.
+
+    Raises `DataError` for a recording that cannot be read.
+    """
+    from gymgate.check.record.oracle import oracle_rollout
+    from gymgate.gateway.replay.recording import recorded_rollouts, recorded_rows
+
+    recordings = [each for each in recorded_rollouts(endpoint.rollouts) if each.steps]
+    files = []
+    for source in sources:
+        rows = [row for _, row in replace(source, limit=None).readable() if isinstance(row, Row)]
+        made = [] if [*recorded_rows(recordings, rows)] else [oracle_rollout(row.data) for row in rows]
+        if lines := [orjson.dumps(each) for each in made if each is not None]:
+            name = source.environment or "rows"
+            log(
+                f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
+            )
+            files.append(_kept_oracle(Path(name).stem, b"\n".join(lines)))
+    return endpoint.model_copy(update={"rollouts": (*endpoint.rollouts, *files)})
+
+
+def _kept_oracle(name: str, text: bytes) -> str:
+    """Write recordings to the cache, under a name that shows what they are; return the path."""
+    path = cache_dir() / "rows" / f"oracle-{name}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
+    with replacing(path) as file:
+        file.write(text)
+    return str(path)
 
 
 def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:

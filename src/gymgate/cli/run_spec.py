@@ -19,6 +19,7 @@ from gymgate.cli.policies import (
     only_recorded,
     refuse_without_endpoint,
     replay_files,
+    with_oracles,
 )
 from gymgate.collection.pace import Pace, parse_budgets
 from gymgate.collection.plan import RolloutPlan, Shard, parse_seeds
@@ -152,7 +153,7 @@ def make_collection(
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, found, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
-        policy = policy or replay_of(found)
+        policy = policy or with_oracles(replay_of(found), sources, log)
         sources = only_recorded(sources, policy, log)
     return Collection(
         stack=stack,

@@ -190,7 +190,8 @@ def _entry(path: Path) -> CacheEntry:
     if kind == "data":
         return CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", path / _LOCK)
     if kind == "rows":
-        return CacheEntry("index", path, "offsets of a file's rows")
+        is_oracle = path.name.startswith("oracle-")
+        return CacheEntry("index", path, "calls that rows list" if is_oracle else "offsets of a file's rows")
     if UNFINISHED in path.name or (kind == "runtimes" and marker is None):
         return _leftover(path)
     marker = marker or {}

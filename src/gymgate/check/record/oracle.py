@@ -40,6 +40,8 @@ _PROGRAMS = frozenset({
 """Fields of rows whose answer is a program, a patch or a document that the environment runs or parses."""
 _JUDGED = frozenset({"rubric", "criteria", "baseline_answer", "reference_response", "reference_solution"})
 
+_DONE: Item = {"type": "message", "role": "assistant", "content": "Done."}
+
 Calls = tuple[Item, ...]
 """The calls of tools that a row lists as its answer."""
 Answer = str | Calls
@@ -77,9 +79,9 @@ PHRASINGS = (
 _ASKED = re.compile(
     r"(?P<boxed>\\boxed\{)"
     r"|<(?P<tag>\w+)>[^<>]{0,40}</(?P=tag)>"
-    r'|\{\s*"(?P<key>\w+)":'
+    r'|\{\s*"(?P<key>(?:final_)?answer|response|result|output)":'
     r"|\b(?P<label>(?:Final |Correct )?(?:Answer|Judge?ment|Verdict|Result|Choice)):[ ]?(?P<list>\[)?"
-    r"|(?P<parentheses>double parentheses|\(\()"
+    r"|(?P<parentheses>double parentheses|\(\(\w+\)\))"
 )
 """How prompts ask for an answer."""
 
@@ -129,7 +131,7 @@ async def measure(bench: Bench) -> Oracle:
         phrasings={name: _counted(rewards, full) for name, rewards in own.items()},
         others={name: _counted(rewards, full) for name, rewards in others.items()},
         unsolved=tuple(f"row {n}" for n, reward in best.items() if reward is None or reward < full),
-        missing={} if others or not paid else {"others": "no other row has another answer"},
+        missing={} if others or not paid else {"others": "no other answer of a row was scored"},
     )
 
 
@@ -237,10 +239,19 @@ def calling(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
     turns = iter([list(calls)] if at_once else [[call] for call in calls])
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
-        done: list[Item] = [{"type": "message", "role": "assistant", "content": "Done."}]
-        return said(next(turns, done), request)
+        return said(next(turns, [_DONE]), request)
 
     return answer
+
+
+def oracle_rollout(row: RowData) -> dict[str, Any] | None:
+    """A rollout as it would be recorded of a policy that makes the calls that the row lists; `None` if it lists none."""
+    found = answer_of(row)
+    output: list[Item] = []
+    for n, call in enumerate(calls_in(found.value) if found else ()):
+        result = {"type": "function_call_output", "call_id": f"oracle_{n}", "output": ""}
+        output += [{**call, "call_id": f"oracle_{n}"}, result]
+    return {**row, "response": {"id": "oracle", "output": [*output, _DONE]}} if output else None
 
 
 class _Runs:
@@ -273,7 +284,8 @@ class _Runs:
             rollout = await self._bench.run_without_judge(
                 Subject("oracle", row, lambda: policy), policy, timeout_s=TIMEOUT_S, max_calls=MAX_CALLS
             )
-        if not self._bench.request.models and any(call.model_server != POLICY for call in rollout.calls):
+        asked = any(call.model_server != POLICY for call in rollout.calls) or self._bench.judge.refused > 0
+        if asked and not self._bench.request.models:
             self.judged = True
             return None
         return self._reward(rollout)
