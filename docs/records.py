@@ -53,7 +53,7 @@ OTHERS = """\
 Environments with a verdict only. *reward*: whether a row got a reward; `stand-in`: only with a fixed text as the judge's answer.
 
 """
-OTHERS_HEAD = ("environment", "kind", "verdict", "again", "reward", "needs", "what was seen")
+OTHERS_HEAD = ("environment", "kind", "verdict", "again", "reward", "oracle", "needs", "what was seen")
 _LOCAL_PATH = re.compile(
     r"(?<![\w.:/-])/(?:root|home|tmp|Users|var|opt|work)/[\w./+@-]*?([\w.+@-]+)(?=[^\w./+@-]|$)"
 )
@@ -115,6 +115,10 @@ def counts(records: Iterable[CheckResult]) -> list[str]:
     return table(("kind", "checked", *get_args(Verdict), "got a reward"), rows)
 
 
+def solved(record: CheckResult) -> str:
+    return f"{record.oracle.solved}/{record.oracle.rows}" if record.oracle and record.oracle.rows else "-"
+
+
 def other_line(record: CheckResult) -> list[str]:
     return [
         record.environment,
@@ -122,6 +126,7 @@ def other_line(record: CheckResult) -> list[str]:
         record.verdict,
         f"{record.matched}/{record.compared}" if record.compared else "-",
         "yes" if record.rewarded else "stand-in" if record.rewarded_by_stand_in else "no",
+        solved(record),
         ", ".join(record.needs) or "none",
         "; ".join(filter(None, (seen(record), *record.notes, *(f"with {each}" for each in record.options))))
         or "-",
@@ -149,7 +154,7 @@ def line(record: CheckResult) -> list[str]:
         shown(max(constant, default=None)),
         shown(trivial.recorded_mean if trivial else None),
         ", ".join(down.outcomes) if down else "-",
-        f"{record.oracle.solved}/{record.oracle.rows}" if record.oracle and record.oracle.rows else "-",
+        solved(record),
         shown(cost.verification_ms if cost else None),
         shown(cost.rest_mb if cost else None),
         shown(cost.rollouts_per_core_s if cost else None),

@@ -130,6 +130,9 @@ def test_info_shows_the_record_that_ships() -> None:
     assert "\nchecked 20" in done
     assert " with nemo-gym 0.7.0 (" in done
     assert "\n  verdict: match, 5 of 5 recorded rewards\n" in done
+    command[-1] = "mcqa"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert "\n  right answer: pays for \\boxed{answer}; 10 of 10 rows solvable\n" in done
 
 
 async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
