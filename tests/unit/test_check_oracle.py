@@ -49,7 +49,8 @@ def test_the_answer_is_found(fields: dict[str, Any], found: Any) -> None:
 def test_the_forms_of_an_answer() -> None:
     assert forms_of(row(answer=3)) == {"answer": "3", "JSON": '"3"'}
     assert forms_of(row(answer='["a", "b"]'))["items"] == "a, b"
-    assert forms_of(row(expected_output=[[0, 8], [8, 0]]))["lines"] == "08\n80"
+    grid = forms_of(row(expected_output=[[0, 8], [8, 0]]))
+    assert (grid["grid"], grid["lines"]) == ("0 8\n8 0", "08\n80")
     assert forms_of(row(answer="B", options=[{"A": "one"}, {"B": "two"}]))["option"] == "two"
     assert set(forms_of(row(ground_truth=[CALL, CALL]))) == {"calls", "calls at once"}
     assert set(forms_of(row(expected_call=CALL))) == {"calls"}

@@ -71,6 +71,7 @@ PHRASINGS = (
     Phrasing('{"answer": ', "JSON", "}"),
     Phrasing("", "items", ""),
     Phrasing("Final Answer: [", "items", "]"),
+    Phrasing("", "grid", ""),
     Phrasing("", "lines", ""),
     Phrasing("", "option", ""),
     Phrasing("", "calls", ""),
@@ -178,8 +179,8 @@ def calls_in(value: Any) -> Calls:
 def forms_of(row: RowData) -> Mapping[str, Answer]:
     """The forms in which a row's answer can be said.
 
-    answer: as text; JSON: as a JSON string; items: those of a list, with commas; lines: of a grid, without spaces; option:
-    the text of the option that it names; calls: one a turn, or at once.
+    answer: as text; JSON: as a JSON string; items: those of a list, with commas; grid: its lines, with spaces; lines: the
+    same without spaces; option: the text of the option that it names; calls: one a turn, or at once.
     """
     found = answer_of(row)
     assert found is not None
@@ -192,7 +193,8 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
     text = found.value if isinstance(found.value, str) else orjson.dumps(value).decode()
     forms: dict[str, Answer] = {"answer": text, "JSON": orjson.dumps(text).decode()}
     if isinstance(value, list) and value and all(isinstance(line, list) for line in value):
-        forms["lines"] = "\n".join("".join(map(str, line)) for line in value)
+        forms["grid"] = "\n".join(" ".join(map(str, line)) for line in value)
+        forms["lines"] = forms["grid"].replace(" ", "")
     elif isinstance(value, list):
         forms["items"] = ", ".join(map(str, value))
     options = row.get("options")
@@ -222,7 +224,7 @@ def asked_for(row: RowData) -> tuple[Phrasing, ...]:
         before, after = f"{last['label']}: {last['list'] or ''}", "]" if last["list"] else ""
     else:
         before, after = "((", "))"
-    forms = ("items",) if last["list"] else ("answer", "option", "lines", "items")
+    forms = ("items",) if last["list"] else ("answer", "option", "grid", "lines", "items")
     return tuple(Phrasing(before, form, after) for form in forms)
 
 
@@ -320,7 +322,11 @@ def _other(row: RowData, others: Sequence[RowData]) -> Mapping[str, Answer] | No
 
 
 def _key(forms: Mapping[str, Answer]) -> str:
-    return str(next(iter(forms.values()))).strip().casefold()
+    text = str(next(iter(forms.values()))).strip().casefold()
+    try:
+        return str(float(text))
+    except ValueError:
+        return text
 
 
 def _most_asked(
