@@ -86,4 +86,6 @@ def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:
     if plan.spec.sandbox is not None and plan.sandboxes:
         for provider, settings in providers_of(plan.config):
             if reason := why_unusable(provider, settings, packaged):
-                raise NeedMissingError(f"environment {name!r}: {reason}", environment=name, need="sandbox")
+                raise NeedMissingError(
+                    f"environment {name!r}: {reason}", environment=name, need="sandbox", kind="docker"
+                )

@@ -193,8 +193,8 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
     text = found.value if isinstance(found.value, str) else orjson.dumps(value).decode()
     forms: dict[str, Answer] = {"answer": text, "JSON": orjson.dumps(text).decode()}
     if isinstance(value, list) and value and all(isinstance(line, list) for line in value):
-        forms["grid"] = "\n".join(" ".join(map(str, line)) for line in value)
-        forms["lines"] = forms["grid"].replace(" ", "")
+        grid = "\n".join(" ".join(map(str, line)) for line in value)
+        forms |= {"grid": grid, "lines": grid.replace(" ", "")}
     elif isinstance(value, list):
         forms["items"] = ", ".join(map(str, value))
     options = row.get("options")
