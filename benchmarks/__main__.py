@@ -10,6 +10,7 @@ NAMES = {
     "startup": "time to the first rollout and memory, 1 to 8 environments, beside `gym env start` and verifiers' own taskset",
     "rollouts": "rollouts/s with an instant policy, beside bare `/run` and NeMo Gym's collector",
     "verifiers": "rollouts/s through verifiers, beside an empty harness and verifiers' own taskset",
+    "early-start": "wall time of `gymgate eval run`, its stack started during verifiers' import and after it",
     "realistic": "a slow, uneven policy at hundreds of concurrent rollouts: wall time over the ideal, what is added",
     "gateway": "latency and calls/s of the gateway, beside a minimal proxy and LiteLLM",
     "tokens": "the token path beside plain chat; 512 concurrent rollouts with a 50 ms policy",
@@ -25,7 +26,7 @@ NAMES = {
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
     "calls": "functions of gymgate that one rollout runs through, and its JSON parsing and writing",
 }
-MODULES = {"verifiers": "verifiers_ceiling", "ray": "ray_nodes"}
+MODULES = {"verifiers": "verifiers_ceiling", "ray": "ray_nodes", "early-start": "early_start"}
 
 
 def main() -> None:

@@ -19,15 +19,17 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from benchmarks.gym_collector import uv_cache
 from benchmarks.trees import Trees
 from gymgate.api import load_catalog
-from gymgate.cli.eval_report import read_metrics
 from gymgate.runtime.environment import installer_env
 from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
+
+if TYPE_CHECKING:
+    from gymgate.integrations.verifiers.evaluation import TimedMetrics
 
 Order = Literal["one after another", "all at once"]
 
@@ -140,5 +142,16 @@ def arguments(environment: str) -> list[str]:
 
 def _scored_at(run: Path) -> float | None:
     """Unix time at which the one rollout ended; None if it failed."""
-    (metrics,) = read_metrics(run)[0].values()
+    metrics = read_metrics(run)
     return metrics.end if metrics.scored else None
+
+
+def read_metrics(run: Path) -> TimedMetrics:
+    """Read the outcomes of a run of one environment that `vf-eval` saved."""
+    from verifiers.v1.utils.trace_store import read_episodes
+
+    from gymgate.integrations.verifiers.evaluation import metrics_of
+    from gymgate.integrations.verifiers.traces import WireTrace
+
+    (metrics,) = metrics_of(read_episodes(run, WireTrace))[0].values()
+    return metrics

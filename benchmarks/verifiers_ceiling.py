@@ -25,12 +25,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command
+from benchmarks.builtin import BUILTIN, BuiltinHome, eval_command, read_metrics
 from benchmarks.machine import describe, numbers
 from benchmarks.progress import Steps
 from benchmarks.scripted_policy import scripted_policy
 from gymgate.api import load_catalog
-from gymgate.cli.eval_report import read_metrics
 
 ENVIRONMENT = "example_single_tool_call"
 
@@ -72,7 +71,7 @@ def measure(
         if done.returncode:
             raise RuntimeError(f"{arguments[0]} failed: {done.stderr[-2000:]}")
         wall_s = time.monotonic() - started
-        (metrics,) = read_metrics(Path(output) / "run")[0].values()
+        metrics = read_metrics(Path(output) / "run")
     return Figure(metrics.rate or 0.0, wall_s, metrics.failed)
 
 

@@ -16,9 +16,9 @@ from verifiers.v1.task import WireTaskData
 from verifiers.v1.trace import Trace
 from verifiers.v1.utils.trace_store import read_episodes
 
-from gymgate.cli.eval_report import read_metrics
 from gymgate.cli.export import command
 from gymgate.errors import ConfigError
+from gymgate.integrations.verifiers.evaluation import metrics_of
 
 RESULT: dict[str, Any] = {
     "responses_create_params": {
@@ -112,7 +112,7 @@ def test_a_conversation_becomes_a_branch(tmp_path: Path) -> None:
     assert trace.metrics["length"] == 3.0
     assert trace.timing.start == 1_700_000_006.0
     assert trace.info["nemo_gym"]["result"] == RESULT
-    [metrics] = read_metrics(tmp_path / "out")[0].values()
+    [metrics] = metrics_of([episode])[0].values()
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.mean_reward) == (1, 0, 1, 0.5)
 
 

@@ -132,8 +132,10 @@ def test_the_flat_table(run: Path) -> None:
 
 def test_verifiers_traces(run: Path) -> None:
     pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
-    from gymgate.cli.eval_report import read_metrics
-    from gymgate.integrations.verifiers.traces import export_traces
+    from verifiers.v1.utils.trace_store import read_episodes
+
+    from gymgate.integrations.verifiers.evaluation import metrics_of
+    from gymgate.integrations.verifiers.traces import WireTrace, export_traces
 
     export_traces(Runs([run]), run / "traces.jsonl")
     lines = [orjson.loads(line) for line in (run / "traces.jsonl").read_bytes().splitlines()]
@@ -145,7 +147,7 @@ def test_verifiers_traces(run: Path) -> None:
     assert [trace["metrics"]["nemo_gym/unscored"] for trace in traces] == [0.0, 0.0, 1.0, 1.0, 1.0]
     assert [trace["agent"]["trainable"] for trace in traces] == [True, True, False, False, False]
     assert [trace["ok"] for trace in traces] == [True] * 4 + [False]
-    metrics, tasks = read_metrics(run)
+    metrics, tasks = metrics_of(read_episodes(run, WireTrace))
     found, [row] = metrics["e"], summary_rows(tasks)
     assert (row["mean_reward"], row["scored"], row["failed"]) == (0.75, 2, 1)
     assert (found.mean_reward, found.scored, found.reward_sum) == (0.75, 2, 1.5)

@@ -1,33 +1,48 @@
-"""`gymgate eval run` without verifiers: its command line, and its closing table."""
+"""`gymgate eval run`: its command line, verifiers' settings from it, and its closing table."""
 
 from __future__ import annotations
 
-import json
-import logging
+import sys
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
+pytest.importorskip("verifiers.v1", reason="verifiers is not installed")
+
+from verifiers.v1.episode import WireEpisode
+
 from gymgate.cli import eval as eval_command
-from gymgate.cli.eval_args import (
-    is_replayed,
-    read_settings,
-    resume_args,
-    verifiers_args,
-    with_taskset,
-)
-from gymgate.cli.eval_report import RunWatcher, print_report, read_metrics
+from gymgate.cli.eval import Line, check_policy, read_line
+from gymgate.cli.policies import sampling_fields
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.integrations.knobs import Knobs
-from gymgate.integrations.verifiers.knobs import knobs_of
+from gymgate.integrations.verifiers import evaluation
+from gymgate.integrations.verifiers.evaluation import (
+    complete,
+    knobs_of,
+    metrics_of,
+    parse_settings,
+    policy_of,
+)
 
 
-def arguments(args: list[str], **given: Any) -> list[str]:
-    """The verifiers command line for options on our command line; the others have their defaults."""
+@pytest.fixture(autouse=True)
+def own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verifiers' parser reads them from `sys.argv`, which is put back."""
+    monkeypatch.setattr(sys, "argv", ["gymgate"])
+
+
+def read(args: list[str], **given: Any) -> Line:
+    """What options on our command line say; the others have their defaults."""
     default = eval_command.run.make_context("run", []).params
-    return verifiers_args(args, default | given, [*given])
+    return read_line(args, default | given, [*given])
+
+
+def settings_of(args: list[str], **given: Any) -> Any:
+    return parse_settings(read(args, **given).argv, 64, dict(sampling_fields(given.get("sampling", ()))))
 
 
 @pytest.mark.parametrize(
@@ -41,174 +56,225 @@ def arguments(args: list[str], **given: Any) -> list[str]:
     ],
 )
 def test_taskset_is_ours_unless_something_names_one(args: list[str], taskset: str | None) -> None:
-    assert with_taskset(args) == ([taskset, *args] if taskset else args)
+    assert read(args, push=True).argv == ([taskset, *args] if taskset else args)
 
 
 def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
-    argv = arguments(
+    argv = read(
         ["--env.agent.max-turns", "3"],
         environments=("mcqa", "calendar"),
         repeats=4,
         urls="http://h/v1",
         concurrency=9,
-    )
+    ).argv
     assert argv == [
         *("nemo-gym-env", "--env.agent.max-turns", "3", "-r", "4", "-c", "9"),
         *("--env.taskset.env", "mcqa,calendar", "--client.base-url", "http://h/v1", "--no-push"),
     ]
-    assert "--no-push" not in arguments([], push=True)
+    assert "--no-push" not in read([], push=True).argv
 
 
-def test_the_concurrency_is_ours_unless_something_names_one(tmp_path: Path) -> None:
-    assert arguments(["gsm8k"])[:3] == ["gsm8k", "-c", "64"]
-    file = tmp_path / "run.toml"
-    file.write_text("max_concurrent = 3\n")
-    assert "-c" not in arguments(["@", str(file)])
-    assert "-c" not in arguments(["--max-concurrent", "3"])
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], True),
+        (["nemo_gym_env", "--env.agent.max-turns", "3", "--run.name", "x"], True),
+        (["gsm8k"], False),
+        (["@", "run.toml"], False),
+        (["--env.taskset.agent-processes", "8"], False),
+        (["--client.base-url", "http://h/v1"], False),
+        (["--dry-run"], False),
+    ],
+)
+def test_the_stack_is_known_early_unless_verifiers_own_arguments_may_change_it(
+    args: list[str], told: bool
+) -> None:
+    assert (read(args).knobs is not None) == told
 
 
-def test_shared_options_reach_the_knobs_and_the_sampling() -> None:
-    argv = arguments(
+def test_the_early_stack_is_the_one_that_the_taskset_will_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where verifiers' parser turns the texts of flags into numbers."""
+    line = read(
         [],
         judges=("my-judge=http://j/v1", "*=policy", "sim=m@http://s/v1"),
-        settings=("a.b=3", "a.c={}"),
-        sampling=("temperature=0.5", "stop=[x]"),
-        env_vars=("HOME",),
+        settings=("a.b=3", "a.c={}", "d=[1, 2]", "e='4'"),
+        env_vars=("HOME", "PATH"),
         gym=RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python"),
         hang_timeout=0.0,
         timeout=7.0,
+        agent_processes=8,
+        config=("one", "two.yaml"),
     )
-    settings = read_settings(argv)
-    knobs = knobs_of(settings)
-    stack = knobs.stack_config()
+    config = parse_settings(line.argv, 64)
+    taskset = knobs_of(config)
+    assert line.knobs is not None
+    assert taskset is not None
+    stack = taskset.stack_config()
+    assert stack == line.knobs.stack_config()
+    assert taskset.limits() == line.knobs.limits()
     models = {
         name: item if isinstance(item, str) else (item.base_url, item.model) for name, item in stack.models
     }  # type: ignore[union-attr]
     assert models == {"*": "policy", "my-judge": ("http://j/v1", None), "sim": ("http://s/v1", "m")}
-    assert stack.environments[0].overrides == (("a.b", 3), ("a.c", {}))
-    assert stack.env_vars == ("HOME",)
+    assert stack.environments[0].overrides == (("a.b", 3), ("a.c", {}), ("d", (1, 2)), ("e", 4))
+    assert stack.environments[0].config == ("one", "two.yaml")
+    assert stack.env_vars == ("HOME", "PATH")
     assert stack.runtime == RuntimeConfig(version="0.6.0", interpreter="/venv/bin/python")
-    assert (stack.hang_timeout_s, knobs.timeout_s) == (None, 7.0)
-    assert (settings["sampling.temperature"], settings["sampling.stop"]) == ("0.5", '["x"]')
+    assert (stack.hang_timeout_s, taskset.timeout_s, stack.agent_processes) == (None, 7.0, 8)
 
 
 @pytest.mark.parametrize(
-    ("args", "given", "message"),
+    ("args", "given", "said"),
     [
-        (["gsm8k"], {"data": "x"}, "--env.taskset.data is a setting of nemo-gym-env, which taskset 'gsm8k'"),
-        ([], {"urls": "http://a/v1,http://b/v1"}, "verifiers calls one endpoint"),
-        ([], {"resume": "outputs/x", "data": "x"}, "--resume takes every setting from the saved run"),
+        (["gsm8k"], {"data": "x"}, "'gsm8k'"),
+        ([], {"urls": "http://a/v1,http://b/v1"}, "-b"),
+        ([], {"resume": "outputs/x", "data": "x"}, "data"),
+        (["--env.taskset.max-calls", "3"], {"resume": "outputs/x"}, "--env.taskset.max-calls"),
         ([], {"judges": ("x=nourl",)}, "--judge 'x=nourl'"),
+        ([], {"environments": ("a", "b"), "agent": "x"}, "agent"),
+        ([], {"environments": ("a", "b"), "settings": ("a:x=1",)}, "--set"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(args: list[str], given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        arguments(args, **given)
+def test_options_that_do_not_fit_are_refused(args: list[str], given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(args, **given)
+    assert said in str(caught.value)
 
 
 def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(
-        'model = "a"\n[env.taskset]\nenv = ["mcqa", "calendar"]\n[client]\nbase-url = "http://h/v1"\n'
+        'model = "a"\nmax_concurrent = 3\n[env.taskset]\nid = "nemo_gym_env"\nenv = ["mcqa", "calendar"]\n'
+        '[client]\nbase_url = "http://h/v1"\n'
     )
-    settings = read_settings(["@", str(file), "--model=b", "--env.taskset.max-calls", "3", "--rich"])
-    assert settings == {
+    config = settings_of(["@", str(file), "--env.taskset.max-calls", "3"], model="b")
+    taskset = knobs_of(config)
+    assert taskset is not None
+    assert (taskset.environment_names(), taskset.max_calls) == (("mcqa", "calendar"), 3)
+    assert policy_of(config) == {
+        "url": "http://h/v1",
         "model": "b",
-        "env.taskset.env": ["mcqa", "calendar"],
-        "client.base_url": "http://h/v1",
-        "env.taskset.max_calls": "3",
-        "rich": True,
+        "key_variable": "OPENAI_API_KEY",
+        "ask": True,
     }
-    assert knobs_of(settings).environment_names() == ("mcqa", "calendar")
-    assert knobs_of({"env.taskset.env": "a, b"}).environment_names() == ("a", "b")
+    assert (config.max_concurrent, config.push) == (3, False)
+    assert settings_of(["@", str(file)], concurrency=5).max_concurrent == 5
+    assert settings_of([]).max_concurrent == 64
+
+
+def test_sampling_keeps_the_types_of_its_values(tmp_path: Path) -> None:
+    """Also of fields that verifiers does not know; they override a file's, as flags do."""
+    file = tmp_path / "run.toml"
+    file.write_text('[sampling]\ntop_p = 0.9\ntemperature = 1.0\n[env.taskset]\nid = "nemo-gym-env"\n')
+    sampling = settings_of(["@", str(file)], sampling=("temperature=0.5", "stop=[x]", "min_p=null")).sampling
+    assert sampling.model_dump(exclude_unset=True) == {
+        "top_p": 0.9,
+        "temperature": 0.5,
+        "stop": ["x"],
+        "min_p": None,
+    }
+    with pytest.raises(ConfigError) as caught:
+        settings_of([], sampling=("temperature=hot",))
+    assert "temperature" in str(caught.value)
+
+
+def test_without_a_policy_there_is_none_and_verifiers_own_tasksets_keep_verifiers_own() -> None:
+    config = settings_of([])
+    assert policy_of(config).items() >= {"url": None, "model": None}.items()
+    other = settings_of(["--env.id", "single-agent", "--env.taskset.id", "nemo-gym-env"])
+    assert knobs_of(other) is not None
+
+
+def test_the_runs_name_has_the_model_that_is_found_later(tmp_path: Path) -> None:
+    config = settings_of(["-o", str(tmp_path)])
+    path = complete(config, ("http://h/v1", "KEY", "Org/Model"))
+    assert path.parent == tmp_path
+    assert "--org--model--" in path.name
+    assert (config.model, config.client.base_url, config.client.api_key_var) == (
+        "Org/Model",
+        "http://h/v1",
+        "KEY",
+    )
+    assert complete(settings_of(["--run.name", "x"]), ("http://h/v1", "KEY", "m")).name == "x"
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("missing.toml", None, "cannot be read"),
-        ("bad.toml", "= 3", "bad.toml"),
-        ("bad.json", "{", "bad.json"),
-        ("list.yaml", "- 1", "has no settings"),
-        ("run.ini", "x", "its name must end in .toml"),
-    ],
+    ("name", "text"), [("missing.toml", None), ("bad.toml", "= 3"), ("knob.toml", "[env.taskset]\nenvv=1")]
 )
-def test_a_config_file_that_cannot_be_read_is_one_line(
-    tmp_path: Path, name: str, text: str | None, said: str
+def test_a_config_file_that_cannot_be_read_ends_the_command(
+    tmp_path: Path, name: str, text: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=said) as caught:
-        read_settings(["@", str(tmp_path / name)])
-    assert "\n" not in str(caught.value)
+    with pytest.raises(SystemExit) as caught:
+        settings_of(["nemo-gym-env", "@", str(tmp_path / name)])
+    assert caught.value.code
+    assert "Traceback" not in "".join(capsys.readouterr())
 
 
-def test_resume_names_the_saved_config(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not the directory of a saved run"):
-        resume_args(str(tmp_path))
-    saved = tmp_path / "configs" / "resolved" / "eval.json"
-    saved.parent.mkdir(parents=True)
-    saved.write_text("{}")
-    assert resume_args(str(tmp_path)) == ["@", str(saved), "--resume"]
+def test_resume_reads_the_saved_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        read([], resume=str(tmp_path))
+    config = settings_of(["-o", str(tmp_path), "--run.name", "x", "--dry-run"])
+    path = complete(config, ("http://127.0.0.1:7/v1", "GYMGATE_REPLAY_KEY", "replay"))
+    assert evaluation.evaluate(config, path, lambda _: None) == []
+    again = settings_of([], resume=str(path))
+    assert again.resume
+    assert policy_of(again).items() >= {"url": "http://127.0.0.1:7/v1", "model": "replay"}.items()
+    assert complete(again, None) == path
+    assert again.model_dump() == config.model_dump()
+
+
+def test_a_directory_with_results_is_not_written_to(tmp_path: Path) -> None:
+    config = settings_of(["-o", str(tmp_path), "--run.name", "x"])
+    path = complete(config, ("http://h/v1", "KEY", "m"))
+    path.mkdir()
+    (tmp_path / "in").mkdir()
+    (path / "traces.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError) as caught:
+        evaluation.evaluate(config, path, lambda _: None)
+    assert str(path) in str(caught.value)
+    outside = settings_of(["-o", str(tmp_path / "in"), "--run.dir", "../x", "--clean"])
+    with pytest.raises(ConfigError):
+        evaluation.evaluate(outside, complete(outside, None), lambda _: None)
+    assert (path / "traces.jsonl").exists()
+    again = settings_of(["-o", str(tmp_path), "--run.name", "x", "--clean", "--dry-run"])
+    evaluation.evaluate(again, complete(again, None), lambda _: None)
+    assert not (path / "traces.jsonl").exists()
 
 
 def test_a_model_without_an_endpoint_is_refused() -> None:
-    with (
-        pytest.raises(ConfigError, match="needs an endpoint"),
-        eval_command._policy(Knobs(env="mcqa"), {"model": "m"}),
-    ):
-        pass
+    with pytest.raises(ConfigError, match="'m'"):
+        check_policy(Knobs(env="mcqa"), None, "m", None)
 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
-    settings = {"client.base_url": "nourl", "model": "m"}
-    with (
-        pytest.raises(ConfigError, match="-b 'nourl' is not a URL"),
-        eval_command._policy(Knobs(env="mcqa"), settings),
-    ):
-        pass
+    with pytest.raises(ConfigError, match="'nourl'"):
+        check_policy(Knobs(env="mcqa"), "nourl", "m", None)
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
-    settings = {"client.base_url": "http://127.0.0.1:1/v1"}
-    policy = eval_command._policy(Knobs(env="mcqa"), settings)
-    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:1"), policy:
-        pass
+    with pytest.raises(PolicyError, match=r"127\.0\.0\.1:1"):
+        check_policy(Knobs(env="mcqa"), "http://127.0.0.1:1/v1", None, None)
 
 
-def test_a_resumed_replay_is_known_by_its_key_variable() -> None:
-    assert is_replayed({})
-    assert is_replayed({"client.base_url": "http://h/v1", "client.api_key_var": "GYMGATE_REPLAY_KEY"})
-    assert not is_replayed({"client.base_url": "http://h/v1"})
-
-
-def test_the_runners_log_says_where_the_run_is_and_a_notice_is_dropped() -> None:
-    def record(message: str, *args: object) -> logging.LogRecord:
-        return logging.LogRecord("runner", logging.INFO, "", 0, message, args, None)
-
-    watcher = RunWatcher()
-    assert watcher.filter(record("running %dx%d rollouts on %s", 2, 3, "m"))
-    assert watcher.filter(record("results: %s", Path("outputs/x")))
-    assert not watcher.filter(record("vf-eval will be deprecated - move on"))
-    assert (watcher.run, watcher.wanted) == (Path("outputs/x"), 6)
-
-
-def _episode(environment: str, start: float, **trace: object) -> str:
+def _episode(environment: str, start: float, **trace: Any) -> Any:
     timing = {"start": start, "scoring": {"start": start, "end": start + 2}}
-    task = {"data": {"gym": {"environment": environment}}}
-    return json.dumps({"task": task, "traces": [{"ok": True, "timing": timing, **trace}], "errors": []})
+    task = {"type": "t", "data": {"idx": 0, "gym": {"environment": environment}}}
+    common = {"task": task, "agent": {"config": {}}, "ok": True, "timing": timing}
+    return WireEpisode.model_validate_json(orjson.dumps({"task": task, "traces": [common | trace]}))
 
 
 def _said(status: str, **fields: object) -> dict[str, object]:
     return {"nemo_gym": {"status": status, **fields}}
 
 
-def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_came_of_the_rollouts() -> None:
     """Two scored, of which one was truncated; two without a score, one masked, one failed; one kept from before."""
     part = {"score": 9.0, "weight": 0.0}
     reward = {"reward": {"score": 0.5, "weight": 1.0}, "part": part}
     error = {"type": "ProviderError", "message": "upstream 500:\n no"}
-    lines = [
+    episodes = [
         _episode("mcqa", 100, rewards=reward),
         _episode("mcqa", 101, rewards={"reward": None}),
         _episode("mcqa", 102, ok=False, errors=[error]),
@@ -217,20 +283,32 @@ def test_the_table_counts_what_was_saved(tmp_path: Path, capsys: pytest.CaptureF
         _episode("mcqa", 104, rewards={"reward": {"score": 0.0}}, info=_said("truncated", reward=0.0)),
         _episode("mcqa", 105, rewards={"part": part}, info=_said("masked", reward=0.0)),
     ]
-    (tmp_path / "traces.jsonl").write_text("\n".join(lines) + "\n")
-    environments, tasks = read_metrics(tmp_path, since=50)
+    environments, tasks = metrics_of(episodes, since=50)
     metrics = environments["mcqa"]
     assert (metrics.rollouts, metrics.failed, metrics.scored, metrics.reward_sum) == (7, 1, 3, 1.5)
     assert metrics.outcomes == {"completed": 2, "truncated": 1, "unscored": 2, "masked": 1, "failed": 1}
     assert metrics.mean_reward == 0.5
     assert metrics.rate == 6 / 7
-    print_report(environments, tasks, tmp_path, {"wide": False, "ks": None})
+    assert metrics.causes == {"ProviderError: upstream 500: no": 1}
+    assert len(tasks.tasks) == 1
+
+
+def test_the_closing_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Of a replayed run of which a rollout failed."""
+    error = {"type": "ProviderError", "message": "no capacity"}
+    episodes = [
+        _episode("mcqa", 100, rewards={"reward": {"score": 1.0}}),
+        _episode("mcqa", 101, ok=False, errors=[error]),
+    ]
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_: episodes)
+    config = settings_of([])
+    code = eval_command._evaluate(config, tmp_path, {"wide": True, "ks": None}, replayed=True)
     out = capsys.readouterr()
-    assert out.out.splitlines()[2].split()[:7] == ["mcqa", "7", "1", "1", "2", "1", "0.500"]
-    assert "1 x ProviderError: upstream 500: no" in out.err
-    assert "resume" not in out.err
-    print_report(environments, tasks, tmp_path, {"wide": True, "ks": None}, replayed=True, complete=False)
-    out = capsys.readouterr()
-    assert out.out.splitlines()[2].split()[-2:] == ["0.9", "replayed"]
+    assert code == 1
+    assert out.out.splitlines()[2].split()[-1] == "replayed"
     assert f"gymgate eval run --resume {tmp_path}" in out.err
-    assert "-b http://host:8000/v1 -m MODEL" in out.err
+    assert "1 x ProviderError: no capacity" in out.err
+    assert eval_command._evaluate(config, tmp_path, {"wide": False, "ks": None}, replayed=False) == 1
+    del episodes[1]
+    assert eval_command._evaluate(config, tmp_path, {"wide": False, "ks": None}, replayed=False) == 0
+    assert "replayed" not in capsys.readouterr().out

@@ -10,51 +10,12 @@ from typing import Any
 
 import pytest
 
-from gymgate.cli.eval_args import read_settings
 from gymgate.config import StackConfig
-from gymgate.errors import ConfigError, StackStartError
+from gymgate.errors import StackStartError
 from gymgate.integrations import stacks
-from gymgate.integrations.verifiers.knobs import knobs_of
 from gymgate.integrations.verifiers.taskset import NeMoGymConfig
 
 WAIT_S = 30.0
-
-
-@pytest.mark.parametrize(
-    ("argv", "knobs"),
-    [
-        ([], {}),
-        (["--env.taskset.env", "mcqa,calendar", "-r", "3"], {"env": "mcqa,calendar"}),
-        (
-            [
-                *(
-                    "--env.taskset.env=mcqa",
-                    "--env.taskset.agent-processes",
-                    "8",
-                    "--env.taskset.linger-s",
-                    "2.5",
-                ),
-                *("--env.taskset.share", "machine", "--env.taskset.hang-timeout-s", "None"),
-                *("--env.taskset.models.judge", "http://h/v1", "--env.taskset.overrides.a.b", "[1, 2]"),
-                *("--env.taskset.system-prompt", "x.txt", "--env.agent.max-turns", "3"),
-            ],
-            {
-                **{
-                    "env": "mcqa",
-                    "agent_processes": 8,
-                    "linger_s": 2.5,
-                    "share": "machine",
-                    "hang_timeout_s": None,
-                },
-                **{"models": {"judge": "http://h/v1"}, "overrides": {"a.b": "[1, 2]"}},
-            },
-        ),
-    ],
-)
-def test_the_settings_give_the_stack_that_the_taskset_will_ask_for(
-    argv: list[str], knobs: dict[str, Any]
-) -> None:
-    assert knobs_of(read_settings(argv)).stack_config() == NeMoGymConfig(**knobs).stack_config()
 
 
 class FakeStacks:
@@ -125,25 +86,3 @@ async def test_a_start_that_fails_is_left_to_the_eval_to_tell(fake: FakeStacks) 
     with stacks.starting_early(CONFIG, print):
         assert fake.given_back.wait(WAIT_S)
         await stacks._connect(CONFIG, print)
-
-
-def test_a_wrong_setting_is_one_line_that_names_it() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^--env\.taskset\.agent_processes: Input should be a valid integer"
-    ):
-        knobs_of({"env.taskset.agent_processes": "many"})
-
-
-def test_lists_and_mappings_may_be_json() -> None:
-    knobs = knobs_of(
-        {
-            "env.taskset.models": '{"my-judge": "policy"}',
-            "env.taskset.env_vars": "A,B",
-            "env.taskset.component_roots": '["x"]',
-        }
-    )
-    assert (knobs.models, knobs.env_vars, knobs.component_roots) == (
-        {"my-judge": "policy"},
-        ["A", "B"],
-        ["x"],
-    )

@@ -5,7 +5,7 @@ verifiers finds the plugin by this module's name and reads `__all__`: one taskse
 
 from __future__ import annotations
 
-from gymgate.integrations.verifiers.knobs import require_verifiers
+from gymgate.integrations.verifiers import require_verifiers
 
 require_verifiers()
 

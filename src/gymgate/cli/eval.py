@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlparse
 
 import click
+from pydantic import ValidationError
 
-from gymgate.cli.eval_args import REPLAY_KEY_VARIABLE, is_replayed, read_settings, verifiers_args
+from gymgate.cli.environments import environment_configs, parse_judges
+from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
     ENVIRONMENT_OPTIONS,
@@ -32,16 +36,43 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.policies import asked_endpoint
-from gymgate.collection.metrics import parse_ks
+from gymgate.cli.policies import asked_endpoint, endpoint_list, sampling_fields
+from gymgate.collection.metrics import parse_ks, summary_rows
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
-from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
-from gymgate.integrations.verifiers.knobs import PLUGIN_ID, knobs_of, require_verifiers
+from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs, one_line
+from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
 from gymgate.stack.needs import require_needs
+
+if TYPE_CHECKING:
+    from verifiers.v1.configs.cli.eval import EvalConfig
 
 EPILOG = """All other options go to verifiers unchanged: `vf-eval nemo-gym-env --help` lists them, and `@ FILE` reads
 them from TOML or JSON. --data, --judge, --timeout and the like are short for `--env.taskset.*`."""
+REPLAY_KEY_VARIABLE = "GYMGATE_REPLAY_KEY"
+"""API key variable of an eval that replays recorded rollouts. It is never set; a resumed run is recognised by it."""
+SETTINGS = {
+    "data": "data",
+    "sandbox": "sandbox",
+    "routing": "routing",
+    "gateway_host": "gateway_host",
+    "agent": "agent",
+    "timeout": "timeout_s",
+    "agent_processes": "agent_processes",
+    "max_calls": "max_calls",
+}
+"""Option -> setting of the taskset with the same value."""
+FLAGS = {
+    "rows": "-n",
+    "repeats": "-r",
+    "concurrency": "-c",
+    "output": "--output-dir",
+    "api_key_var": "--client.api-key-var",
+    "model": "--model",
+}
+"""Option -> flag of verifiers with the same value."""
+UNREAD = ("@", "--env.taskset", "--client", "--dry-run")
+"""Beginnings of arguments that verifiers alone reads and that may change the stack or the policy."""
 
 
 @click.group("eval")
@@ -78,104 +109,220 @@ def command() -> None:
     "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
 )
 @click.pass_context
-def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> None:
+def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> int:
     """Run NeMo Gym environments through verifiers' eval; TASKSET is nemo-gym-env unless you name another.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
     default environment runs one row, every other environment all of its rows.
     """
     require_verifiers()
-    table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
     default = click.core.ParameterSource.DEFAULT
     given = [name for name in options if context.get_parameter_source(name) != default]
-    argv = verifiers_args(args, options, given)
-    settings = read_settings(argv)
-    if settings.get("env.taskset.id") != PLUGIN_ID:
-        sys.exit(_evaluate(argv, table))
-    knobs, replayed = knobs_of(settings), is_replayed(settings)
-    with ExitStack() as exits:
-        policy_args = exits.enter_context(_policy(knobs, settings))
-        if not (settings.get("dry_run") or knobs.ray or {"-h", "--help"} & {*argv}):
-            from gymgate.integrations.stacks import starting_early
+    line = read_line(args, options, given)
+    table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
+    with contextlib.ExitStack() as exits:
+        policy = None
+        if (knobs := line.knobs) is not None:
+            policy = check_policy(knobs, line.url, options["model"], options["api_key_var"])
+            if knobs.ray is None:
+                from gymgate.integrations.stacks import starting_early
 
-            exits.enter_context(starting_early(knobs.stack_config(), log))
-        code = _evaluate([*argv, *policy_args], table, replayed=replayed)
-    sys.exit(code)
+                exits.enter_context(starting_early(knobs.stack_config(), log))
+        log("loading verifiers")
+        from gymgate.integrations.verifiers import evaluation
+
+        exits.enter_context(_one_line())
+        sampling = dict(sampling_fields(options["sampling"]))
+        config = evaluation.parse_settings(line.argv, options["concurrency"], sampling)
+        if config.resume and not options["resume"]:
+            raise ConfigError("a saved run is resumed with --resume RUN_DIR")
+        if (knobs := evaluation.knobs_of(config)) is not None:
+            policy = policy or check_policy(knobs, **evaluation.policy_of(config))
+            if policy.replayed:
+                policy = exits.enter_context(_replaying(knobs, policy))
+        path = evaluation.complete(config, policy)
+        return _evaluate(config, path, table, replayed=policy is not None and policy.replayed)
 
 
-@contextmanager
-def _policy(knobs: Knobs, settings: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Check endpoint, environments and judges; yield the arguments for the policy.
+class Line(NamedTuple):
+    """What a command line says."""
 
-    Without an endpoint a replay server runs meanwhile. Raises `ConfigError` or `NeedMissingError` for what would fail
-    later, before verifiers is imported.
+    argv: list[str]
+    """verifiers' command line for it."""
+    knobs: Knobs | None = None
+    """The settings of the taskset, if verifiers' own arguments and files cannot change them or the policy."""
+    url: str | None = None
+
+
+def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection[str]) -> Line:
+    """Return what `args`, which are for verifiers, and our options say.
+
+    `given` are the names of the options on our command line. The others hold defaults, which must not override a config
+    file. Raises `ConfigError` for options that do not fit the taskset or one another.
     """
-    url, model = settings.get("client.base_url"), settings.get("model") or settings.get("m")
-    replayed = is_replayed(settings)
+    if directory := options["resume"]:
+        if wrong := sorted({*given} - {"resume", "push"}) or [*args]:
+            raise ConfigError(
+                f"--resume takes every setting from the saved run; leave out {', '.join(wrong)}"
+            )
+        saved = Path(directory) / "configs" / "resolved" / "eval.json"
+        if not saved.is_file():
+            raise ConfigError(f"{directory!r} is not the directory of a saved run: {saved} does not exist")
+        return Line(["@", str(saved), "--resume"])
+    taskset = args[0] if args and not args[0].startswith(("-", "@")) else None
+    elsewhere = any(arg.startswith(("@", "--env.taskset.id")) for arg in args)
+    argv = [*args] if taskset or elsewhere else [PLUGIN_ID, *args]
+    ours = argv[0].replace("_", "-") == PLUGIN_ID
+    settings = _settings(options, given)
+    if settings and taskset and not ours:
+        raise ConfigError(
+            f"{', '.join(settings)}: settings of {PLUGIN_ID}, which taskset {taskset!r} does not have"
+        )
+    flags = {flag: options[name] for name, flag in FLAGS.items() if name in given}
+    flags |= {f"--env.taskset.{name.replace('_', '-')}": value for name, value in settings.items()}
+    url, *replicas = endpoint_list(options["urls"]) if options["urls"] else [None]
+    if replicas:
+        raise ConfigError("verifiers calls one endpoint, and -b names several; `gymgate run` takes replicas")
+    if url:
+        flags["--client.base-url"] = url
+    for flag, value in flags.items():
+        argv += [flag, str(value) if value is None or isinstance(value, str) else json.dumps(value)]
+    if not options["push"] and "--push" not in args:
+        argv.append("--no-push")
+    if not ours or any(arg.startswith(UNREAD) for arg in args):
+        return Line(argv)
+    try:
+        return Line(argv, Knobs(**settings), url)
+    except ValidationError as error:
+        raise ConfigError(one_line(error)) from None
+
+
+def _settings(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+    """Return the settings of the taskset that our options give."""
+    settings = {name: options[option] for option, name in SETTINGS.items() if option in given}
+    for option, name in (("environments", "env"), ("config", "config")):
+        if options[option]:
+            settings[name] = ",".join(options[option])
+    if options["env_vars"]:
+        settings["env_vars"] = [*options["env_vars"]]
+    if "gym" in given:
+        settings["gym"] = options["gym"].version
+        if options["gym"].interpreter is not None:
+            settings["interpreter"] = options["gym"].interpreter
+    if options["judges"] or options["judge_key_vars"]:
+        settings["models"] = {
+            name: endpoint if isinstance(endpoint, str) else endpoint.model_dump(exclude_unset=True)
+            for name, endpoint in parse_judges(options["judges"], options["judge_key_vars"]).items()
+        }
+    if options["settings"]:
+        environments = options["environments"] or (DEFAULT_ENVIRONMENT,)
+        first, *others = environment_configs(environments, (), None, options["settings"])
+        if others:
+            raise ConfigError("--set takes one environment here; name one --env, or use `gymgate run`")
+        settings["overrides"] = dict(first.overrides)
+    if "hang_timeout" in given:
+        settings["hang_timeout_s"] = options["hang_timeout"] or None
+    return settings
+
+
+class Policy(NamedTuple):
+    """The policy of an eval, as verifiers' client is told of it."""
+
+    base_url: str
+    key_variable: str
+    model: str
+
+    @property
+    def replayed(self) -> bool:
+        """Whether recorded answers are given; then the address is that of the saved run's server, or empty."""
+        return self.key_variable == REPLAY_KEY_VARIABLE
+
+
+def check_policy(
+    knobs: Knobs, url: str | None, model: str | None, key_variable: str | None, *, ask: bool = True
+) -> Policy:
+    """Ask the endpoint, if there is one, and check environments and judges; return the policy.
+
+    Raises `ConfigError`, `PolicyError` or `NeedMissingError`. Without `ask` a named model is believed.
+    """
     if model and not url:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
-    if replayed:
+    if url is None or key_variable == REPLAY_KEY_VARIABLE:
         names = ", ".join(knobs.environment_names())
         log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
-    args = [] if replayed else _endpoint_args(settings, checked_url(str(url)), model, ask=knobs.ray is None)
-    found = knobs.find_environments(log)
-    require_needs(knobs.stack_config(), [*found.values()], replayed=replayed)
-    if not replayed:
-        yield args
-        return
-    from gymgate.cli.serve import ReplayServer
-
-    # The policy of a resumed run comes back at the port that its saved settings name.
-    port = (urlparse(str(url)).port if url else None) or 0
-    runtime = knobs.stack_config().runtime
-    with ReplayServer(knobs.environment_names(), port=port, runtime=runtime) as server:
-        address = ["--client.base-url", server.base_url]  # also tells a resumed run that its port is taken
-        key = ["--client.api-key-var", REPLAY_KEY_VARIABLE]
-        yield [] if url else [*address, *key, "--model", "replay"]
-
-
-def _endpoint_args(settings: Mapping[str, Any], url: str, model: str | None, *, ask: bool) -> list[str]:
-    """Ask the endpoint; return the key's variable and the model's name, as far as the settings leave them open."""
-    variable = str(settings.get("client.api_key_var") or DEFAULT_KEY_VARIABLE)
-    args = [] if "client.api_key_var" in settings else ["--client.api-key-var", variable]
-    # Headers of verifiers' client, which we do not read, may hold the key.
-    if not model or (ask and not any(name.startswith("client.headers") for name in settings)):
+        policy = Policy(url or "", REPLAY_KEY_VARIABLE, model or "replay")
+    else:
+        variable = key_variable or DEFAULT_KEY_VARIABLE
         endpoint = HTTPEndpoint(
-            base_url=url,
+            base_url=checked_url(url),
             model=model,
-            dialect=settings.get("env.taskset.dialect", "chat"),
+            dialect=knobs.dialect,
             api_key_env=variable if os.environ.get(variable) else None,
         )
-        asked = asked_endpoint(endpoint, 0, log)
-        args += [] if model else ["--model", str(asked.model)]
-    return args
+        if model is None or (ask and knobs.ray is None):
+            endpoint = asked_endpoint(endpoint, 0, log)
+        policy = Policy(url, variable, str(endpoint.model))
+    environments = knobs.find_environments(log)
+    require_needs(knobs.stack_config(), [*environments.values()], replayed=policy.replayed)
+    return policy
 
 
-def _evaluate(argv: list[str], table: Mapping[str, Any], *, replayed: bool = False) -> int:
-    """Run verifiers' eval and print the closing table, with the options `table`; return the exit code, 1 if rollouts failed."""
-    log("loading verifiers")
-    from verifiers.v1.cli.eval.main import main
+@contextlib.contextmanager
+def _replaying(knobs: Knobs, policy: Policy) -> Iterator[Policy]:
+    """Serve recorded answers; a resumed run's at the port that its settings have."""
+    from gymgate.cli.serve import ReplayServer
 
-    from gymgate.cli.eval_report import TRACES, print_report, read_metrics, watch  # while the stack starts
+    port = urlparse(policy.base_url).port or 0
+    runtime = knobs.stack_config().runtime
+    with ReplayServer(knobs.environment_names(), port=port, runtime=runtime) as server:
+        yield policy._replace(base_url=server.base_url)
 
-    started, code = time.time(), 0
+
+@contextlib.contextmanager
+def _one_line() -> Iterator[None]:
+    """Raise `ConfigError` where verifiers exits with a message."""
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.code, str):
+            raise ConfigError(error.code) from None
+        raise
+
+
+def _evaluate(config: EvalConfig, path: Path, table: Mapping[str, Any], *, replayed: bool) -> int:
+    """Run an eval in its directory and print its closing table; return the exit code, 1 if rollouts failed."""
+    from gymgate.integrations.verifiers.evaluation import evaluate, metrics_of
+
+    started = time.time()
     # Away from a terminal verifiers' dashboard prints one frame at the end, with a line for each rollout.
-    frame = None if sys.stdout.isatty() or "--no-rich" in argv else io.StringIO()
-    with watch() as watcher, redirect_stdout(frame) if frame else nullcontext():
-        try:
-            main(argv)
-        except SystemExit as error:
-            code = _exit_code(error)
-    if watcher.run is None or not (watcher.run / TRACES).is_file():
-        click.echo(frame.getvalue() if frame else "", nl=False)  # help, or that there is nothing to resume
-        return code
-    environments, tasks = read_metrics(watcher.run, since=started)
-    code = code or int(any(metrics.failed for metrics in environments.values()))
-    print_report(environments, tasks, watcher.run, table, replayed=replayed, complete=code == 0)
-    return code
-
-
-def _exit_code(error: SystemExit) -> int:
-    if isinstance(error.code, str):
-        raise ConfigError(error.code) from None
-    return error.code or 0
+    frame = None if sys.stdout.isatty() or config.rich is None else io.StringIO()
+    resume = f"  resume: gymgate eval run --resume {path}  (runs what failed or is missing)"
+    try:
+        with contextlib.redirect_stdout(frame) if frame else contextlib.nullcontext():
+            episodes = evaluate(config, path, log)
+    except KeyboardInterrupt:
+        log(f"results: {path}\n{resume}")
+        raise
+    except SystemExit:
+        click.echo(frame.getvalue() if frame else "", nl=False)  # that there is nothing to resume
+        raise
+    if not episodes:
+        return 0
+    environments, tasks = metrics_of(episodes, since=started)
+    failed = any(metrics.failed for metrics in environments.values())
+    rates = {name: metrics.rate for name, metrics in environments.items()}
+    rows = [
+        {**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, table["ks"])
+    ]
+    click.echo()
+    print_results(rows, replayed=replayed, **table)
+    print_causes(environments)
+    click.echo(f"results: {path}")
+    log(
+        f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"
+    )
+    if failed:
+        log(resume)
+    if replayed:
+        log("  next:   the same with your model: add -b http://host:8000/v1 -m MODEL")
+    return int(failed)

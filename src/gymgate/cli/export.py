@@ -68,7 +68,7 @@ def _export(runs: Runs, form: str, output: Path) -> int:
         from gymgate.integrations.inspect.logs import export_log
 
         return export_log(runs, output)
-    from gymgate.integrations.verifiers.knobs import require_verifiers
+    from gymgate.integrations.verifiers import require_verifiers
 
     require_verifiers()
     from gymgate.integrations.verifiers.traces import export_traces

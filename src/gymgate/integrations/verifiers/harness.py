@@ -15,7 +15,7 @@ from gymgate.dataset.row import input_items
 from gymgate.integrations import stacks
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
-from gymgate.integrations.verifiers.knobs import PLUGIN_ID
+from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
 
 

@@ -17,7 +17,7 @@ from gymgate.errors import GymgateError
 from gymgate.gateway.dialects import translate_request
 from gymgate.integrations.knobs import Knobs
 from gymgate.integrations.rows import eval_rows, json_safe
-from gymgate.integrations.verifiers.knobs import PLUGIN_ID
+from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.rollout import ModelCall, Rollout, outcome_of
 
 INFO_KEY = "nemo_gym"

@@ -21,7 +21,7 @@ from gymgate.collection.record import CollectedRollout
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
 from gymgate.files import replacing
-from gymgate.integrations.verifiers.knobs import PLUGIN_ID
+from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import (
     INFO_KEY,
     REWARD,

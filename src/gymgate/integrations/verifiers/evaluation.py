@@ -1,0 +1,213 @@
+"""verifiers' eval with its own parser, directory and results; and its episodes counted as gymgate counts rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError, model_validator
+from pydantic_config import cli  # type: ignore[import-untyped]
+from verifiers.v1.cli.eval.runner import run_eval
+from verifiers.v1.cli.output import create_attempt_log_dir, output_path, write_config
+from verifiers.v1.cli.resolve import narrow_config, plugin_errors, with_positional_taskset
+from verifiers.v1.configs.cli.eval import EvalConfig
+from verifiers.v1.episode import Episode
+from verifiers.v1.trace import Error, Trace
+from verifiers.v1.utils.interrupt import install_interrupt
+from verifiers.v1.utils.logging import setup_logging
+from verifiers.v1.utils.trace_store import TRACES_FILE
+
+from gymgate.collection.progress import EnvironmentMetrics
+from gymgate.collection.tasks import CollectedTasks
+from gymgate.errors import ConfigError
+from gymgate.integrations.knobs import one_line
+from gymgate.integrations.verifiers import PLUGIN_ID
+from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
+from gymgate.rollout import outcome_of
+from gymgate.runtime.command import Progress
+
+PROGRESS_S = 10.0
+TASKSET_CLIENT = {"api_key_var": "OPENAI_API_KEY"}
+"""Settings of the client for our taskset that differ from verifiers' defaults, which are for its hosted models."""
+
+
+class Settings(EvalConfig):
+    """verifiers' settings with our defaults, and without a run's name: it holds the model's."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, data: Any) -> Any:
+        if _taskset_of(data) == PLUGIN_ID:
+            data["client"] = {**TASKSET_CLIENT, **data.get("client", {})}
+        return data
+
+    @model_validator(mode="after")
+    def auto_setup_run_name(self) -> EvalConfig:
+        """Leave it to `complete`, when the model is known."""
+        return self
+
+
+def _taskset_of(data: Any) -> str:
+    """Return the id of the taskset in unparsed settings."""
+    with contextlib.suppress(AttributeError):
+        return str(data.get("env", {}).get("taskset", {}).get("id")).replace("_", "-")
+    return ""
+
+
+def parse_settings(
+    argv: Sequence[str], concurrency: int, sampling: Mapping[str, Any] = MappingProxyType({})
+) -> EvalConfig:
+    """Parse a command line and the config files in it, as `vf-eval` does; exits as it does for what is wrong.
+
+    `concurrency` holds where nothing else sets it, and the fields of `sampling` override a file's. Raises `ConfigError` for a
+    wrong one.
+    """
+    # verifiers reads them from there, too: to show an error, and to save the config files with the run.
+    sys.argv = [sys.argv[0], *with_positional_taskset([*argv])]
+    with plugin_errors():
+        narrowed = narrow_config(Settings, sys.argv[1:])
+        default = narrowed.model_construct({"max_concurrent"}, max_concurrent=concurrency)
+        config: EvalConfig = cli(narrowed, default=default)
+    if sampling:  # a flag would make a text of a list
+        fields = {**config.sampling.model_dump(exclude_unset=True), **sampling}
+        try:
+            config.sampling = type(config.sampling).model_validate(fields)
+        except ValidationError as error:
+            raise ConfigError(f"--sampling: {one_line(error)}") from None
+    return config
+
+
+def knobs_of(config: EvalConfig) -> NeMoGymConfig | None:
+    """Return the settings of our taskset; `None` for another."""
+    taskset = config.env.taskset
+    return taskset if isinstance(taskset, NeMoGymConfig) else None
+
+
+def policy_of(config: EvalConfig) -> dict[str, Any]:
+    """Return what the settings say of the policy, as arguments of `gymgate.cli.eval.check_policy`."""
+    client = config.client
+    return {
+        "url": client.base_url if "base_url" in client.model_fields_set else None,
+        "model": config.model if "model" in config.model_fields_set else None,
+        "key_variable": client.api_key_var,
+        "ask": not (client.headers or client.headers_from_env),  # which may hold the key
+    }
+
+
+def complete(config: EvalConfig, policy: tuple[str, str, str] | None) -> Path:
+    """Set the policy, if there is one (address, variable with the key, model), and the run's name; return its directory."""
+    if policy is not None:
+        config.client.base_url, config.client.api_key_var, config.model = policy
+    EvalConfig.auto_setup_run_name(config)  # type: ignore[operator]
+    return output_path(config)
+
+
+def evaluate(config: EvalConfig, path: Path, log: Progress) -> list[Episode[Any, Any, Any]]:
+    """Run an eval in its directory; return its episodes, those that a resumed run kept included.
+
+    With `dry_run` it only writes the settings. Raises `ConfigError` for a directory that has results already.
+    """
+    if config.clean and not config.resume and path.exists():
+        if config.output_dir.resolve() not in path.resolve().parents:
+            raise ConfigError(f"--clean: {path} is not below {config.output_dir}, and is not deleted")
+        shutil.rmtree(path)
+    traces = path / TRACES_FILE
+    if not config.resume and traces.exists() and traces.stat().st_size:
+        raise ConfigError(f"{path} already holds a run: --resume {path}, --clean or another --run.name")
+    if config.dry_run:
+        log(f"settings: {write_config(config, path)}")
+        return []
+    log_file = create_attempt_log_dir(path) / "eval.log"
+    setup_logging("DEBUG" if config.verbose else "INFO", log_file=str(log_file), console=config.rich is None)
+    install_interrupt()
+    return asyncio.run(_run(config, traces, log))
+
+
+async def _run(config: EvalConfig, traces: Path, log: Progress) -> list[Episode[Any, Any, Any]]:
+    """Run an eval; away from a terminal, report every ten seconds how many rollouts are finished."""
+
+    async def report_progress() -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_S)
+            log(f"{await asyncio.to_thread(_lines, traces)} rollouts finished")
+
+    progress = None if sys.stdout.isatty() else asyncio.create_task(report_progress())
+    try:
+        return await run_eval(config)
+    finally:
+        if progress is not None:
+            progress.cancel()
+
+
+def _lines(path: Path) -> int:
+    if not path.exists():
+        return 0
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+@dataclass
+class TimedMetrics(EnvironmentMetrics):
+    """With the time that the rollouts of this eval took, those that a resumed run kept left out."""
+
+    start: float = math.inf
+    end: float = 0.0
+    timed: int = 0
+    """Rollouts between `start` and `end`."""
+
+    @property
+    def rate(self) -> float | None:
+        """Rollouts per second from the first one's start to the last one's end."""
+        return self.timed / (self.end - self.start) if self.end > self.start else None
+
+
+def metrics_of(
+    episodes: Iterable[Episode[Any, Any, Any]], since: float = 0.0
+) -> tuple[dict[str, TimedMetrics], CollectedTasks]:
+    """Return the outcomes of each environment's rollouts, and the tasks; rates are of rollouts that began after `since`."""
+    environments: defaultdict[str, TimedMetrics] = defaultdict(TimedMetrics)
+    tasks = CollectedTasks()
+    for episode in episodes:
+        data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
+        name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
+        metrics, row_key = environments[name], str(data.get("id") or data.get("idx"))
+        metrics.causes.update(map(_line, episode.errors))
+        traces: list[Trace[Any] | None] = [*episode.traces]
+        for trace in traces or [None]:
+            rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
+            outcome = outcome_of(rollout)
+            metrics.add(outcome.reason, outcome.reward)
+            tasks.add({"environment": name, "row_key": row_key, **rollout})
+            if trace is None:
+                continue
+            if outcome.reason == "failed":
+                metrics.causes.update(map(_line, trace.errors[-1:]))
+            timing = trace.timing
+            if timing.start > since:
+                spans = (timing.boot, timing.setup, timing.agent, timing.finalize, timing.scoring)
+                metrics.timed += 1
+                metrics.start = min(metrics.start, timing.start)
+                metrics.end = max(metrics.end, *(span.end for span in spans))
+    return dict(sorted(environments.items())), tasks
+
+
+def _rollout(trace: Trace[Any]) -> dict[str, Any]:
+    """Return status and reward of a trace, as a line of a run has them; parts of a reward have weight 0."""
+    if not trace.ok:
+        return {"status": "failed"}
+    weighted = [reward.value for reward in trace.rewards.values() if reward and reward.weight]
+    rollout = trace.info.get(INFO_KEY) or {"status": "completed"}
+    return {**rollout, "reward": math.fsum(weighted) if weighted else None}
+
+
+def _line(error: Error) -> str:
+    return " ".join(f"{error.type}: {error.message}".split())[:300]
