@@ -1,7 +1,8 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `errors`, `commands`, a title of commands with
-`-` for each space, such as `This-machine`, or a public name of gymgate: a config class, another class or a function.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `errors`, `commands`, `settings` (of an
+eval), a title of commands with `-` for each space, such as `This-machine`, or a public name of gymgate: a config class, another
+class or a function.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ import gymgate.errors
 from gymgate.check import CheckResult
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
+from gymgate.integrations.knobs import Knobs
 
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def config_table(cls: type[gymgate.config.Config]) -> str:
-    rows = ["| field | default | meaning |", "| --- | --- | --- |"]
+def config_table(cls: type[BaseModel], title: str = "field") -> str:
+    """The class's docstring, and a line for each field."""
+    rows = [f"| {title} | default | meaning |", "| --- | --- | --- |"]
     fields = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
     for name, field in fields:
         value = field.get_default(call_default_factory=True)
@@ -187,6 +190,8 @@ def render(name: str) -> str:
         return errors_tree()
     if name == "commands":
         return commands_table()
+    if name == "settings":
+        return config_table(Knobs, "setting")
     if (task := name.replace("-", " ")) in COMMANDS:
         return commands_of(task)
     found = getattr(gymgate, name)
@@ -199,7 +204,8 @@ def render(name: str) -> str:
 
 def main(check: bool) -> int:
     stale = []
-    for page in sorted(Path(__file__).parent.glob("*.md")):
+    docs = Path(__file__).parent
+    for page in sorted([*docs.glob("*.md"), *docs.parent.glob("environments/*/README.md")]):
         text = page.read_text()
         filled = PART.sub(lambda part: part[1] + render(part[2]) + part[3], text)
         if filled != text:
