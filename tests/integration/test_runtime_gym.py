@@ -129,7 +129,7 @@ def test_setup_uses_the_commands_that_are_there(tmp_path: Path, version: str) ->
     ("arguments", "variables", "says"),
     [
         (["--gym", "9.9.9"], {}, "there is no nemo-gym 9.9.9 on the package index"),
-        (["--python", "/no/python"], {}, "'/no/python' does not exist"),
+        (["--python", "/no/python"], {}, "'/no/python'"),
         (["no_such_environment"], {}, "no_such_environment"),
         ([], {**DEAD_INDEX, "GYMGATE_CACHE": "cache"}, "cannot reach the package index: Connection refused"),
         ([], {"GYMGATE_OFFLINE": "1", "GYMGATE_CACHE": "cache", "UV_CACHE_DIR": "uv"}, "the network is off"),

@@ -16,14 +16,14 @@ pytestmark = pytest.mark.timeout(120)
 
 USER = """
 import os, sys
+from pathlib import Path
 from gymgate.config import RuntimeConfig
-from gymgate.runtime import find_runtime
+from gymgate.runtime import Interpreter, find_runtime
 from gymgate.runtime.ensure import _recipe, runtimes_dir
-from gymgate.runtime.interpreters import probe
 from gymgate.runtime.installer import run_uv
-from gymgate.runtime.venv import build_once, noted_interpreter
+from gymgate.runtime.venv import build_once
 
-interpreter = probe(sys.executable)
+interpreter = Interpreter(Path(sys.executable), sys.version_info[:3])
 root, behaviour, times = runtimes_dir(), sys.argv[1], int(sys.argv[2])
 name = _recipe(RuntimeConfig(), ()).name(interpreter)
 
@@ -33,7 +33,7 @@ def make(path, held):
         print("making", flush=True)
         sys.stdin.readline()
     return {"site": "lib", "nemo_gym": "0.7.0", "python": interpreter.label,
-            "interpreter": noted_interpreter(interpreter, path / "bin" / "python")}
+            "requirements": [], "interpreter": {"path": sys.executable}}
 
 def works():
     runtime = find_runtime(RuntimeConfig()) or build_once(root, name, make, lambda line: None) and find_runtime(RuntimeConfig())

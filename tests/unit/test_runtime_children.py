@@ -19,7 +19,7 @@ from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.errors import GymgateError, StackStartError
 from gymgate.preparation import PrepareConfig
 from gymgate.preparation.order import program_env
-from gymgate.runtime import install, installer, interpreters
+from gymgate.runtime import installer, interpreters, venv
 from gymgate.runtime import npm as npm_programs
 from gymgate.runtime.command import CommandError
 from gymgate.runtime.installer import UvFailedError, run_uv
@@ -57,11 +57,11 @@ def npm(program: Path) -> None:
 
 
 def interpreter(program: Path) -> None:
-    interpreters.probe(program)
+    interpreters.find_interpreters(str(program))
 
 
 def installed(program: Path) -> None:
-    install.inspect_interpreter(program)
+    venv.inspect_runtime(program, ())
 
 
 def daemon(program: Path) -> None:
@@ -96,7 +96,7 @@ def gpus(program: Path) -> None:
 STARTED: dict[Starting, tuple[set[str], set[str]]] = {
     uv: ({"UV_INDEX_MINE_PASSWORD", "UV_DEFAULT_INDEX"}, set()),
     npm: ({"NPM_CONFIG_REGISTRY", "NPM_TOKEN"}, set()),
-    interpreter: (set(), set(REGISTRIES)),
+    interpreter: ({"UV_DEFAULT_INDEX"}, set()),
     installed: (set(), set(REGISTRIES)),
     daemon: ({*REGISTRIES, *NAMED}, set()),
     fork_server: ({*NAMED}, set(REGISTRIES)),
@@ -130,7 +130,7 @@ def dumped(program: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("start", STARTED, ids=lambda start: start.__name__)
 def test_no_key_reaches_a_process_that_was_not_given_it(start: Starting, program: Path) -> None:
-    with contextlib.suppress(GymgateError, CommandError, UvFailedError, interpreters.NotUsableError):
+    with contextlib.suppress(GymgateError, CommandError, UvFailedError, ValueError):
         start(program)
     found = dumped(program)
     wanted, unwanted = STARTED[start]

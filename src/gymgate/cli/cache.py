@@ -12,8 +12,6 @@ from gymgate.cli.options import json_option
 from gymgate.cli.output import log, print_json, print_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from gymgate.runtime.cache import CacheEntry
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -35,8 +33,8 @@ def seconds(context: click.Context, parameter: click.Parameter, value: str) -> f
 def command(context: click.Context, as_json: bool) -> None:
     """List the cache; `gymgate cache clean` frees space.
 
-    For each runtime, command and download: its content, its size on disk, the space that its removal frees (its files
-    may also be in uv's cache or in another runtime), when it was last used, and the processes that use it now.
+    For each runtime, command and download: its content, its size on disk (its files may also be in uv's cache or in
+    another runtime), when it was last used, and the processes that use it now.
     """
     if context.invoked_subcommand is not None:
         return
@@ -50,11 +48,8 @@ def command(context: click.Context, as_json: bool) -> None:
     if not found:
         click.echo(f"nothing in {cache_dir()}")
         return
-    print_table(("what", "name", "holds", "size", "frees", "last used"), _rows(found), fixed=2)
-    total = measure(*(entry.path for entry in found))
-    click.echo(f"{size_text(total.total)} in {cache_dir()}")
-    if total.alone < total.total:
-        click.echo(f"{size_text(total.total - total.alone)} of it are files that are also in uv's cache")
+    print_table(("what", "name", "holds", "size", "last used"), map(_row, found), fixed=2)
+    click.echo(f"{size_text(measure(cache_dir()))} in {cache_dir()}")
 
 
 @command.command("clean")
@@ -82,77 +77,56 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     containers = [container for container in found if container.is_certain]
     if not dry_run:
         remove(containers)
-    for container in () if as_json else containers:
-        click.echo(
-            f"{'would remove' if dry_run else 'removed'} container {container.id} of a stack that is gone ({container.image})"
-        )
-    if (unjudged := describe_unjudged(found)) and not as_json:
-        click.echo(f"kept {unjudged}")
-    removals = []
-    for removal in clean(None if everything else unused_for, dry_run=dry_run, progress=log):
-        removals.append(removal)
-        if as_json or not (removal.removed or removal.in_the_way):
-            continue
-        entry = f"{removal.entry.kind} {_name(removal.entry)}"
-        if removal.removed:
-            click.echo(f"{'would remove' if dry_run else 'removed'} {entry} ({size_text(removal.freed)})")
-        else:
-            click.echo(f"kept {entry}: {removal.why}")
+    removals = list(clean(None if everything else unused_for, dry_run=dry_run, progress=log))
     if as_json:
         print_json(
             [
                 {
                     "kind": removal.entry.kind,
                     "path": str(removal.entry.path),
-                    "removed": removal.removed,
-                    "freed": removal.freed,
-                    "why": removal.why or None,
+                    "removed": not removal.kept,
+                    "bytes": removal.size,
+                    "why": removal.kept or None,
                 }
                 for removal in removals
             ]
         )
         return
-    freed = sum(removal.freed for removal in removals)
-    stay = sum(not removal.removed and removal.entry.kind != "other" for removal in removals)
-    parts = "1 part stays" if stay == 1 else f"{stay} parts stay"
-    click.echo(f"{'would free' if dry_run else 'freed'} {size_text(freed)}; {parts}")
+    done = "would remove" if dry_run else "removed"
+    for container in containers:
+        click.echo(f"{done} container {container.id} of a stack that is gone ({container.image})")
+    if unjudged := describe_unjudged(found):
+        click.echo(f"kept {unjudged}")
+    for entry, size, kept in removals:
+        click.echo(f"{'kept' if kept else done} {entry.kind} {_name(entry)}: {kept or size_text(size)}")
+    click.echo(f"{done} {size_text(sum(removal.size for removal in removals))}")
 
 
-def _rows(found: Iterable[CacheEntry]) -> Iterator[tuple[str, ...]]:
-    """A row for each entry; the many small indexes in one directory share a row."""
+def _row(entry: CacheEntry) -> tuple[str, ...]:
     from gymgate.runtime.cache import measure
 
-    groups: dict[str, list[CacheEntry]] = {}
-    for entry in found:
-        key = entry.path.parent if entry.kind == "index" else entry.path
-        groups.setdefault(str(key), []).append(entry)
-    for group in groups.values():
-        entry, users = group[0], group[0].users()
-        used = age_text(time.time() - max(each.last_used for each in group))
-        if users is not None:
-            used = f"in use by {', '.join(map(str, users))}" if users else "in use"
-        name = _name(entry) if len(group) == 1 else f"{entry.path.parent.name} ({len(group)} files)"
-        size = measure(*(each.path for each in group))
-        holds = ", ".join([entry.detail, *entry.packages])
-        yield entry.kind, name, holds, size_text(size.total), size_text(size.alone), used
+    users, used = entry.users(), age_text(time.time() - entry.last_used)
+    if users is not None:
+        used = f"in use by {', '.join(map(str, users))}" if users else "in use"
+    holds = ", ".join([entry.detail, *entry.packages])
+    return entry.kind, _name(entry), holds, size_text(measure(entry.path)), used
 
 
 def _name(entry: CacheEntry) -> str:
     name = entry.path.name
-    return name if entry.kind in ("runtime", "other") else f"{entry.path.parent.name}/{name}"
+    return name if entry.path.parent.name not in ("npm", "data") else f"{entry.path.parent.name}/{name}"
 
 
 def _description(entry: CacheEntry) -> dict[str, object]:
     from gymgate.runtime.cache import measure
 
-    size, users = measure(entry.path), entry.users()
+    users = entry.users()
     return {
         "kind": entry.kind,
         "path": str(entry.path),
         "detail": entry.detail,
         "requirements": list(entry.requirements),
-        "bytes": size.total,
-        "bytes_alone": size.alone,
+        "bytes": measure(entry.path),
         "last_used": entry.last_used,
         "in_use": users is not None,
         "processes": users or [],

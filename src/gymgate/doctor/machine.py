@@ -23,7 +23,7 @@ from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
 from gymgate.runtime.owners import ELSEWHERE
 from gymgate.runtime.sandboxes import PROVIDERS, check_provider
-from gymgate.runtime.venv import read_installed
+from gymgate.runtime.venv import read_runtime
 from gymgate.stack.paths import unjudged_directories
 
 _UV_TIMEOUT_S = 20.0
@@ -40,9 +40,7 @@ def check_machine() -> Iterator[Finding]:
     python = f"{platform.python_implementation()} {platform.python_version()}"
     yield Finding("gymgate", True, f"{metadata.version('gymgate')} on {python}")
     yield _uv(missing)
-    interpreters = ", ".join(map(str, find_interpreters()))
-    advice = "none found; `uv python install 3.13`, or name one with --python"
-    yield Finding("CPython >= 3.12", True if interpreters else missing, interpreters or advice)
+    yield _interpreters(missing)
     yield from runtimes
     yield _cache()
     yield _free_space(missing)
@@ -70,9 +68,18 @@ def _uv(missing: bool | None) -> Finding:
     return Finding("uv", True, f"{version.strip()} at {path}")
 
 
+def _interpreters(missing: bool | None) -> Finding:
+    try:
+        interpreters = ", ".join(map(str, find_interpreters()))
+    except SetupError as error:
+        return Finding("CPython >= 3.12", missing, str(error))
+    advice = "none found; `uv python install 3.13`, or name one with --python"
+    return Finding("CPython >= 3.12", True if interpreters else missing, interpreters or advice)
+
+
 def _runtimes() -> Iterator[Finding]:
     for version in SUPPORTED_NEMO_GYM:
-        paths = [path for path in runtimes_dir().glob(f"nemo-gym-{version}-py*") if read_installed(path)]
+        paths = [path for path in runtimes_dir().glob(f"nemo-gym-{version}-py*") if read_runtime(path)]
         if paths:
             runtimes = "1 runtime" if len(paths) == 1 else f"{len(paths)} runtimes"
             yield Finding(f"nemo-gym {version}", True, f"{runtimes} in {runtimes_dir()}")

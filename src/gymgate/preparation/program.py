@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +16,13 @@ from gymgate.errors import SetupError
 from gymgate.files import tail
 from gymgate.preparation.order import STAGE
 from gymgate.runtime.command import Progress, child
-from gymgate.runtime.held import try_lock
+from gymgate.runtime.held import locked
+from gymgate.runtime.venv import LOCK, writing
 
 Event = dict[str, Any]
 PROGRAM = Path(__file__).parent / "in_gym" / "__main__.py"
 LAST_EVENTS = ("done", "help", "lacks", "refused", "failed")
 END_TIMEOUT_S = 10.0
-LOCK_POLL_S = 0.2
 LOG_LINES = 6
 """Lines of the log that an error quotes."""
 
@@ -84,30 +82,12 @@ def workspace(
     if own is not None or release is not None:
         name += f"-{hashlib.sha256(repr((own, release)).encode()).hexdigest()[:12]}"
     directory = cache_dir() / "data" / name
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise SetupError(
-            f"cannot write under {directory}: {error.strerror}; set GYMGATE_CACHE to a directory of yours"
-        ) from error
-    try:
-        _hold(lock, directory, progress, timeout_s)
+    with writing(directory.parent):
+        pass
+    lock = directory.with_name(f".{name}{LOCK}")
+    with locked(lock, f"preparing data in {directory}", progress, timeout_s):
         stage = directory / STAGE
         shutil.rmtree(stage, ignore_errors=True)
-        stage.mkdir()
+        with writing(stage):
+            pass
         yield directory
-    finally:
-        os.close(lock)
-
-
-def _hold(lock: int, directory: Path, progress: Progress, timeout_s: float) -> None:
-    if try_lock(lock):
-        return
-    progress(f"waiting for another preparation in {directory}")
-    deadline = time.monotonic() + timeout_s
-    while not try_lock(lock):
-        if time.monotonic() > deadline:
-            problem = f"another preparation has held {directory} for {timeout_s:g} s; end it if it hangs"
-            raise SetupError(problem)
-        time.sleep(LOCK_POLL_S)

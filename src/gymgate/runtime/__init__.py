@@ -1,8 +1,9 @@
 """The interpreter and virtual environment that NeMo Gym runs in: one for each release and set of requirements."""
 
-from gymgate.runtime.ensure import Runtime, ensure_runtime, find_runtime, open_catalog
+from gymgate.runtime.ensure import ensure_runtime, find_runtime, open_catalog
 from gymgate.runtime.environment import clean_env, daemon_env
 from gymgate.runtime.interpreters import Interpreter, find_interpreters
+from gymgate.runtime.venv import Runtime
 
 __all__ = [
     "Interpreter",

@@ -7,7 +7,6 @@ import logging
 import platform
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +20,15 @@ from gymgate.errors import ConfigError, SetupError
 from gymgate.runtime.command import Progress
 from gymgate.runtime.environment import offline
 from gymgate.runtime.held import hold
-from gymgate.runtime.install import Installation, Recipe, UnusableInterpreterError, inspect_interpreter
+from gymgate.runtime.install import Installation, Recipe, UnusableInterpreterError
 from gymgate.runtime.installer import UvFailedError, find_uv
-from gymgate.runtime.interpreters import Interpreter, NotUsableError, choose, is_named, probe, text
+from gymgate.runtime.interpreters import Interpreter, choose, is_named, text
 from gymgate.runtime.lockfile import PYTHON_FLOOR, read_lock
-from gymgate.runtime.venv import MARKER, MadeEnvironment, build_once, no_space, read_installed, writing
+from gymgate.runtime.venv import MARKER, Runtime, build_once, inspect_runtime, no_space, read_runtime, writing
 
 logger = logging.getLogger(__name__)
 _ADDRESS = re.compile(r"https?://[^\s@#]+")
 """The URL of a requirement that is not on an index, without the revision."""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """An interpreter with nemo-gym installed."""
-
-    python: Path
-    site: Path
-    """Directory of the installed packages, NeMo Gym's servers among them."""
-    version: str
-    """Release of nemo-gym."""
-    requirements: tuple[str, ...] = ()
-    """Requirements installed beside it."""
 
 
 def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Runtime | None:
@@ -54,16 +40,13 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
     if config.interpreter is not None:
         python = Path(config.interpreter).expanduser()
         hold(python.absolute().parents[1] / MARKER)  # it may be one of gymgate's own
-        return Runtime(python, *inspect_interpreter(python), recipe.requirements)
-    found = runtimes_dir().glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}")
-    for path in sorted(found, key=_python_of, reverse=True):
-        installed = read_installed(path)
-        if installed is None:
-            continue
-        if config.python is not None and not is_named(installed.interpreter, installed.python, config.python):
-            continue
-        if hold(path / MARKER):
-            return _runtime(path, installed, recipe)
+        return inspect_runtime(python, recipe.requirements)
+    paths = runtimes_dir().glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}")
+    made = [runtime for path in paths if (runtime := read_runtime(path)) is not None]
+    for runtime in sorted(made, key=lambda runtime: runtime.interpreter.version, reverse=True):
+        fits = config.python is None or is_named(runtime.interpreter, config.python)
+        if fits and hold(runtime.python.parents[1] / MARKER):
+            return runtime
     return None
 
 
@@ -85,16 +68,14 @@ def ensure_runtime(
     report = progress or _log
     base = find_runtime(config) if recipe.requirements else None
     failures: list[str] = []
-    for interpreter in _interpreters(config, recipe, base, report):
+    for interpreter in _interpreters(config, base, report):
         try:
-            path = _build(recipe, interpreter, base, report)
+            runtime = read_runtime(_build(recipe, interpreter, base, report))
+            assert runtime is not None
+            return runtime
         except UnusableInterpreterError as error:
             failures.append(str(error))
             report(f"warning: {error}")
-            continue
-        installed = read_installed(path)
-        assert installed is not None
-        return _runtime(path, installed, recipe)
     raise SetupError(
         f"no interpreter on this machine can run nemo-gym {config.version}: {'; '.join(failures)}"
     )
@@ -117,21 +98,13 @@ def runtimes_dir() -> Path:
     return cache_dir() / "runtimes"
 
 
-def _runtime(path: Path, installed: MadeEnvironment, recipe: Recipe) -> Runtime:
-    version = installed.nemo_gym or recipe.version
-    return Runtime(path / "bin" / "python", installed.site, version, recipe.requirements)
-
-
-def _interpreters(
-    config: RuntimeConfig, recipe: Recipe, base: Runtime | None, report: Progress
-) -> Iterator[Interpreter]:
+def _interpreters(config: RuntimeConfig, base: Runtime | None, report: Progress) -> Iterator[Interpreter]:
     """Yield the interpreters to try: that of `base`, then all by preference. Warns of one older than the release declares."""
-    known = _interpreter_of(base) if base is not None else None
-    if known is not None:
-        yield known
-    warned = known is not None
+    if base is not None:
+        yield base.interpreter
+    warned = base is not None
     for interpreter in choose(config.python, PYTHON_FLOOR, report):
-        if interpreter == known:
+        if base is not None and interpreter == base.interpreter:
             continue
         if interpreter.version < PYTHON_FLOOR and not warned:
             warned = True
@@ -140,14 +113,6 @@ def _interpreters(
                 f"using {interpreter}"
             )
         yield interpreter
-
-
-def _interpreter_of(runtime: Runtime) -> Interpreter | None:
-    installed = read_installed(runtime.python.parents[1])
-    try:
-        return probe(installed.interpreter) if installed is not None else None
-    except NotUsableError:
-        return None
 
 
 def _build(recipe: Recipe, interpreter: Interpreter, base: Runtime | None, report: Progress) -> Path:
@@ -198,12 +163,6 @@ def _unreachable(error: UvFailedError, requirements: Sequence[str]) -> str | Non
 def _log(line: str) -> None:
     level = logging.WARNING if line.startswith("warning: ") else logging.INFO
     logger.log(level, "%s", line.removeprefix("warning: "))
-
-
-def _python_of(path: Path) -> list[int]:
-    """The Python version in a runtime's directory name."""
-    label = path.name.rpartition("-py")[2].partition("-")[0]
-    return [int(part) for part in label.split(".") if part.isdigit()]
 
 
 def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:

@@ -1,7 +1,7 @@
-"""Which parts of the cache are in use: each has a file on which its users hold a shared lock for as long as they live.
+"""Locks on files: `locked` for one process at a time, `hold` for the users of a part of the cache.
 
 The kernel releases a lock when the last process that has it ends, however it ends; forked children share their parent's.
-The file's modification time says when the part was last used.
+The modification time of a part's file says when the part was last used.
 """
 
 from __future__ import annotations
@@ -13,12 +13,48 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gymgate.errors import SetupError
+from gymgate.runtime.command import Progress
+
 _PATIENCE_S = 2.0
 """Longer than it takes to move a part out of its place, or to find out whether it is in use."""
 _POLL_S = 0.01
 
 _held: dict[Path, int] = {}
 """Descriptors by file, open for as long as the process lives."""
+
+
+@contextlib.contextmanager
+def locked(
+    file: Path, activity: str = "", progress: Progress = lambda _: None, timeout_s: float = 3600.0
+) -> Iterator[int]:
+    """Lock `file`, made if need be, for this process alone; give its descriptor.
+
+    A process that waits reports that it waits for this one, which is `activity`. A child that inherits the descriptor
+    holds the lock, too, until it ends. Raises `SetupError` after `timeout_s`, and `OSError`.
+    """
+    deadline = time.monotonic() + timeout_s
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def holder() -> str:
+        return os.pread(descriptor, 500, 0).decode(errors="replace") or "(unknown)"
+
+    try:
+        if not try_lock(descriptor):
+            progress(f"waiting for process {holder()}")
+        while not try_lock(descriptor):
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"waited {timeout_s:g} s for the lock {file}, held by process {holder()}; "
+                    f"end that process if it hangs, then try again"
+                )
+            time.sleep(_POLL_S)
+        if activity:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}, which is {activity}".encode(), 0)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def hold(file: Path) -> bool:

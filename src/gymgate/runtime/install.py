@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import tempfile
@@ -21,10 +20,8 @@ from gymgate.runtime.environment import clean_env
 from gymgate.runtime.installer import UvFailedError, run_uv
 from gymgate.runtime.interpreters import Interpreter, text
 from gymgate.runtime.lockfile import PYTHON_FLOOR, package_of, pins, split_lock
-from gymgate.runtime.venv import noted_interpreter
 
 _CHECK_TIMEOUT_S = 300.0
-_INSPECT_TIMEOUT_S = 60.0
 _REMIND_S = 10.0
 _NO_BUILD = re.compile(
     r"no wheels|no usable wheels|matching Python|Failed to build|depends on Python|satisfy Python"
@@ -37,13 +34,6 @@ _CHECK = (
 )
 """Imports what every server imports: this proves the environment and leaves behind the bytecode that a start needs (3 s
 of imports instead of 6). Compiling all 16,000 files would add 28 s of CPU time."""
-_INSPECT = (
-    "import importlib.metadata, importlib.util, json, os\n"
-    "try: version = importlib.metadata.version('nemo-gym')\n"
-    "except importlib.metadata.PackageNotFoundError: version = None\n"
-    "spec = importlib.util.find_spec('nemo_gym')\n"
-    "print(json.dumps([os.path.dirname(list(spec.submodule_search_locations)[0]) if spec else None, version]))"
-)
 
 
 @dataclass(frozen=True)
@@ -63,20 +53,6 @@ class Recipe:
 
 class UnusableInterpreterError(Exception):
     """The release cannot be installed for this interpreter, or this interpreter cannot import it; another one may."""
-
-
-def inspect_interpreter(python: Path) -> tuple[Path, str]:
-    """Return the directory that holds this interpreter's nemo_gym, and its release. Raises `SetupError`."""
-    try:
-        answer = run_command([python, "-I", "-c", _INSPECT], env=clean_env(), timeout_s=_INSPECT_TIMEOUT_S)
-        site, release = json.loads(answer)
-    except CommandError as error:
-        raise SetupError(f"interpreter {str(python)!r} does not run: {error.last_line}") from error
-    except ValueError as error:
-        raise SetupError(f"interpreter {str(python)!r} does not run: {error}") from error
-    if site is None or release is None:
-        raise SetupError(f"interpreter {str(python)!r} has no nemo-gym installed")
-    return Path(site), release
 
 
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ class Installation:
             "nemo_gym": self._installed()["nemo-gym"],
             "python": self.interpreter.label,
             "requirements": list(recipe.requirements),
-            "interpreter": noted_interpreter(self.interpreter, self.python),
+            "interpreter": {"path": str(self.interpreter.path)},
         }
 
     @property

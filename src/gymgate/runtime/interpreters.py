@@ -1,4 +1,4 @@
-"""Find a CPython that NeMo Gym can run on."""
+"""Find a CPython that NeMo Gym can run on, with uv."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from gymgate.errors import SetupError
-from gymgate.runtime.command import CommandError, Progress, run_command
+from gymgate.runtime.command import Progress
 from gymgate.runtime.environment import clean_env, offline
 from gymgate.runtime.installer import UvFailedError, run_uv
 
@@ -20,46 +19,34 @@ Version = tuple[int, int, int]
 
 MINIMUM: Version = (3, 12, 0)
 """No supported release runs on an older Python, whatever it declares."""
+_SUPPORTED = ">=3.12,<3.15"
 _PREFERRED = (13, 12, 14)
-"""Minor versions to try unless one is named, best first."""
+"""Minor versions, best first."""
 _DIRECTORIES = (
     "{pyenv}/versions/*/bin",
-    "{uv}/*/bin",
-    "{home}/.local/bin",
     "{home}/.asdf/installs/python/*/bin",
-    "{home}/.local/share/mise/installs/python/*/bin",
-    "{home}/.rye/py/*/bin",
-    "/opt/python/*/bin",
-    "/opt/hostedtoolcache/Python/*/*/bin",
-    "/opt/*/bin",
-    "/usr/local/bin",
-    "/usr/local/opt/python@3.*/bin",
-    "/usr/local/python*/bin",
-    "/usr/bin",
-    "/home/linuxbrew/.linuxbrew/bin",
+    "{data}/mise/installs/python/*/bin",
     "{conda}/bin",
     "{conda}/envs/*/bin",
     "{home}/*conda*/bin",
-    "{home}/*forge*/bin",
     "{home}/*conda*/envs/*/bin",
+    "{home}/*forge*/bin",
     "{home}/*forge*/envs/*/bin",
-    "/opt/*conda*/envs/*/bin",
+    "/opt/*/bin",
+    "/opt/python/*/bin",
+    "/usr/local/bin",
+    "/usr/bin",
 )
-_NAMES = (*(f"python3.{minor}" for minor in _PREFERRED), "python3", "python")
+"""Where version managers keep interpreters, and where they are on a `PATH` that lacks the usual entries."""
 _VERSION = re.compile(r"3(\.\d+){0,2}")
-_PROBE_TIMEOUT_S = 20.0
+_RELEASED = re.compile(r"(\d+)\.(\d+)\.(\d+)")
+_LIST_TIMEOUT_S = 60.0
 _DOWNLOAD_TIMEOUT_S = 300.0
-_PROBE = (
-    "import sys, json, platform, sysconfig, ssl, zlib, ctypes\n"
-    "print(json.dumps(dict(implementation=platform.python_implementation(), version=sys.version_info[:3],"
-    " final=sys.version_info.releaselevel == 'final', wide=sys.maxsize > 2**32,"
-    " gil=not sysconfig.get_config_var('Py_GIL_DISABLED'), base=sys.base_prefix, executable=sys.executable)))"
-)
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A CPython that runs. For a virtual environment's interpreter, this is the base interpreter."""
+    """A CPython on this machine."""
 
     path: Path
     version: Version
@@ -73,30 +60,32 @@ class Interpreter:
         return f"CPython {self.label} at {self.path}"
 
 
-class NotUsableError(Exception):
-    """The program at a path does not run, or is not a CPython for which wheels are published; the message says which."""
-
-
 def text(version: Version) -> str:
     """`(3, 13, 14)` as `3.13.14`."""
     return ".".join(map(str, version))
 
 
-def probe(path: str | os.PathLike[str]) -> Interpreter:
-    """Run the interpreter at `path` and return what it says of itself. Raises `NotUsableError`."""
+def find_interpreters(request: str = _SUPPORTED) -> list[Interpreter]:
+    """Return the released CPythons with the GIL that fit uv's `request` (versions, a path or a command), best first.
+
+    uv knows its own and those on `PATH`. It runs every program that it finds there, and a version manager's shim refuses
+    to run, or runs another version: so it gets a `PATH` with the version managers' interpreters, without shims. Raises
+    `SetupError`.
+    """
     try:
-        answer = json.loads(
-            run_command([path, "-I", "-c", _PROBE], env=clean_env(), timeout_s=_PROBE_TIMEOUT_S)
-        )
-    except CommandError as error:
-        raise NotUsableError(_complaint(error)) from error
-    except ValueError as error:
-        raise NotUsableError("it is not Python") from error
-    major, minor, patch = answer["version"]
-    if answer["implementation"] != "CPython" or not (answer["final"] and answer["wide"] and answer["gil"]):
-        raise NotUsableError("it is not a released 64-bit CPython with the GIL")
-    base = Path(answer["base"]) / "bin" / f"python{major}.{minor}"
-    return Interpreter(base if base.exists() else Path(answer["executable"]), (major, minor, patch))
+        words = ("list", request, "--only-installed", "--no-python-downloads", "--output-format", "json")
+        listed = _run_uv(*words)
+    except UvFailedError as error:
+        raise SetupError(
+            f"uv cannot list this machine's interpreters: {error}; name one with --python PATH"
+        ) from error
+    found: dict[Path, Interpreter] = {}
+    for entry in json.loads(listed):
+        release = _RELEASED.fullmatch(entry["version"])
+        if release and (entry["implementation"], entry["variant"]) == ("cpython", "default"):
+            path, (major, minor, patch) = Path(entry["path"]), map(int, release.groups())
+            found.setdefault(path.resolve(), Interpreter(path, (major, minor, patch)))
+    return sorted(found.values(), key=_rank)
 
 
 def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Interpreter]:
@@ -107,12 +96,11 @@ def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Int
     if name is not None:
         yield named_interpreter(name, progress)
         return
-    found = sorted(find_interpreters(), key=_rank)
-    fitting = [each for each in found if each.version >= floor]
-    if not fitting and (fetched := download(f">={text(floor)},<3.14", progress)) is not None:
-        fitting = [fetched]
+    found = find_interpreters()
+    fitting = [interpreter for interpreter in found if interpreter.version >= floor]
+    fitting = fitting or download(f">={text(floor)},<3.14", progress)[:1]
     yield from fitting
-    yield from (each for each in found if each not in fitting)
+    yield from (interpreter for interpreter in found if interpreter not in fitting)
     if not found and not fitting:
         raise SetupError(
             "NeMo Gym needs CPython >= 3.12, and there is none on this machine. Install one (`uv python install 3.13`, "
@@ -121,42 +109,26 @@ def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Int
         )
 
 
-def named_interpreter(name: str, progress: Progress | None = None) -> Interpreter:
+def named_interpreter(name: str, progress: Progress = lambda _: None) -> Interpreter:
     """Return the interpreter at the path `name`, of that command, or of that version (`3.13`). Raises `SetupError`."""
+    is_version, path = _VERSION.fullmatch(name) is not None, Path(name).expanduser()
+    request = str(path.absolute()) if path.exists() and not is_version else name
+    found = find_interpreters(request) or (download(name, progress) if is_version else [])
+    if not found and is_version:
+        here = ", ".join(map(str, find_interpreters())) or "no CPython >= 3.12"
+        raise SetupError(f"no Python {name} on this machine, and uv could not download it; found: {here}")
+    if not found:
+        raise SetupError(f"python {name!r} cannot be used: {_why_not(request)}")
+    if found[0].version < MINIMUM:
+        raise SetupError(f"python {name!r} is {found[0]}; NeMo Gym needs CPython >= 3.12")
+    return found[0]
+
+
+def is_named(interpreter: Interpreter, name: str) -> bool:
+    """Return whether `name` means this interpreter; runs nothing."""
     if _VERSION.fullmatch(name):
-        found = _of_version(name, progress)
-    elif (path := _located(name)) is None:
-        raise SetupError(f"python {name!r} does not exist; name the path of a CPython >= 3.12, or a version")
-    else:
-        try:
-            found = probe(path)
-        except NotUsableError as error:
-            raise SetupError(f"python {name!r} cannot be used: {error}") from error
-    if found.version < MINIMUM:
-        raise SetupError(f"python {name!r} is {found}; NeMo Gym needs CPython >= 3.12")
-    return found
-
-
-def is_named(path: Path, version: str, name: str) -> bool:
-    """Return whether `name` means the interpreter of this version at `path`; runs nothing."""
-    if _VERSION.fullmatch(name):
-        return f"{version}.".startswith(f"{name}.")
-    located = _located(name)
-    return located is not None and located.resolve() == path.resolve()
-
-
-def find_interpreters() -> list[Interpreter]:
-    """Return every CPython 3.12 to 3.14 on this machine that runs, newest first.
-
-    `uv python list` does not do: of pyenv's interpreters it sees only the selected one, it runs pyenv's shims, and it
-    has no time limit for a program that hangs.
-    """
-    found: dict[Path, Interpreter] = {}
-    with ThreadPoolExecutor(8) as pool:
-        for interpreter in pool.map(_usable, _candidates()):
-            if interpreter is not None and interpreter.version[1] in _PREFERRED:
-                found.setdefault(interpreter.path.resolve(), interpreter)
-    return sorted(found.values(), key=lambda each: each.version, reverse=True)
+        return f"{interpreter.label}.".startswith(f"{name}.")
+    return Path(shutil.which(name) or name).expanduser().resolve() == interpreter.path.resolve()
 
 
 def numbered_commands() -> dict[str, Path]:
@@ -169,98 +141,50 @@ def numbered_commands() -> dict[str, Path]:
     return found
 
 
-def download(request: str, progress: Progress | None = None) -> Interpreter | None:
-    """Let uv download an interpreter into its own directory; `None` if it cannot, or downloads are switched off."""
-    if offline() or os.environ.get("UV_PYTHON_DOWNLOADS", "").lower() in ("never", "false", "0"):
-        return None
-    if progress is not None:
-        progress(f"no CPython {request} on this machine; asking uv to download one")
+def download(request: str, progress: Progress) -> list[Interpreter]:
+    """Let uv download an interpreter into its own directory; return those that fit, none if uv cannot or may not."""
+    if offline():
+        return []
+    progress(f"no CPython {request} on this machine; asking uv to download one")
     quick = {"UV_HTTP_RETRIES": "0", "UV_HTTP_CONNECT_TIMEOUT": "5", "UV_PYTHON_INSTALL_BIN": "0"}
     try:
         run_uv(
             "python", "install", request, progress=progress, timeout_s=_DOWNLOAD_TIMEOUT_S, variables=quick
         )
-        path = run_uv("python", "find", "--managed-python", "--no-python-downloads", request, timeout_s=60)
-        return probe(path.strip())
-    except (UvFailedError, SetupError, NotUsableError):
-        return None
+    except UvFailedError:
+        return []
+    return find_interpreters(request)
 
 
-def _complaint(error: CommandError) -> str:
-    """Why a program is not usable, on one short line: the end of its traceback, or the first line of its stderr."""
-    lines = error.errors.strip().splitlines()
-    if "import sys" in error.errors:
-        return "it is not Python"
-    if not lines:
+def _run_uv(*words: str) -> str:
+    path = os.pathsep.join(map(str, _directories()))
+    return run_uv("python", *words, timeout_s=_LIST_TIMEOUT_S, variables={"PATH": path})
+
+
+def _why_not(request: str) -> str:
+    try:
+        return f"{_run_uv('find', '--system', '--no-python-downloads', request).strip()} is no released CPython with the GIL"
+    except UvFailedError as error:
         return str(error)
-    return (error.last_line if lines[0].startswith("Traceback") else lines[0])[:100]
 
 
 def _rank(interpreter: Interpreter) -> tuple[int, int]:
-    return _PREFERRED.index(interpreter.version[1]), -interpreter.version[2]
-
-
-def _of_version(name: str, progress: Progress | None) -> Interpreter:
-    here = find_interpreters()
-    if matching := [each for each in here if f"{each.label}.".startswith(f"{name}.")]:
-        return min(matching, key=_rank)
-    command = shutil.which(f"python{name}")
-    if command is not None and (found := _usable(Path(command))) is not None:
-        return found
-    if (fetched := download(name, progress)) is not None:
-        return fetched
-    found_here = ", ".join(map(str, here)) or "no CPython >= 3.12"
-    raise SetupError(f"no Python {name} on this machine, and uv could not download it; found: {found_here}")
-
-
-def _located(name: str) -> Path | None:
-    path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / "bin" / "python3"
-    if path.is_file():
-        return path.absolute()
-    found = None if os.sep in name else shutil.which(name)
-    return Path(found) if found else None
-
-
-def _usable(path: Path) -> Interpreter | None:
-    try:
-        return probe(path)
-    except NotUsableError:
-        return None
-
-
-def _candidates() -> Iterator[Path]:
-    """Programs to try, each file once, without those whose names say that they are another version."""
-    seen: set[Path] = set()
-    for directory in _directories():
-        for name in _NAMES:
-            path = directory / name
-            real = path.resolve()
-            numbered = re.fullmatch(r"python(\d\.\d+)t?", real.name)
-            if numbered and numbered[1] not in {f"3.{minor}" for minor in _PREFERRED}:
-                continue
-            if real not in seen and os.access(path, os.X_OK):
-                seen.add(real)
-                yield path
+    """Sort key: the preferred minor versions, then the others; newer patches first."""
+    _, minor, patch = interpreter.version
+    return _PREFERRED.index(minor) if minor in _PREFERRED else len(_PREFERRED), -patch
 
 
 def _directories() -> Iterator[Path]:
-    """The directories on PATH, then the usual ones.
-
-    Directories of version managers' shims are left out: a shim may refuse to run, and its interpreters are found anyway.
-    """
-    for entry in os.environ.get("PATH", "").split(os.pathsep):
+    """The directories on `PATH` without those of shims, then the usual ones that have an interpreter."""
+    for entry in clean_env().get("PATH", "").split(os.pathsep):
         if entry and Path(entry).name != "shims":
             yield Path(entry)
     home = Path.home()
-    data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local" / "share")
-    conda_program = Path(os.environ.get("CONDA_EXE") or "/opt/conda/bin/conda")
     roots = {
         "home": home,
+        "data": os.environ.get("XDG_DATA_HOME") or home / ".local" / "share",
         "pyenv": os.environ.get("PYENV_ROOT") or home / ".pyenv",
-        "uv": os.environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv" / "python",
-        "conda": os.environ.get("CONDA_ROOT") or conda_program.parents[1],
+        "conda": Path(os.environ.get("CONDA_EXE") or "/opt/conda/bin/conda").parents[1],
     }
     for pattern in _DIRECTORIES:
         yield from sorted(Path("/").glob(pattern.format(**roots).lstrip("/")))

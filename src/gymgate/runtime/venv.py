@@ -6,40 +6,51 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gymgate.errors import SetupError
-from gymgate.runtime.command import Progress
-from gymgate.runtime.held import hold, try_lock
-from gymgate.runtime.interpreters import Interpreter, NotUsableError, probe
+from gymgate.runtime.command import CommandError, Progress, run_command
+from gymgate.runtime.environment import clean_env
+from gymgate.runtime.held import hold, locked
+from gymgate.runtime.interpreters import Interpreter
 
 MARKER = "gymgate.json"
 """File in the environment that describes it. It is written last: an environment without it is not complete."""
 UNFINISHED = ".tmp-"
 """In the name of a directory that is being made or removed."""
-_POLL_S = 0.1
-_LOCK_TIMEOUT_S = 3600.0
+LOCK = ".lock"
+"""File in a directory of environments that is locked while one is made or removed."""
+_INSPECT_TIMEOUT_S = 60.0
+_INSPECT = (
+    "import importlib.metadata, importlib.util, json, os, sys\n"
+    "try: version = importlib.metadata.version('nemo-gym')\n"
+    "except importlib.metadata.PackageNotFoundError: version = None\n"
+    "spec = importlib.util.find_spec('nemo_gym')\n"
+    "site = os.path.dirname(list(spec.submodule_search_locations)[0]) if spec else None\n"
+    "print(json.dumps([site, version, sys.version_info[:3]]))"
+)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
-class MadeEnvironment:
-    """The content of a virtual environment's marker."""
+class Runtime:
+    """An interpreter with nemo-gym installed."""
 
+    python: Path
     site: Path
-    """Directory of its packages."""
-    nemo_gym: str | None
-    """Release of nemo-gym in it."""
-    python: str
-    """Version of its Python: `3.13.0`."""
-    interpreter: Path
-    """The interpreter that it was made with."""
+    """Directory of the installed packages, NeMo Gym's servers among them."""
+    version: str
+    """Release of nemo-gym."""
+    requirements: tuple[str, ...]
+    """Requirements installed beside it."""
+    interpreter: Interpreter
+    """The interpreter that the virtual environment was made with; `python` itself if gymgate did not make it."""
 
 
 Make = Callable[[Path, int], dict[str, Any]]
@@ -55,28 +66,38 @@ def read_marker(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def read_installed(path: Path) -> MadeEnvironment | None:
+def read_runtime(path: Path) -> Runtime | None:
     """Return what the marker says; `None` if the environment is not complete or its interpreter is gone."""
+    python, marker = path / "bin" / "python", read_marker(path) or {}
     try:
-        marker = read_marker(path) or {}
-        interpreter = Path(marker["interpreter"]["path"])
-        installed = MadeEnvironment(path / marker["site"], marker["nemo_gym"], marker["python"], interpreter)
-        stamp = marker["interpreter"].get("stamp")
-    except (KeyError, TypeError, AttributeError):
+        major, minor, patch = map(int, marker["python"].split("."))
+        interpreter = Interpreter(Path(marker["interpreter"]["path"]), (major, minor, patch))
+        requirements = tuple(marker["requirements"])
+        runtime = Runtime(python, path / marker["site"], marker["nemo_gym"], requirements, interpreter)
+    except (KeyError, TypeError, AttributeError, ValueError):
         return None
-    python = path / "bin" / "python"
-    if not os.access(python, os.X_OK):
-        return None
-    return installed if stamp == _stamp(python) or _same_minor(python, installed.python) else None
+    # Where an upgrade put another minor version in the interpreter's place, packages are not found.
+    now = re.fullmatch(r"python(3\.\d+)", python.resolve().name)
+    fits = now is None or now[1] == f"{major}.{minor}"
+    return runtime if fits and os.access(python, os.X_OK) else None
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether the directory is an environment that can be used."""
-    return read_installed(path) is not None
+def inspect_runtime(python: Path, requirements: tuple[str, ...]) -> Runtime:
+    """Return the runtime of an interpreter that has nemo-gym. Raises `SetupError`."""
+    try:
+        answer = run_command([python, "-I", "-c", _INSPECT], env=clean_env(), timeout_s=_INSPECT_TIMEOUT_S)
+        site, release, (major, minor, patch) = json.loads(answer)
+    except CommandError as error:
+        raise SetupError(f"interpreter {str(python)!r} does not run: {error.last_line}") from error
+    except ValueError as error:
+        raise SetupError(f"interpreter {str(python)!r} does not run: {error}") from error
+    if site is None or release is None:
+        raise SetupError(f"interpreter {str(python)!r} has no nemo-gym installed")
+    return Runtime(python, Path(site), release, requirements, Interpreter(python, (major, minor, patch)))
 
 
 def build_once(
-    root: Path, name: str, make: Make, progress: Progress, usable: Callable[[Path], bool] = is_whole
+    root: Path, name: str, make: Make, progress: Progress, usable: Callable[[Path], object] = read_runtime
 ) -> Path:
     """Return the directory `root/name`, made if none is there that is `usable`. Many processes may call this at once.
 
@@ -84,7 +105,7 @@ def build_once(
     lives (see `hold`). Raises `SetupError` if `root` cannot be written, and what `make` raises.
     """
     place = root / name
-    with writing(root), locked(root, f"making {name}", progress) as lock:
+    with writing(root), locked(root / LOCK, f"making {name}", progress) as lock:
         for leftover in root.glob(f"*{UNFINISHED}*"):
             remove(leftover)
         if usable(place) and hold(place / MARKER):
@@ -100,53 +121,6 @@ def build_once(
             remove(unfinished)
             raise
     return place
-
-
-def noted_interpreter(interpreter: Interpreter, python: Path) -> dict[str, Any]:
-    """Return the identity of the interpreter behind `python`, so that `read_installed` sees when another replaces it."""
-    return {"path": str(interpreter.path), "stamp": _stamp(python)}
-
-
-def _stamp(python: Path) -> list[int]:
-    status = python.stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
-def _same_minor(python: Path, version: str) -> bool:
-    """An upgrade in place to another patch release is fine; another minor version has other package directories."""
-    try:
-        return probe(python).label.split(".")[:2] == version.split(".")[:2]
-    except NotUsableError:
-        return False
-
-
-@contextlib.contextmanager
-def locked(root: Path, activity: str, progress: Progress) -> Iterator[int]:
-    """Hold the lock on `root` and give its descriptor; a process that waits is told that this one is `activity`.
-
-    A child that inherits the descriptor holds the lock, too, until it ends.
-    """
-    deadline = time.monotonic() + _LOCK_TIMEOUT_S
-    descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-
-    def holder() -> str:
-        return os.pread(descriptor, 500, 0).decode(errors="replace") or "(unknown)"
-
-    try:
-        if not try_lock(descriptor):
-            progress(f"waiting for process {holder()}")
-        while not try_lock(descriptor):
-            if time.monotonic() > deadline:
-                raise SetupError(
-                    f"waited {_LOCK_TIMEOUT_S:g} s for the lock {root / '.lock'}, held by process {holder()}; "
-                    f"end that process if it hangs, then try again"
-                )
-            time.sleep(_POLL_S)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}, which is {activity}".encode(), 0)
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

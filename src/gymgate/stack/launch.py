@@ -14,7 +14,7 @@ import gymgate
 from gymgate.config import StackConfig
 from gymgate.files import tail
 from gymgate.runtime import daemon_env
-from gymgate.stack.paths import locked
+from gymgate.stack.paths import socket_lock
 
 BACKLOG = 512
 
@@ -53,7 +53,7 @@ class DaemonAddress:
 
 def connect_or_start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[bytes] | None]:
     """Return a connection to the daemon, and the daemon's process if it had to be started."""
-    with locked(address.socket_path):
+    with socket_lock(address.socket_path):
         if (connection := _connect(address.socket_path)) is not None:
             return connection, None
         return _start(address)

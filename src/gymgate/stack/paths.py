@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from gymgate.config import cache_dir
 from gymgate.errors import SetupError
+from gymgate.runtime.held import locked
 from gymgate.runtime.owners import has_ended, owner
 
 MAX_SOCKET_PATH = 107
@@ -93,12 +93,10 @@ def salt() -> bytes:
     """Return this user's secret for names of stacks. It is made once and readable by this user alone. Blocks."""
     path = base_directory() / "salt"
     try:
-        with locked(path):
-            if not path.exists():
-                new = path.with_suffix(".new")
-                new.touch(mode=0o600)
-                new.write_bytes(os.urandom(32))
-                new.rename(path)
+        with socket_lock(path):
+            path.touch(mode=0o600)
+            if not path.stat().st_size:
+                path.write_bytes(os.urandom(32))
             return path.read_bytes()
     except OSError as error:
         raise SetupError(f"cannot write {path}: {error.strerror or error}") from error
@@ -110,23 +108,16 @@ def remove_traces(socket_path: Path, directory: Path) -> None:
     Logs stay if `state_dir` asked for them elsewhere, or if another daemon has taken over the socket.
     """
     if directory == socket_path.with_suffix(""):
-        with contextlib.suppress(FileNotFoundError), locked(socket_path):
+        with contextlib.suppress(FileNotFoundError), socket_lock(socket_path):
             if not socket_path.exists():
                 shutil.rmtree(directory, ignore_errors=True)
     if has_ended(_owner_of(socket_path.parent, _OWN)):
         shutil.rmtree(socket_path.parent, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def locked(socket_path: Path) -> Iterator[None]:
-    """Hold the lock under which a stack's socket comes and goes. Blocks for milliseconds."""
-    path = socket_path.with_suffix(".lock")
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+def socket_lock(socket_path: Path) -> contextlib.AbstractContextManager[int]:
+    """Return the lock under which a stack's socket comes and goes. Blocks for milliseconds."""
+    return locked(socket_path.with_suffix(".lock"))
 
 
 def _remove_of_dead(base: Path, prefix: str) -> None:
