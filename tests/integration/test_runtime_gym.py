@@ -82,6 +82,39 @@ def test_setup_a_second_time_says_where_it_is(tmp_path: Path) -> None:
     assert [runtime["python"] for runtime in report["runtimes"]] == [str(made.python)]
 
 
+def test_nemo_gyms_own_command_line(tmp_path: Path) -> None:
+    """Its output and exit codes, with the variables of a user who has another virtual environment."""
+    misleading = {"UV_PYTHON": "3.9", "VIRTUAL_ENV": "/nowhere", "PYTHONPATH": "/nowhere"}
+    shown = gymgate("gym", "--", "--help", cwd=tmp_path, **misleading)
+    assert (shown.returncode, shown.stdout.split()[:2]) == (0, ["usage:", "gym"])
+    listed = gymgate("gym", "--", "list", "environments", cwd=tmp_path, **misleading)
+    assert listed.returncode == 0, listed.stderr
+    assert "reasoning_gym" in listed.stdout
+    assert gymgate("gym", "nosuchcommand", cwd=tmp_path).returncode == 2
+
+
+def test_nemo_gyms_own_command_line_keeps_its_runtime() -> None:
+    """The program that replaces gymgate holds what gymgate held: here one that waits for its input to end."""
+    code = (
+        "import os, sys\n"
+        "from gymgate.config import RuntimeConfig\n"
+        "from gymgate.runtime import find_runtime\n"
+        "from gymgate.runtime.held import hand_over\n"
+        "assert find_runtime(RuntimeConfig())\n"
+        "hand_over()\n"
+        "os.execv(sys.executable, [sys.executable, '-c', 'print(flush=True); input()'])\n"
+    )
+    ensured = ensure_runtime(RuntimeConfig()).python.parents[1]
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        [entry] = [entry for entry in cache_entries() if entry.path == ensured]
+        assert process.pid in (entry.users() or [])
+        process.communicate(b"\n")
+
+
 ELSEWHERE = "nowhere @ http://127.0.0.1:9/nowhere-1.0-py3-none-any.whl"
 
 

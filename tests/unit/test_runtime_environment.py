@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.runtime import clean_env
-from gymgate.runtime.environment import installer_env
+from gymgate.runtime.environment import installer_env, users_env
 from gymgate.runtime.pip_settings import index_settings
 
 SECRETS = (
@@ -90,6 +90,18 @@ def test_uv_keeps_network_settings_and_loses_what_changes_the_outcome(clean: pyt
     environment = installer_env()
     assert kept.items() <= environment.items()
     assert environment.keys().isdisjoint(lost)
+
+
+def test_nemo_gyms_own_command_line_sees_the_users_variables(clean: pytest.MonkeyPatch) -> None:
+    kept = {"HF_TOKEN": "t", "UV_PYTHON_INSTALL_DIR": "/uv", "PIP_INDEX_URL": "https://mirror/simple"}
+    for name, value in {**kept, **dict.fromkeys(MISLEADING, "x")}.items():
+        clean.setenv(name, value)
+    clean.setenv("PATH", "/usr/bin")
+    environment = users_env(Path("/gym/bin"), Path("/uv/bin"))
+    assert kept.items() <= environment.items()
+    assert environment.keys().isdisjoint(MISLEADING)
+    assert environment["PATH"] == "/gym/bin:/usr/bin:/uv/bin"
+    assert environment["UV_DEFAULT_INDEX"] == "https://mirror/simple"
 
 
 def test_offline_is_handed_on(clean: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
     "Rollouts and policies": ("run", "eval", "slurm", "serve", "serve-policy", "serve-env"),
     "Results": ("aggregate", "report", "export"),
-    "This machine": ("setup", "doctor", "cache"),
+    "This machine": ("setup", "doctor", "cache", "gym"),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""
 

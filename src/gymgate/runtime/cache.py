@@ -76,7 +76,7 @@ def cache_entries() -> list[CacheEntry]:
         found.append(CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", lock))
     gym, rows = root / "gym", root / "rows"
     found.append(CacheEntry("downloads", gym, "files that NeMo Gym's servers downloaded", gym / _USED))
-    found.append(CacheEntry("index", rows, "offsets of rows in data files"))
+    found.append(CacheEntry("index", rows, "offsets of rows in data files, calls that rows list"))
     return [entry for entry in found if entry.path.is_dir()]
 
 

@@ -34,6 +34,13 @@ _OWN_NAMES = "GYMGATE_ UV_ PIP_ PYTHON VIRTUAL_ENV __PYVENV PYENV_ CONDA_ XDG_ M
 _OWN_PREFIXES = tuple(_OWN_NAMES.split())
 """Variables that gymgate's own processes read, too."""
 
+_SELECT_NAMES = """
+    UV_PYTHON UV_PROJECT UV_PROJECT_ENVIRONMENT UV_SYSTEM_PYTHON UV_WORKING_DIR VIRTUAL_ENV VIRTUAL_ENV_PROMPT
+    PYTHONPATH PYTHONHOME __PYVENV_LAUNCHER__ CONDA_PREFIX
+"""
+_SELECTING = frozenset(_SELECT_NAMES.split())
+"""Variables that select an interpreter or a virtual environment."""
+
 _UV_NAMES = """
     UV_INDEX UV_DEFAULT_INDEX UV_INDEX_URL UV_EXTRA_INDEX_URL UV_FIND_LINKS UV_INDEX_STRATEGY UV_KEYRING_PROVIDER
     UV_INSECURE_HOST UV_SYSTEM_CERTS UV_NATIVE_TLS UV_CONFIG_FILE UV_CREDENTIALS_DIR UV_OFFLINE UV_CACHE_DIR
@@ -80,6 +87,17 @@ def installer_env() -> dict[str, str]:
     if offline():
         kept["UV_OFFLINE"] = "1"
     return {**index_settings({**os.environ, **kept}), **kept, **_loopback_without_proxy(kept)}
+
+
+def users_env(programs: Path, others: Path) -> dict[str, str]:
+    """Return the environment of NeMo Gym's own command line, which the user runs: all of the user's variables.
+
+    Those that select another interpreter or virtual environment are left out, because NeMo Gym makes virtual environments
+    of its own with uv. PATH begins with `programs` and ends with `others`.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _SELECTING}
+    path = os.pathsep.join([str(programs), clean_env().get("PATH", os.defpath), str(others)])
+    return {**index_settings(kept), **kept, "PATH": path}
 
 
 def offline() -> bool:

@@ -78,6 +78,12 @@ def hold(file: Path) -> bool:
     return True
 
 
+def hand_over() -> None:
+    """Let the program that takes the place of this process (`os.execve`) hold what this process holds."""
+    for descriptor in _held.values():
+        os.set_inheritable(descriptor, True)
+
+
 @contextlib.contextmanager
 def alone(file: Path) -> Iterator[bool]:
     """Give whether no process holds `file`; none can begin to hold it meanwhile. A file that is not there is unused.
