@@ -12,6 +12,8 @@ from weakref import WeakKeyDictionary
 
 from gymgate import codec
 from gymgate.config import EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.errors import ConfigError
+from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
 from gymgate.integrations.trl.batch import SegmentChoice, nemo_gym_reward, to_batch
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from gymgate.integrations.trl.async_worker import RolloutWorker
+    from gymgate.integrations.trl.curriculum import BatchCurriculum
 
 
 TIMEOUT_S = 1500.0
@@ -55,6 +58,9 @@ class NeMoGymSpec:
     process; else its model in this process. `renderer` is a name in the `renderers` package; its default is what that
     package has for the model. Truncated rollouts are left out of the loss unless `score_truncated` is set.
 
+    `curriculum` draws each batch's rows by their pass rates, which the training's own rollouts measure; its state is kept
+    beside each checkpoint. Without it rows come in the dataset's order or shuffled, as the trainer's arguments say.
+
     `sandbox` is the sandbox provider of environments that run commands in one. `stack` has further fields of
     `StackConfig`, such as `models` for judges or `environments` with overrides. The stack starts with the first batch and
     runs until `close`; the ranks of one machine share it. `ray` runs it on the nodes of a Ray cluster. A spec can be pickled.
@@ -65,6 +71,7 @@ class NeMoGymSpec:
     _guard: FailureGuard
     _policies: WeakKeyDictionary[Any, TokenPolicy]
     """By trainer, as long as that lives."""
+    _curricula: WeakKeyDictionary[Any, BatchCurriculum]
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class NeMoGymSpec:
         stack: Mapping[str, Any] | None = None,
         sandbox: str | None = None,
         ray: RayCluster | str | None = None,
+        curriculum: CurriculumConfig | Mapping[str, Any] | None = None,
         segment_choice: SegmentChoice = "longest",
         score_truncated: bool = False,
     ) -> None:
@@ -93,6 +101,7 @@ class NeMoGymSpec:
         self.renderer = renderer
         named = limits.model_dump(exclude_unset=True) if isinstance(limits, RolloutLimits) else limits or {}
         self.limits = RolloutLimits.model_validate({"timeout_s": TIMEOUT_S, **named})
+        self.curriculum = None if curriculum is None else CurriculumConfig.model_validate(curriculum)
         self.segment_choice: SegmentChoice = segment_choice
         self.score_truncated = score_truncated
         several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
@@ -111,6 +120,7 @@ class NeMoGymSpec:
         self._runner = None
         self._guard = FailureGuard()
         self._policies = WeakKeyDictionary()
+        self._curricula = WeakKeyDictionary()
 
     @cached_property
     def train_dataset(self) -> Dataset:
@@ -149,23 +159,48 @@ class NeMoGymSpec:
             self._loop = LoopThread()
             self._loop.enter()
         policy = self._policies[trainer]
+        located = [locate(prompt) for prompt in prompts]
+        curriculum = self._draw(trainer, located)
+        rows = [curriculum.row(place) for _, place in located] if curriculum else map(self.row, prompts)
         serve = policy.engine.serve_until if isinstance(policy.engine, ColocatedEngine) else None
         with vllm_awake(trainer):
-            rollouts = self._loop.call(self._run_all(prompts, policy), meanwhile=serve)
-        results = [
-            (locate(prompt), each.rollout.error) for prompt, each in zip(prompts, rollouts, strict=True)
-        ]
-        results = gather_object(results)  # every rank decides the same, over the rollouts of all
-        self._guard.check([error for _, error in results], groups=len({row for row, _ in results}))
-        return to_batch(
+            rollouts = self._loop.call(self._run_all(list(rows), policy), meanwhile=serve)
+        batch = to_batch(
             rollouts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
             segment_choice=self.segment_choice,
             score_truncated=self.score_truncated or not trainer.model.training,
         )
+        # every rank decides the same, over the rollouts of all
+        errors = [each.rollout.error for each in rollouts]
+        results = gather_object(list(zip(located, errors, batch["env_reward"], strict=True)))
+        self._guard.check([error for _, error, _ in results], groups=len({row for row, _, _ in results}))
+        if curriculum is not None:
+            learned = curriculum.update((place, reward) for (_, place), _, reward in results)
+            for metrics in batch["rollout_metrics"]:
+                metrics |= learned
+        return batch
 
-    async def _run_all(self, prompts: list[Any], policy: TokenPolicy) -> list[SampledRollout]:
-        rows = [self.row(prompt) for prompt in prompts]
+    def _draw(self, trainer: Any, located: Sequence[tuple[str, int]]) -> BatchCurriculum | None:
+        """Let the curriculum draw the rows of a training's batch; `None` without one, and in an evaluation."""
+        if self.curriculum is None or not trainer.model.training:
+            return None
+        from accelerate.utils import gather_object
+
+        if trainer not in self._curricula:
+            from gymgate.integrations.trl.curriculum import BatchCurriculum
+
+            sources = open_sources(self.weights, self.data, self.config)
+            self._curricula[trainer] = BatchCurriculum(self.curriculum, sources, self.seed, trainer)
+        places = self.train_dataset.select([place for _, place in located])["environment"]
+        self._curricula[trainer].draw(
+            gather_object([(place, name) for (_, place), name in zip(located, places, strict=True)])
+        )
+        return self._curricula[trainer]
+
+    async def _run_all(
+        self, rows: Sequence[tuple[str, dict[str, Any]]], policy: TokenPolicy
+    ) -> list[SampledRollout]:
         if self._runner is None:
             runner = RolloutRunner(self.config, self.limits)
             await runner.start()  # the first start raises; a later one that fails is a failed rollout
@@ -189,6 +224,10 @@ class NeMoGymSpec:
         """
         from gymgate.integrations.trl.async_worker import RolloutWorker
 
+        if self.curriculum is not None:
+            raise ConfigError(
+                "curriculum needs GRPOTrainer: AsyncGRPOTrainer takes rows ahead of what it learns"
+            )
         return RolloutWorker(self, args, processing_class, lora_name=lora_name)
 
     def row(self, prompt: Any) -> tuple[str, dict[str, Any]]:
@@ -215,7 +254,7 @@ class NeMoGymSpec:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_guard", "_policies"))}
+        return {**self.__dict__, **dict.fromkeys(("_loop", "_runner", "_guard", "_policies", "_curricula"))}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -1,0 +1,110 @@
+"""Which rows a curriculum draws: it finds the target, follows it, loses no row, and goes on from its state."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from benchmarks.curriculum import simulate
+
+from gymgate.errors import ConfigError
+from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
+
+RATES = [0.0] * 40 + [0.05] * 20 + [0.5] * 20 + [0.95] * 20 + [1.0] * 40
+KEYS = [f"{at:016x}" for at in range(len(RATES))]
+
+
+def trained(config: CurriculumConfig, batches: int, *, seed: int = 0) -> tuple[Curriculum, list[int]]:
+    """Train on rows of fixed rates; return the positions that were drawn."""
+    curriculum, dice, drawn = Curriculum(config, {"e": KEYS}, seed=seed), random.Random(seed), []
+    for _ in range(batches):
+        batch = curriculum.draw(["e"] * 8)
+        drawn += batch
+        curriculum.update(
+            Group("e", at, [float(dice.random() < RATES[at]) for _ in range(8)]) for at in batch
+        )
+    return curriculum, drawn
+
+
+def test_rows_near_the_target_are_drawn_most_and_none_is_lost() -> None:
+    _, drawn = trained(CurriculumConfig(), 600)
+    late = drawn[-3200:]
+    near = sum(RATES[at] == 0.5 for at in late) / len(late)
+    assert near > 0.5, "20 of 140 rows are near the target, a seventh"
+    assert set(late) == set(range(len(RATES)))
+
+
+def test_another_target_draws_other_rows() -> None:
+    _, drawn = trained(CurriculumConfig(target=0.95, width=0.05), 400)
+    rates = [RATES[at] for at in drawn[-1600:]]
+    assert rates.count(0.95) > 2 * rates.count(0.5)
+
+
+def test_it_follows_a_learner_and_forgetting_matters() -> None:
+    """Ability that is gained at equal budget, over two seeds (`benchmarks curriculum`)."""
+
+    def ability(config: CurriculumConfig | None) -> float:
+        return sum(simulate(config, rows=200, steps=250, seed=seed).ability for seed in range(2)) / 2
+
+    followed = ability(CurriculumConfig())
+    assert followed > ability(None) + 1
+    assert followed > ability(CurriculumConfig(half_life=1e9)) + 0.1
+
+
+def test_rollouts_without_a_reward_teach_nothing() -> None:
+    curriculum = Curriculum(CurriculumConfig(), {"e": KEYS})
+    before = curriculum.state()["environments"]
+    assert curriculum.update([Group("e", 0, [None, None])]) == {}
+    assert curriculum.state()["environments"] == before
+    assert curriculum.update([Group("e", 0, [1.0, None])]) == {"distance": 0.5}
+    assert curriculum.rate("e", 0) > 0.5
+
+
+def test_the_metrics_are_of_the_batch() -> None:
+    curriculum = Curriculum(CurriculumConfig(target=0.25), {"e": KEYS})
+    groups = [Group("e", 0, [1.0, 1.0]), Group("e", 1, [0.0, 1.0]), Group("e", 2, [0.25])]
+    assert curriculum.update(groups) == {"flat_groups": 0.5, "distance": pytest.approx((0.75 + 0.25) / 3)}
+
+
+def test_a_batch_holds_no_row_twice_unless_it_is_larger_than_the_data() -> None:
+    curriculum = Curriculum(CurriculumConfig(), {"a": KEYS[:3], "b": KEYS})
+    drawn = curriculum.draw(["a", "b", "a", "b", "a", "a"])
+    first = [drawn[at] for at in (0, 2, 4, 5)]
+    assert sorted(first[:3]) == [0, 1, 2]
+    assert first[3] == first[0]
+
+
+def test_a_state_goes_on_with_the_same_draws_whatever_the_order_of_the_rows() -> None:
+    curriculum, _ = trained(CurriculumConfig(), 20)
+    state = json.loads(json.dumps(curriculum.state()))
+    again = Curriculum(CurriculumConfig(), {"e": KEYS})
+    again.restore(state)
+    assert [again.draw(["e"] * 8) for _ in range(3)] == [curriculum.draw(["e"] * 8) for _ in range(3)]
+    turned = Curriculum(CurriculumConfig(), {"e": KEYS[::-1]})
+    turned.restore(state)
+    assert turned.rate("e", len(KEYS) - 1) == pytest.approx(curriculum.rate("e", 0))
+    with pytest.raises(ConfigError, match="99"):
+        again.restore({**state, "version": 99})
+
+
+def test_it_starts_from_the_rates_of_a_run(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    tasks = [
+        {
+            "environment": "e",
+            "row_key": key,
+            "rewards": [1.0] * round(8 * rate) + [0.0] * round(8 * (1 - rate)),
+        }
+        for key, rate in zip(KEYS, RATES, strict=True)
+    ]
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    config = CurriculumConfig(rates=str(file))
+    curriculum = Curriculum(config, {"e": KEYS})
+    assert sum(RATES[at] == 0.5 for _ in range(20) for at in curriculum.draw(["e"] * 8)) > 60
+    with pytest.raises(ConfigError, match="other"):
+        Curriculum(config, {"other": KEYS})
+    file.write_text('{"environment": "e"}\n')
+    with pytest.raises(ConfigError, match=f"{file}:1"):
+        Curriculum(config, {"e": KEYS})
