@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -22,7 +23,7 @@ from gymgate.errors import StackLostError
 from gymgate.rollout import Rollout
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.daemon import Daemon
-from gymgate.stack.environment import Generation
+from gymgate.stack.environment import ServerSet
 from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.running import RunningStack
 from support.upstream import Script, Seen, chat_answer, responses_answer, upstream
@@ -36,7 +37,7 @@ class Scripted:
     """An environment whose agent listens at `port`."""
 
     name = "scripted"
-    default_agent = "agent"
+    plan = SimpleNamespace(default_agent="agent")
     judges: frozenset[str] = frozenset()
 
     def __init__(self, port: int) -> None:
@@ -50,8 +51,8 @@ class Scripted:
     def policy_servers(self, agent: str) -> frozenset[str]:
         return frozenset()
 
-    async def generation(self) -> Generation:
-        return Generation(0)
+    async def server_set(self) -> ServerSet:
+        return ServerSet(0)
 
     @contextlib.contextmanager
     def agent_port(self, agent: str) -> Iterator[int]:
@@ -60,7 +61,7 @@ class Scripted:
     def remove_containers(self, *args: Any, **settings: Any) -> None:
         """There are none."""
 
-    def remove_unclaimed(self, generation: Generation) -> None:
+    def remove_unclaimed(self, servers: ServerSet) -> None:
         """There are none."""
 
     def describe(self) -> dict[str, Any]:
