@@ -359,3 +359,19 @@ async def test_no_part_of_a_key_stands_where_a_message_is_cut(
         await ask(route)
         assert route.failure is not None
         assert "sk-v" not in route.failure.message
+
+
+async def test_a_key_that_a_body_escapes_stands_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLICY_KEY", SECRET)
+
+    async def quotes(seen: Seen) -> web.Response:
+        escaped = SECRET.replace("-", r"\u002d")
+        return web.Response(
+            text=f'{{"error": "bad key {escaped}"}}', status=401, content_type="application/json"
+        )
+
+    async with upstream(quotes) as policy, Gateway() as gateway:
+        route = gateway.open(policy.endpoint(api_key_env="POLICY_KEY", model="mine"))
+        await ask(route)
+        assert route.failure is not None
+        assert "bad key ***" in route.failure.message
