@@ -177,7 +177,7 @@ class RunningEnvironment:
 
     def policy_servers(self, agent: str) -> frozenset[str]:
         """Return the model servers that are an agent's policy."""
-        return self.plan.policy_servers(agent)
+        return self.plan.policies[agent]
 
     @contextlib.contextmanager
     def agent_port(self, agent: str) -> Iterator[int]:

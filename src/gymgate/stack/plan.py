@@ -124,9 +124,11 @@ class EnvironmentPlan:
             return set()
         return {key for key in interpolated(agent.block) & {*self.urls} if "judge" not in key}
 
-    def policy_servers(self, agent: str) -> frozenset[str]:
-        """Return the model servers that are an agent's policy."""
-        return policy_servers(self.servers[agent])
+    @cached_property
+    def policies(self) -> dict[str, frozenset[str]]:
+        """Agent instance -> the model servers that are its policy."""
+        agents = (server for server in self.servers.values() if server.kind == AGENTS)
+        return {agent.name: policy_servers(agent) for agent in agents}
 
     @cached_property
     def strategies(self) -> dict[str, Strategy]:
