@@ -17,10 +17,11 @@ import pytest
 from click.testing import CliRunner
 
 from gymgate.cli.report import command
-from gymgate.collection import charts
+from gymgate.collection import page
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.export import export_dataset
-from gymgate.collection.report import LONGEST_TEXT, write_report
+from gymgate.collection.page import LONGEST_TEXT
+from gymgate.collection.report import write_report
 from gymgate.collection.report_data import time_split
 from gymgate.collection.transcript import Entry, transcript
 from gymgate.errors import ConfigError
@@ -42,6 +43,24 @@ RESULT: dict[str, Any] = {
         ]
     },
 }
+
+
+def data_of(page: Path) -> list[dict[str, Any]]:
+    """The parts of a page."""
+    [data] = re.findall(
+        r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL
+    )
+    parts: list[dict[str, Any]] = orjson.loads(data)
+    return parts
+
+
+def parts_of(page: Path, kind: str) -> list[Any]:
+    return [part[kind] for part in data_of(page) if kind in part]
+
+
+def tables_of(page: Path) -> list[list[dict[str, Any]]]:
+    tables = parts_of(page, "table")
+    return [[dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables]
 
 
 class Elements(HTMLParser):
@@ -97,6 +116,7 @@ def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
             }
             value |= {
                 "task": task,
+                "line": task + 1,
                 "environment": text,
                 "agent": text,
                 "status": "completed",
@@ -150,46 +170,99 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(run)])
     assert done.exit_code == 0, done.output
     assert done.output.strip() == str(run / "report.html")
-    page = Elements((run / "report.html").read_text())
-    assert page.tags["details.task"] == 3
-    assert page.tags["div.rollout"] == 13
-    assert page.tags["div.failed"] == 1
-    assert page.tags["svg"] == 6
-    assert page.tags["div.scroll"] == page.tags["table"] == 3
-    assert "org/hello on hello, 2023-11-14" in page.text
-    for text in (
-        "be brief",
-        "call look",
-        "seen",
-        "1 of 13 rollouts are missing",
-        "timeout",
-        "pass@4",
-        "policy: 12 s, 50 %",
-    ):
-        assert text in page.text, text
+    page = run / "report.html"
+    assert "<title>org/hello on hello, 2023-11-14</title>" in page.read_text()
+    assert any("1 of 13 rollouts are missing" in note for note in parts_of(page, "note"))
+    environments, whole, tokens, failures, tasks, settings = tables_of(page)
+    assert [*environments[0]] == [
+        *(
+            "environment",
+            "tasks",
+            "rollouts",
+            "failed",
+            "mean_reward",
+            "mean_reward_se",
+            "pass@1",
+            "pass@2",
+            "pass@4",
+        )
+    ]
+    assert {*environments[0]} < {*whole[0]}
+    assert tokens == [
+        {
+            "model server": "policy_model",
+            "calls": 12,
+            "input_tokens": None,
+            "cached_tokens": None,
+            "output_tokens": 180,
+            "reasoning_tokens": None,
+        }
+    ]
+    assert failures == [{"class": "timeout", "error": "hello", "count": 1, "first message": "hello"}]
+    assert [(task["task"], task["rewards"]) for task in tasks] == [
+        ("hello:1 hi", "0, 0, 0, 0, failed"),
+        ("hello:2 hi", "1, 0, 0, 0"),
+        ("hello:3 hi", "1, 1, 0, 0"),
+    ]
+    assert {"setting": "policy.model", "value": "org/hello"} in settings
+    charts = {chart["title"]: chart["bars"] for chart in parts_of(page, "histogram")}
+    assert charts["Reward"] == [[0.0, 0.0, 9], [1.0, 1.0, 3]]
+    assert charts["Seconds per rollout"] == [[2.0, 2.0, 12]], "a constant has one bar, at its value"
+    [shares] = parts_of(page, "shares")
+    assert ["policy", 12.0] in shares["parts"]
+    [conversations] = parts_of(page, "conversations")
+    assert [len(task["rollouts"]) for task in conversations] == [5, 4, 4]
+    assert conversations[1]["name"] == "hello:2 hi: 1, 0, 0, 0"
+    assert conversations[0]["rollouts"][4]["turns"] == [["error", "hello: hello"]]
+    assert conversations[2]["rollouts"][0]["turns"] == [
+        ["developer", "be brief"],
+        ["user", "hi"],
+        ["reasoning", "hm"],
+        ["call look", '{"a": 1}'],
+        ["output", "seen"],
+        ["assistant", "so"],
+        ["assistant", "hello"],
+    ]
 
 
-def test_a_report_of_hostile_rollouts_runs_nothing(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", HOSTILE)
-    write_report(Runs([run]), tmp_path / "r.html")
-    text = (tmp_path / "r.html").read_text()
+def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, page = make_run(tmp_path / "run"), tmp_path / "r.html"
+    passes = []
+    rollouts = Runs.rollouts
+    monkeypatch.setattr(Runs, "rollouts", lambda self: passes.append(self) or rollouts(self))
+    done = CliRunner().invoke(command, [str(run), str(run), "--overlap", "first", "-o", str(page)])
+    assert done.exit_code == 0, done.output
+    assert len(passes) == 1
+    assert tables_of(page)[0][0]["rollouts"] == 13
+    assert [chart["count"] for chart in parts_of(page, "histogram")] == [12] * 4
+    assert [len(task["rollouts"]) for task in parts_of(page, "conversations")[0]] == [5, 4, 4]
+
+
+def test_a_report_of_hostile_rollouts_holds_them_as_data(tmp_path: Path) -> None:
+    run, path = make_run(tmp_path / "run", HOSTILE), tmp_path / "r.html"
+    write_report(Runs([run]), path)
+    text = path.read_text()
     page = Elements(text)
-    assert (page.tags["script"], page.tags["img"]) == (1, 0)
+    assert (page.tags["script"], page.tags["img"]) == (2, 0)
     [script] = re.findall(r"<script>(.*)</script>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'\"" in text
     assert "alert" not in script
     assert not [name for name in page.attributes if name.startswith("on") or name in ("src", "href")]
-    assert "<script>" in page.text
     assert "default-src 'none'" in text
+    turns = parts_of(path, "conversations")[0][0]["rollouts"][0]["turns"]
+    assert "<script>" in turns[-1][1]
+    assert "innerHTML" not in script
 
 
 def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
     write_report(Runs([run]), tmp_path / "r.html", tasks=1, per_task=2)
-    page = Elements((tmp_path / "r.html").read_text())
-    assert page.tags["details.task"] == 1
-    assert f"... and {50_000 - LONGEST_TEXT} more characters" in page.text
+    [[task]] = parts_of(tmp_path / "r.html", "conversations")
+    assert len(task["rollouts"]) == 3
+    assert task["rollouts"][0]["turns"][-1][1].endswith(f"... and {50_000 - LONGEST_TEXT} more characters")
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -210,14 +283,6 @@ def test_a_dataset_of_rollouts(tmp_path: Path, ending: str) -> None:
     assert sum(loaded["reward"]) == 3.0
     with pytest.raises(ConfigError, match="the ending must be one of"):
         export_dataset(Runs([run]), tmp_path / "rollouts.txt")
-
-
-def test_reasoning_and_tools_are_folded(tmp_path: Path) -> None:
-    write_report(Runs([make_run(tmp_path / "run", tasks=1)]), tmp_path / "r.html")
-    page = Elements((tmp_path / "r.html").read_text())
-    turns = {name: page.tags[f"div.{name}"] for name in ("system", "user", "assistant", "reasoning", "tool")}
-    assert turns == {"system": 4, "user": 4, "assistant": 8, "reasoning": 4, "tool": 8}
-    assert page.tags["details"] == 1 + turns["reasoning"] + turns["tool"]
 
 
 def test_a_report_of_replayed_answers_says_so(tmp_path: Path) -> None:
@@ -253,11 +318,17 @@ def test_where_the_time_goes() -> None:
 
 
 def test_charts_of_little() -> None:
-    for chart in (charts.histogram("t", []), charts.curve("t", [], []), charts.shares("t", {}, "s")):
-        assert "no values" in chart
-    assert charts.histogram("<t>", [1.0, 1.0]).count("<rect") == 20
-    assert "&lt;t&gt;" in charts.histogram("<t>", [1.0])
-    assert "polyline" in charts.curve("t", [0.5], [(0.0, 1.0)])
+    assert page.histogram("t", [])["histogram"]["bars"] == []
+    assert page.histogram("t", [0.25, 0.25])["histogram"] == {
+        "title": "t",
+        "bars": [[0.25, 0.25, 2]],
+        "count": 2,
+        "mean": 0.25,
+    }
+    assert [bar[2] for bar in page.histogram("t", [1, 3, 3])["histogram"]["bars"]] == [1, 0, 2]
+    bars = page.histogram("t", [0.0, 0.5, 10.0])["histogram"]["bars"]
+    assert (len(bars), bars[0][0], bars[-1][1]) == (page.BINS, 0.0, 10.0)
+    assert page.curve("t", [[1.0, 0.0], [0.25]])["curve"]["points"] == [(0.25, 0.25, 0.25), (0.5, 0.0, 1.0)]
 
 
 ACTIONS = """
@@ -289,10 +360,14 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
 
     text = dumped()
     assert "<title>run</title>" not in text
-    page = Elements(text)
-    assert page.tags["details.task"] == 3
-    assert page.tags["script"] == 1
-    assert "13 conversations" in page.text
+    shown = Elements(text)
+    assert shown.tags["details.task"] == 3
+    assert shown.tags["script"] == 2
+    assert shown.tags["img"] == 0
+    assert shown.tags["figure"] == 6
+    turns = {name: shown.tags[f"div.{name}"] for name in ("system", "user", "assistant", "reasoning", "tool")}
+    assert turns == {"system": 12, "user": 12, "assistant": 24, "reasoning": 12, "tool": 24}
+    assert "13 conversations" in shown.text
     for width in (1300, 400):
         shot = tmp_path / f"{width}.png"
         size = f"--window-size={width},2000"

@@ -11,14 +11,14 @@ import pytest
 
 from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
-from gymgate.collection.aggregate import Runs, read_runs
+from gymgate.collection.aggregate import Runs, read_runs, read_tasks
 from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
 from gymgate.collection.metrics import keep, summary_rows, task_rows
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.report import write_report
-from gymgate.collection.report_data import gather
+from gymgate.collection.report_data import REWARD, ReportData
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
@@ -118,9 +118,11 @@ def test_metrics_of_runs(run: Path) -> None:
 
 
 def test_the_report(run: Path) -> None:
-    assert list(gather(Runs([run]), 1, 9).rewards) == [1.0, 0.5]
+    data = ReportData(1, 9)
+    read_tasks(Runs([run]), see=data.add)
+    assert list(data.charts[REWARD]) == [1.0, 0.5]
     write_report(Runs([run]), run / "report.html", per_task=9)
-    assert "rewards 1, 0.5, masked, unscored, failed" in (run / "report.html").read_text()
+    assert ": 1, 0.5, masked, unscored, failed" in (run / "report.html").read_text()
 
 
 def test_the_flat_table(run: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,8 @@ class Run(NamedTuple):
     """A run or shard on disk, or a file of rollouts that NeMo Gym collected."""
 
     path: Path
+    settings: Mapping[str, Any]
+    """Empty for NeMo Gym's."""
     policy: Mapping[str, Any] | None
     """As in its settings; `None` for NeMo Gym's."""
     extent: Mapping[str, Any]
@@ -152,13 +154,20 @@ def read_runs(
     return read_tasks(Runs(paths, first_of_overlap=first_of_overlap), answer_key)
 
 
-def read_tasks(runs: Runs, answer_key: str | None = None) -> CollectedTasks:
-    """Read runs by task; the answer is in `answer_key`, else in the first known field."""
+def read_tasks(
+    runs: Runs, answer_key: str | None = None, see: Callable[[dict[str, Any]], None] = lambda _: None
+) -> CollectedTasks:
+    """Read runs by task; the answer is in `answer_key`, else in the first known field.
+
+    `see` gets the line of each rollout that finished, and then of each that failed for good.
+    """
     collected = CollectedTasks(policy=runs.policy, created=runs.created)
     for value in runs.rollouts():
         collected.add(value, answer_key)
+        see(value)
     for value in runs.failures():
         collected.task_of(value).failed += 1
+        see({"status": "failed", **value})
     collected.missing = runs.missing
     collected.notes = [*runs.notes, *runs.missing]
     if collected.not_numbers:
@@ -170,11 +179,12 @@ def read_tasks(runs: Runs, answer_key: str | None = None) -> CollectedTasks:
 
 def _read_description(path: Path) -> Run:
     if path.is_file():
-        return Run(path, None, {}, None)
+        return Run(path, {}, None, {}, None)
     described = read_run(path)
-    policy = described["settings"].get("policy")
+    settings = described["settings"]
+    policy = settings.get("policy")
     policy = policy if isinstance(policy, Mapping) else {"type": policy}
-    return Run(path, policy, described.get("extent") or {}, described.get("created"))
+    return Run(path, settings, policy, described.get("extent") or {}, described.get("created"))
 
 
 def _keyed_rollouts(path: Path) -> Iterator[tuple[str, Identity, dict[str, Any]]]:

@@ -134,7 +134,7 @@ def _identifying_fields(value: Mapping[str, Any], path: Path, line: int) -> dict
         "seed": None,
         "task": value[TASK],
         "source": str(path),
-        "line": line,
+        "line": value[TASK] + 1,
         "environment": agent,
         "agent": agent,
     }

@@ -8,24 +8,38 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.collection.aggregate import Runs
 from gymgate.collection.tasks import calls_and_tokens, task_name
+from gymgate.collection.transcript import opening
 from gymgate.config import POLICY
 from gymgate.rollout import outcome_of
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
+REWARD, CALLS, TOKENS, SECONDS = (
+    "Reward",
+    "Policy calls per rollout",
+    "Sampled tokens per rollout",
+    "Seconds per rollout",
+)
+USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
 @dataclass
 class ReportData:
-    """The data of the charts, the table of failures and the conversations."""
+    """The data of the charts, the tables of tokens and failures, and the conversations."""
 
-    rewards: array[float] = field(default_factory=lambda: array("d"))
-    calls: array[float] = field(default_factory=lambda: array("d"))
-    tokens: array[float] = field(default_factory=lambda: array("d"))
-    seconds: array[float] = field(default_factory=lambda: array("d"))
+    tasks: int
+    """Tasks of which conversations are kept."""
+    per_task: int
+    """Finished rollouts of such a task that are kept, and as many failed ones."""
+    charts: dict[str, array[float]] = field(
+        default_factory=lambda: {name: array("d") for name in (REWARD, CALLS, TOKENS, SECONDS)}
+    )
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     """Seconds of all rollouts, by what they were spent on."""
+    tokens: dict[str, dict[str, int | None]] = field(default_factory=dict)
+    """Calls and tokens by model server; `None` where no answer counts them."""
+    openings: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    """The first words of each task."""
     shown: dict[tuple[str, str, int], list[dict[str, Any]]] = field(default_factory=dict)
     """Lines of rollouts, finished or failed for good, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -33,40 +47,41 @@ class ReportData:
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
     """The first message of each."""
 
-    def show(self, value: dict[str, Any], tasks: int, per_task: int) -> None:
-        """Keep a rollout if it is one of the first `per_task` of the first `tasks` tasks."""
+    def add(self, value: dict[str, Any]) -> None:
+        """Add a rollout that finished or, after all of those, the last failure (`final`) of one that did not."""
         name = task_name(value)
-        if name in self.shown or len(self.shown) < tasks:
-            shown = self.shown.setdefault(name, [])
-            if len(shown) < per_task:
-                shown.append(value)
-
-
-def gather(runs: Runs, tasks: int, per_task: int) -> ReportData:
-    """Read runs for a report.
-
-    Of each of the first `tasks` tasks, up to `per_task` finished rollouts are kept, and as many failed ones.
-    """
-    data = ReportData()
-    for value in runs.rollouts():
+        if name in self.shown or len(self.shown) < self.tasks:
+            values = self.shown.setdefault(name, [])
+            if len(values) < self.per_task * (2 if "final" in value else 1):
+                values.append(value)
+        if "final" in value:
+            return
+        if name not in self.openings:
+            self.openings[name] = opening(value)
         if (reward := outcome_of(value).reward) is not None:
-            data.rewards.append(reward)
+            self.charts[REWARD].append(reward)
         calls, tokens = calls_and_tokens(value)
-        data.calls.append(calls)
-        data.tokens.append(tokens)
+        self.charts[CALLS].append(calls)
+        self.charts[TOKENS].append(tokens)
         if (total := float((value.get("timing") or {}).get("total_s") or 0.0)) > 0:
-            data.seconds.append(total)
-            for name, seconds in time_split(total, value.get("calls") or ()).items():
-                data.times[name] += seconds
-        data.show(value, tasks, per_task)
-    for failure in runs.failures():
-        data.show({"status": "failed", **failure}, tasks, 2 * per_task)
-    for attempt in runs.failed_attempts():
+            self.charts[SECONDS].append(total)
+            for part, seconds in time_split(total, value.get("calls") or ()).items():
+                self.times[part] += seconds
+        for call in value.get("calls") or ():
+            counts = self.tokens.setdefault(
+                str(call.get("model_server")), {"calls": 0, **dict.fromkeys(USAGE)}
+            )
+            counts["calls"] = (counts["calls"] or 0) + 1
+            for kind, number in (call.get("usage") or {}).items():
+                if kind in USAGE and number is not None:
+                    counts[kind] = (counts[kind] or 0) + number
+
+    def add_failure(self, attempt: Mapping[str, Any]) -> None:
+        """Add a failed attempt."""
         error = attempt.get("error") or {}
         kind = (str(error.get("kind")), str(error.get("type")))
-        data.failures[kind] += 1
-        data.messages.setdefault(kind, str(error.get("message")))
-    return data
+        self.failures[kind] += 1
+        self.messages.setdefault(kind, str(error.get("message")))
 
 
 def time_split(total_s: float, calls: Iterable[Mapping[str, Any]]) -> dict[str, float]:

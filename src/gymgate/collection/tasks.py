@@ -56,6 +56,11 @@ class Task:
     output_tokens: int = 0
     seconds: float = 0.0
 
+    @property
+    def name(self) -> str:
+        """`ENVIRONMENT:LINE` of the row's file, with `#2` and so on for further equal rows."""
+        return f"{self.environment}:{self.line}{f'#{self.occurrence + 1}' if self.occurrence else ''}"
+
     def measured(self) -> list[Score]:
         """Return the rollouts whose reward counts, in order."""
         return sorted(

@@ -24,6 +24,13 @@ def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
     return [*entries, *_entries((result.get("response") or {}).get("output"))]
 
 
+def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
+    """Return the first words that the user says, on one line; empty if the result holds no conversation."""
+    text = next((entry.text for entry in transcript(rollout) if entry.role == "user"), "")
+    line = " ".join(text[: 4 * longest].split())
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
 def _entries(items: Any) -> Iterator[Entry]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, Mapping):

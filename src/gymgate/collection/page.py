@@ -1,0 +1,107 @@
+"""An HTML file that loads nothing: its data as JSON, and the script and the style that show it.
+
+What came from a model, a row or a server reaches the page as text only: page.js makes no HTML of it. The page's policy
+allows that script alone, by its hash. A page is a list of parts, each one of
+
+    {"heading": text}, {"note": text}
+    {"table": {"columns": [name], "rows": [[value]]}, "fold": title, or without it open}
+    {"histogram": ...}, {"shares": ...}, {"curve": ...}              as the functions here return them
+    {"conversations": [{"environment": name, "name": text, "rollouts": [rollout]}]}
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from gymgate import codec
+from gymgate.collection.tables import columns_of
+from gymgate.collection.transcript import transcript
+from gymgate.files import replacing
+from gymgate.rollout import outcome_of
+
+LONGEST_TEXT = 6000
+BINS = 20
+Part = Mapping[str, Any]
+
+
+def write_page(output: Path, title: str, parts: Iterable[Part]) -> None:
+    """Write a page. Raises `DataError` if the file cannot be written."""
+    style, script = (
+        resources.files(__package__).joinpath(name).read_text() for name in ("page.css", "page.js")
+    )
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    data = codec.dumps([*parts]).decode().replace("<", "\\u003c")
+    page = (
+        "<!DOCTYPE html><html lang='en'><head><meta charset='utf-8'>"
+        f'<meta http-equiv="Content-Security-Policy" content="{allowed}">'
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{style}</style></head><body><h1>{html.escape(title)}</h1>"
+        f"<noscript>This page needs JavaScript; its data is in the file.</noscript><main></main>"
+        f'<script type="application/json" id="data">{data}</script><script>{script}</script></body></html>\n'
+    )
+    with replacing(output) as file:
+        file.write(page.encode(errors="replace"))
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = (), fold: str | None = None) -> Part:
+    """Rows as a table with `columns`, or all of them; folded under a title, or open."""
+    names = columns or columns_of(rows)
+    values = [[row.get(name) for name in names] for row in rows]
+    return {"table": {"columns": [*names], "rows": values}, **({"fold": fold} if fold else {})}
+
+
+def histogram(title: str, values: Sequence[float]) -> Part:
+    """How many values fall into each range; a bar for each whole number where there are only few of those."""
+    if not values:
+        return {"histogram": {"title": title, "bars": []}}
+    low, high = min(values), max(values)
+    whole = high - low <= BINS and all(value == int(value) for value in values)
+    count = int(high - low) + 1 if whole else BINS if high > low else 1
+    width = 1.0 if whole else (high - low) / count
+    counts = [0] * count
+    for value in values:
+        counts[min(count - 1, int((value - low) / width)) if width else 0] += 1
+    step = 0.0 if whole else width
+    bars = [[low + place * width, low + place * width + step, count] for place, count in enumerate(counts)]
+    mean = math.fsum(values) / len(values)
+    return {"histogram": {"title": title, "bars": bars, "count": len(values), "mean": mean}}
+
+
+def shares(title: str, parts: Mapping[str, float], unit: str) -> Part:
+    """One bar, split."""
+    return {"shares": {"title": title, "unit": unit, "parts": [*parts.items()]}}
+
+
+def curve(title: str, values: Iterable[Sequence[float]]) -> Part:
+    """The mean of each list of values, from the lowest to the highest, with its range."""
+    points = sorted((math.fsum(each) / len(each), min(each), max(each)) for each in values)
+    return {"curve": {"title": title, "points": points}}
+
+
+def conversation(value: Mapping[str, Any], label: str) -> dict[str, Any]:
+    """Return a rollout of `conversations`."""
+    outcome = outcome_of(value)
+    turns = [[entry.role, cut(entry.text)] for entry in transcript(value)]
+    if error := value.get("error"):
+        turns.append(["error", cut(f"{error.get('type')}: {error.get('message')}")])
+    return {
+        "label": label,
+        "outcome": outcome.reason,
+        "reward": outcome.reward,
+        "numbers": {**(value.get("reward_parts") or {}), **(value.get("metrics") or {})},
+        "turns": turns,
+    }
+
+
+def cut(text: str, longest: int = LONGEST_TEXT) -> str:
+    """Return the text, or its beginning and how much is left out."""
+    rest = len(text) - longest
+    return text if rest <= 0 else f"{text[:longest]}\n... and {rest} more characters"
