@@ -121,6 +121,13 @@ class CodeReader:
 def parse_module(path: Path) -> ast.Module:
     """Parse a source file. One that cannot be parsed counts as empty."""
     try:
+        return _parse(path)
+    except SystemError:  # by mistake, where CPython 3.11 collects garbage meanwhile (python/cpython#106905)
+        return _parse(path)
+
+
+def _parse(path: Path) -> ast.Module:
+    try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
