@@ -13,7 +13,7 @@ from gymgate.errors import GymgateError, OptionError
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
     "Rollouts and policies": ("run", "eval", "slurm", "serve", "serve-policy", "serve-env"),
-    "Results": ("aggregate", "report", "export"),
+    "Results": ("aggregate", "compare", "report", "export"),
     "This machine": ("setup", "doctor", "cache", "gym"),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""

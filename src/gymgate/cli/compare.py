@@ -1,0 +1,132 @@
+"""`gymgate compare`: runs of the same rows, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gymgate.cli.options import json_option, overlap_option
+from gymgate.cli.output import Column, log, print_columns, print_json
+from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.compare import Comparison, compare, openings, write_comparison
+from gymgate.errors import ConfigError
+
+SHOWN_FLIPS = 5
+ON_PAGE = 50
+"""Rows whose conversations the HTML file shows."""
+WORSE = 1
+
+
+@click.command("compare")
+@click.argument("first", type=click.Path(path_type=Path), metavar="A")
+@click.argument("others", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="B...")
+@click.option(
+    "--fail-if-worse",
+    type=click.FloatRange(0),
+    metavar="D",
+    help="Exit with 1 if the mean reward of B is lower than that of A by more than D.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write an HTML file with the conversations of the rows that differ, side by side. With one B.",
+)
+@overlap_option
+@json_option
+def command(
+    first: Path,
+    others: tuple[Path, ...],
+    fail_if_worse: float | None,
+    output: Path | None,
+    overlap: str,
+    as_json: bool,
+) -> None:
+    """Compare runs of the same rows, rollout by rollout.
+
+    A and B are directories or files of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
+    and repeat are a pair; pairs in which one failed or has no reward that counts are left out, never counted as 0. After ± is the
+    standard error of the difference, clustered by row; p is McNemar's exact test, for rewards of 0 and 1.
+
+    \b
+    gymgate compare runs/base runs/tuned
+    gymgate compare runs/base runs/tuned --fail-if-worse 0.02 -o compare.html
+    """
+    if output is not None and len(others) > 1:
+        raise ConfigError("-o shows two runs side by side: name one B")
+    base = Runs([first], first_of_overlap=overlap == "first")
+    collected = read_tasks(base)
+    worse, documents = False, []
+    for other in others:
+        runs = Runs([other], first_of_overlap=overlap == "first")
+        against = read_tasks(runs)
+        compared = compare(collected, against)
+        overall = compared.rows[-1]["difference"]
+        worse |= fail_if_worse is not None and overall is not None and overall < -fail_if_worse
+        for path, notes in ((first, collected.notes), (other, against.notes)):
+            for note in notes:
+                log(note if str(path) in note else f"{path}: {note}")
+        if as_json:
+            flips = [{"row": flip.task.name, "difference": flip.difference} for flip in compared.flips]
+            documents.append({"run": str(other), "environments": compared.rows, "flips": flips})
+        else:
+            click.echo(f"{other} compared with {first}")
+            _print(compared.rows)
+            _print_flips(compared, base)
+        if output is not None:
+            write_comparison(output, compared, (base, runs), (str(first), str(other)), ON_PAGE)
+            log(f"page: {output}")
+    if as_json:
+        print_json({"base": str(first), "compared": documents})
+    if worse:
+        raise click.exceptions.Exit(WORSE)
+
+
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = [Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)]
+
+    def add(title: str, cell: Any, *, rank: int = 0, left: bool = False) -> None:
+        columns.append(Column(title, [cell(row) for row in rows], rank=rank, left=left))
+
+    add("pairs", lambda row: str(row["pairs"]))
+    add("A", lambda row: _number(row["first"]))
+    add("B", lambda row: _number(row["second"]))
+    add("B - A ± se", _with_error, left=True)
+    add("better", lambda row: str(row["better"]))
+    add("worse", lambda row: str(row["worse"]))
+    if any(row["p"] is not None for row in rows):
+        add("p", lambda row: _number(row["p"]), rank=1)
+    for name, title in (
+        ("left_out", "no reward"),
+        ("failed_first", "failed A"),
+        ("failed_second", "failed B"),
+        ("only_first", "rows only A"),
+        ("only_second", "rows only B"),
+    ):
+        if any(row[name] for row in rows):
+            add(title, lambda row, name=name: str(row[name]), rank=2)
+    print_columns(columns)
+
+
+def _print_flips(compared: Comparison, runs: Runs) -> None:
+    shown = compared.flips[:SHOWN_FLIPS]
+    texts = openings(runs, shown)
+    for flip in shown:
+        text = texts.get((flip.task.environment, flip.task.row_key, flip.task.occurrence), "")
+        click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {text}".rstrip())
+    if rest := len(compared.flips) - len(shown):
+        click.echo(f"  and {rest} more rows differ")
+
+
+def _with_error(row: Mapping[str, Any]) -> str:
+    if row["difference"] is None:
+        return "-"
+    error = row["difference_se"]
+    return f"{row['difference']:+.3f}{'' if error is None else f' ±{error:.3f}'}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,143 @@
+"""`gymgate compare`: pairs, errors and tests checked against independent computations on made data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.compare import command
+from gymgate.collection.aggregate import read_runs
+from gymgate.collection.compare import Comparison, compare, mcnemar_p
+from gymgate.errors import ConfigError, DataError
+
+Rewards = Sequence[Sequence[float | None]]
+
+
+def make_run(path: Path, rewards: Rewards, *, environment: str = "e", failed: int = 0) -> Path:
+    """A run with a row for each list of rewards; the last `failed` rollouts failed for good."""
+    path.mkdir()
+    settings = {"format": 1, "settings": {"policy": {"type": "http", "model": path.name}}, "extent": {}}
+    (path / "run.json").write_bytes(orjson.dumps(settings))
+    lines: list[dict[str, Any]] = []
+    for row, group in enumerate(rewards):
+        for repeat, reward in enumerate(group):
+            value: dict[str, Any] = {
+                "row_key": f"{row:016x}",
+                "occurrence": 0,
+                "repeat": repeat,
+                "seed": None,
+            }
+            value |= {"task": row, "line": row + 1, "environment": environment, "agent": "a"}
+            result = {"responses_create_params": {"input": f"question {row}"}, "reward": reward}
+            value |= {"status": "completed", "reward": reward, "calls": [], "result": result}
+            lines.append(value)
+    error = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": False}
+    finished, lost = lines[: len(lines) - failed], lines[len(lines) - failed :]
+    failures = [{**line, "result": None, "reward": None, "final": True, "error": error} for line in lost]
+    (path / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in finished))
+    (path / "failures.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in failures))
+    return path
+
+
+def compared(first: Path, second: Path) -> Comparison:
+    return compare(read_runs([first]), read_runs([second]))
+
+
+def made(seed: int, effect: float, rows: int = 40, repeats: int = 4) -> tuple[Rewards, Rewards]:
+    """Rewards of 0 and 1 whose rows differ in difficulty; the second side passes more often by `effect`."""
+    dice = random.Random(seed)
+    rates = [dice.uniform(0.1, 0.6) for _ in range(rows)]
+    sides = [
+        [[float(dice.random() < rate + more) for _ in range(repeats)] for rate in rates]
+        for more in (0, effect)
+    ]
+    return sides[0], sides[1]
+
+
+def test_difference_and_error_are_those_of_an_independent_computation(tmp_path: Path) -> None:
+    """With equally many pairs of each row, the clustered error is that of the rows' mean differences."""
+    first, second = made(1, 0.3)
+    [row] = compared(make_run(tmp_path / "a", first), make_run(tmp_path / "b", second)).rows
+    by_row = [statistics.fmean(b) - statistics.fmean(a) for a, b in zip(first, second, strict=True)]
+    assert row["difference"] == pytest.approx(statistics.fmean(by_row))
+    assert row["difference_se"] == pytest.approx(statistics.stdev(by_row) / math.sqrt(len(by_row)))
+    assert (row["pairs"], row["rows"]) == (160, 40)
+
+
+def test_an_effect_is_found_and_none_is_found_where_there_is_none(tmp_path: Path) -> None:
+    """Over 60 made pairs of runs the interval of two standard errors holds the effect about as often as it should."""
+    held = 0
+    for seed in range(60):
+        first, second = made(seed, 0.2, rows=20)
+        place = tmp_path / str(seed)
+        place.mkdir()
+        [row] = compared(make_run(place / "a", first), make_run(place / "b", second)).rows
+        held += abs(row["difference"] - 0.2) < 2 * row["difference_se"]
+    assert held >= 52
+
+
+@pytest.mark.parametrize(("better", "worse"), [(0, 0), (3, 3), (1, 6), (7, 0), (2, 9)])
+def test_mcnemar_is_the_share_of_as_uneven_outcomes_of_fair_coins(better: int, worse: int) -> None:
+    count = better + worse
+    heads = [sum(coins) for coins in itertools.product((0, 1), repeat=count)]
+    uneven = sum(abs(2 * each - count) >= abs(better - worse) for each in heads)
+    assert mcnemar_p(better, worse) == pytest.approx(uneven / 2**count)
+
+
+def test_many_pairs_have_a_p_value() -> None:
+    assert 0 < mcnemar_p(1500, 1400) < 0.1
+    assert mcnemar_p(4000, 0) == 0.0
+
+
+def test_only_pairs_with_two_rewards_count(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [[1.0, None], [0.0, 0.0], [1.0, 1.0]])
+    second = make_run(tmp_path / "b", [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]], failed=1)
+    comparison = compared(first, second)
+    [row] = comparison.rows
+    assert (row["pairs"], row["left_out"], row["better"], row["worse"]) == (5, 1, 1, 0)
+    assert (row["first"], row["second"]) == (pytest.approx(3 / 5), pytest.approx(4 / 5))
+    assert (row["failed_first"], row["failed_second"], row["only_first"], row["only_second"]) == (0, 1, 0, 1)
+    assert [(flip.task.name, flip.difference) for flip in comparison.flips] == [("e:2", 0.5)]
+
+
+def test_rewards_that_are_no_passes_have_no_mcnemar(tmp_path: Path) -> None:
+    [row] = compared(make_run(tmp_path / "a", [[0.5]]), make_run(tmp_path / "b", [[0.75]])).rows
+    assert (row["difference"], row["difference_se"], row["p"]) == (0.25, None, None)
+
+
+def test_runs_without_a_common_row_are_refused(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", [[1.0]])
+    second = make_run(tmp_path / "b", [[1.0]], environment="other")
+    with pytest.raises(DataError):
+        compared(first, second)
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second = made(3, 0.3, rows=30)
+    make_run(Path("base"), first)
+    make_run(Path("tuned"), second, failed=2)
+    done = CliRunner().invoke(command, ["base", "tuned", "-o", "c.html"])
+    assert done.exit_code == 0, done.output
+    assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
+    assert "question" in done.stdout
+    assert "question" in Path("c.html").read_text()
+    again = CliRunner().invoke(command, ["base", "tuned", "--json"])
+    document = orjson.loads(again.stdout)
+    [row] = document["compared"][0]["environments"]
+    assert row["failed_second"] == 2
+    assert row["difference"] > 0.1
+    assert CliRunner().invoke(command, ["tuned", "base", "--fail-if-worse", "0.1"]).exit_code == 1
+    assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
+    refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
+    assert isinstance(refused.exception, ConfigError)
