@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import DataError
+from gymgate.gateway.replay.backend import complete_item
 from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.gateway.replay.index import ReplayIndex
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts, recorded_rows
@@ -237,3 +238,9 @@ def test_of_a_run_a_failed_rollout_has_no_turns_and_another_without_bodies_is_re
     broken = kept_call({"messages": "x"}, {"output": [A]}, dialect="chat")
     with pytest.raises(DataError, match=r"r\.jsonl:1 messages must be a list"):
         recordings(tmp_path / "r.jsonl", run_line(broken, result={}))
+
+
+@pytest.mark.parametrize(("content", "texts"), [("", [""]), ("hi", ["hi"]), (None, []), ([], [])])
+def test_an_empty_text_is_a_part_of_an_answer(content: object, texts: list[str]) -> None:
+    item = complete_item({"type": "message", "content": content}, "seed")
+    assert [part["text"] for part in item["content"]] == texts

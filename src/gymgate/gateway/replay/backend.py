@@ -97,7 +97,7 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
     """Return an output item with the fields that clients require; short forms (text as content) are expanded."""
     kind = item.get("type") or "message"
     if kind == "message":
-        content = item.get("content") or []
+        content = item.get("content", [])  # an empty text is a part, too
         return {
             **item,
             "id": item.get("id") or _derived("msg", seed),
@@ -105,7 +105,7 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
             "role": "assistant",
             "status": item.get("status") or "completed",
             "content": [
-                _complete_part(part) for part in ([content] if isinstance(content, str) else content)
+                _complete_part(part) for part in ([content] if isinstance(content, str) else content or ())
             ],
         }
     if kind == "function_call":
