@@ -85,7 +85,7 @@ def command(
         raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
     rows = list(task_rows(collected)) if outputs else []
     if limits is not None:
-        kept = {(task.environment, task.row_key, task.occurrence) for task in keep(collected, *limits)}
+        kept = {task.key for task in keep(collected, *limits)}
         rows = [row for row in rows if (row["environment"], row["row_key"], row["occurrence"]) in kept]
     for path in outputs:
         write_table(path, rows)

@@ -11,7 +11,9 @@ import click
 from gymgate.cli.options import json_option, overlap_option
 from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
-from gymgate.collection.compare import Comparison, compare, openings, write_comparison
+from gymgate.collection.compare import Comparison, compare, write_comparison
+from gymgate.collection.tasks import TaskKey, task_key
+from gymgate.collection.transcript import opening
 from gymgate.errors import ConfigError
 
 SHOWN_FLIPS = 5
@@ -58,7 +60,13 @@ def command(
     if output is not None and len(others) > 1:
         raise ConfigError("-o shows two runs side by side: name one B")
     base = Runs([first], first_of_overlap=overlap == "first")
-    collected = read_tasks(base)
+    openings: dict[TaskKey, str] = {}
+
+    def see(value: dict[str, Any]) -> None:
+        if (key := task_key(value)) not in openings:
+            openings[key] = opening(value)
+
+    collected = read_tasks(base, see=see)
     worse, documents = False, []
     for other in others:
         runs = Runs([other], first_of_overlap=overlap == "first")
@@ -75,7 +83,7 @@ def command(
         else:
             click.echo(f"{other} compared with {first}")
             _print(compared.rows)
-            _print_flips(compared, base)
+            _print_flips(compared, openings)
         if output is not None:
             write_comparison(output, compared, (base, runs), (str(first), str(other)), ON_PAGE)
             log(f"page: {output}")
@@ -111,12 +119,10 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     print_columns(columns)
 
 
-def _print_flips(compared: Comparison, runs: Runs) -> None:
+def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
     shown = compared.flips[:SHOWN_FLIPS]
-    texts = openings(runs, shown)
     for flip in shown:
-        text = texts.get((flip.task.environment, flip.task.row_key, flip.task.occurrence), "")
-        click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {text}".rstrip())
+        click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
     if rest := len(compared.flips) - len(shown):
         click.echo(f"  and {rest} more rows differ")
 

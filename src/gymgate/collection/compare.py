@@ -12,11 +12,8 @@ from gymgate.collection import statistics as st
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.metrics import OVERALL
 from gymgate.collection.page import Part, conversation, table, write_page
-from gymgate.collection.tasks import CollectedTasks, Task, task_name
-from gymgate.collection.transcript import opening
+from gymgate.collection.tasks import CollectedTasks, Task, TaskKey, task_key
 from gymgate.errors import DataError
-
-TaskName = tuple[str, str, int]
 
 
 class Flip(NamedTuple):
@@ -56,7 +53,7 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     common = [task for name, task in first.tasks.items() if name in second.tasks]
     if not common:
         raise DataError("no row is in both runs: they are compared by the rows' content")
-    paired = [_paired(task, second.tasks[_name(task)]) for task in common]
+    paired = [_paired(task, second.tasks[task.key]) for task in common]
     environments = sorted({task.environment for task in (*first.tasks.values(), *second.tasks.values())})
     rows = [_row(name, paired, first, second) for name in environments]
     if len(environments) > 1:
@@ -76,23 +73,17 @@ def write_comparison(
     output: Path, compared: Comparison, runs: Sequence[Runs], names: Sequence[str], tasks: int
 ) -> None:
     """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
-    shown = {_name(flip.task): flip for flip in compared.flips[:tasks]}
-    rollouts: dict[TaskName, list[dict[str, Any]]] = {name: [] for name in shown}
+    shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
+    rollouts: dict[TaskKey, list[dict[str, Any]]] = {key: [] for key in shown}
     for run, label in zip(runs, names, strict=True):
         for value in run.rollouts():
-            if (name := task_name(value)) in rollouts:
-                rollouts[name].append(conversation(value, label))
+            if (key := task_key(value)) in rollouts:
+                rollouts[key].append(conversation(value, label))
     write_page(output, f"{names[1]} compared with {names[0]}", _parts(compared, shown, rollouts))
 
 
-def openings(runs: Runs, flips: Sequence[Flip]) -> Mapping[TaskName, str]:
-    """Return the first words of the rows that differ."""
-    wanted = {_name(flip.task) for flip in flips}
-    return {name: opening(value) for value in runs.rollouts() if (name := task_name(value)) in wanted}
-
-
 def _parts(
-    compared: Comparison, shown: Mapping[TaskName, Flip], rollouts: Mapping[TaskName, list[dict[str, Any]]]
+    compared: Comparison, shown: Mapping[TaskKey, Flip], rollouts: Mapping[TaskKey, list[dict[str, Any]]]
 ) -> Iterator[Part]:
     yield table(compared.rows)
     yield {"heading": "Rows that differ"}
@@ -101,15 +92,11 @@ def _parts(
             {
                 "environment": flip.task.environment,
                 "name": f"{flip.task.name}: {flip.difference:+.3g}",
-                "rollouts": rollouts[name],
+                "rollouts": rollouts[key],
             }
-            for name, flip in shown.items()
+            for key, flip in shown.items()
         ]
     }
-
-
-def _name(task: Task) -> TaskName:
-    return task.environment, task.row_key, task.occurrence
 
 
 def _paired(first: Task, second: Task) -> _Pairs:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gymgate import codec
 from gymgate.collection.record import read_values
 from gymgate.collection.rows import RowReader
-from gymgate.collection.tasks import task_name
+from gymgate.collection.tasks import task_key
 from gymgate.errors import DataError
 from gymgate.files import replacing
 from gymgate.rollout.breakdowns import breakdown
@@ -46,7 +46,7 @@ def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, A
     orders = sorted({_order(value) for value in runs.rollouts()})
     for value in runs.rollouts():
         numbers = {
-            TASK: tasks.setdefault(task_name(value), len(tasks)),
+            TASK: tasks.setdefault(task_key(value), len(tasks)),
             ROLLOUT: orders.index(_order(value)),
             "agent_ref": agent_ref(value["agent"]),
         }

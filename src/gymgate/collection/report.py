@@ -122,7 +122,7 @@ def _task_rows(collected: CollectedTasks, data: ReportData) -> Iterator[dict[str
 
 
 def _name(task: Task, data: ReportData) -> str:
-    opening = data.openings.get((task.environment, task.row_key, task.occurrence), "")
+    opening = data.openings.get(task.key, "")
     return f"{task.name} {opening}".strip()
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.collection.tasks import calls_and_tokens, task_name
+from gymgate.collection.tasks import TaskKey, calls_and_tokens, task_key
 from gymgate.collection.transcript import opening
 from gymgate.config import POLICY
 from gymgate.rollout import outcome_of
@@ -38,9 +38,9 @@ class ReportData:
     """Seconds of all rollouts, by what they were spent on."""
     tokens: dict[str, dict[str, int | None]] = field(default_factory=dict)
     """Calls and tokens by model server; `None` where no answer counts them."""
-    openings: dict[tuple[str, str, int], str] = field(default_factory=dict)
+    openings: dict[TaskKey, str] = field(default_factory=dict)
     """The first words of each task."""
-    shown: dict[tuple[str, str, int], list[dict[str, Any]]] = field(default_factory=dict)
+    shown: dict[TaskKey, list[dict[str, Any]]] = field(default_factory=dict)
     """Lines of rollouts, finished or failed for good, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed attempts by class and error."""
@@ -49,7 +49,7 @@ class ReportData:
 
     def add(self, value: dict[str, Any]) -> None:
         """Add a rollout that finished or, after all of those, the last failure (`final`) of one that did not."""
-        name = task_name(value)
+        name = task_key(value)
         if name in self.shown or len(self.shown) < self.tasks:
             values = self.shown.setdefault(name, [])
             if len(values) < self.per_task * (2 if "final" in value else 1):

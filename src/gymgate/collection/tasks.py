@@ -30,6 +30,10 @@ ANSWER_KEYS = (
 _LONGEST_ANSWER = 64
 
 
+TaskKey = tuple[str, str, int]
+"""Environment, row key and occurrence: what the rollouts of a task have in common."""
+
+
 class Score(NamedTuple):
     """The figures that are kept of one rollout."""
 
@@ -57,6 +61,10 @@ class Task:
     seconds: float = 0.0
 
     @property
+    def key(self) -> TaskKey:
+        return self.environment, self.row_key, self.occurrence
+
+    @property
     def name(self) -> str:
         """`ENVIRONMENT:LINE` of the row's file, with `#2` and so on for further equal rows."""
         return f"{self.environment}:{self.line}{f'#{self.occurrence + 1}' if self.occurrence else ''}"
@@ -75,7 +83,7 @@ class Task:
 class CollectedTasks:
     """The tasks of one or several runs."""
 
-    tasks: dict[tuple[str, str, int], Task] = field(default_factory=dict)
+    tasks: dict[TaskKey, Task] = field(default_factory=dict)
     answer_keys: dict[str, str] = field(default_factory=dict)
     """Environment -> field of its results that holds the answer, where there is one."""
     notes: list[str] = field(default_factory=list)
@@ -120,10 +128,10 @@ class CollectedTasks:
 
     def task_of(self, value: Mapping[str, Any]) -> Task:
         """The task that a line of a run belongs to."""
-        name = task_name(value)
-        if name not in self.tasks:
-            environment, row_key, occurrence = name
-            self.tasks[name] = Task(
+        key = task_key(value)
+        if key not in self.tasks:
+            environment, row_key, occurrence = key
+            self.tasks[key] = Task(
                 environment=environment,
                 agent=str(value.get("agent", "")),
                 row_key=row_key,
@@ -132,11 +140,11 @@ class CollectedTasks:
                 source=str(value.get("source", "")),
                 line=int(value.get("line", 0)),
             )
-        return self.tasks[name]
+        return self.tasks[key]
 
 
-def task_name(value: Mapping[str, Any]) -> tuple[str, str, int]:
-    """Environment, row key and occurrence: what the rollouts of a task have in common."""
+def task_key(value: Mapping[str, Any]) -> TaskKey:
+    """Return the key of the task that a line of a run belongs to."""
     return str(value.get("environment", "")), str(value["row_key"]), int(value.get("occurrence", 0))
 
 

@@ -127,14 +127,12 @@ class EnvironmentPlan:
     @cached_property
     def policies(self) -> dict[str, frozenset[str]]:
         """Agent instance -> the model servers that are its policy."""
-        agents = (server for server in self.servers.values() if server.kind == AGENTS)
-        return {agent.name: policy_servers(agent) for agent in agents}
+        return {agent: policy_servers(self.servers[agent]) for agent in self.agents}
 
     @cached_property
     def strategies(self) -> dict[str, Strategy]:
         """Agent instance -> how the keys of its rollouts reach its model calls."""
-        agents = (server for server in self.servers.values() if server.kind == AGENTS)
-        return {agent.name: self._strategy(agent) for agent in agents}
+        return {agent: self._strategy(self.servers[agent]) for agent in self.agents}
 
     def strategy(self, agent: str) -> Strategy:
         """Return an agent's strategy. Raises `ConfigError` if the keys of its rollouts cannot reach its model calls."""

@@ -95,12 +95,13 @@ async def measure(bench: Bench) -> Oracle:
     if not rows:
         return Oracle(reason=_why_unanswered(bench))
     run = _Runs(bench)
+    forms = {n: forms_of(row) for n, row, _ in rows}
     asked = {n: asked_for(row) for n, row, _ in rows}
     tried = {
-        n: [each for each in dict.fromkeys((*asked[n], *PHRASINGS)) if each.form in forms_of(row)]
-        for n, row, _ in rows
+        n: [each for each in dict.fromkeys((*asked[n], *PHRASINGS)) if each.form in forms[n]]
+        for n, _, _ in rows
     }
-    own = await run.all([(n, row, each, forms_of(row)) for n, row, _ in rows for each in tried[n]])
+    own = await run.all([(n, row, each, forms[n]) for n, row, _ in rows for each in tried[n]])
     if not run.counted:
         judged = run.judged and "needs a judge"
         return Oracle(
@@ -108,14 +109,14 @@ async def measure(bench: Bench) -> Oracle:
         )
     full = max([1.0, *(each.recording.reward or 0.0 for each in bench.recorded)])
     paid = {name for name, rewards in own.items() if any(reward >= full for reward in rewards.values())}
-    wrong = {n: _other(row, [other for m, other, _ in rows if m != n]) for n, row, _ in rows}
+    wrong = {n: _other(forms[n], [other for m, other in forms.items() if m != n]) for n in forms}
     others = await run.all(
         [
-            (n, row, each, forms)
+            (n, row, each, other)
             for n, row, _ in rows
-            if (forms := wrong[n]) is not None
+            if (other := wrong[n]) is not None
             for each in tried[n]
-            if each.name in paid and each.form in forms
+            if each.name in paid and each.form in other
         ]
     )
     best = {
@@ -315,10 +316,9 @@ def _inside(row: RowData) -> Iterator[str]:
             yield from held
 
 
-def _other(row: RowData, others: Sequence[RowData]) -> Mapping[str, Answer] | None:
-    """The answer of the first other row that has another one."""
-    own = _key(forms_of(row))
-    return next((forms for each in others if _key(forms := forms_of(each)) != own), None)
+def _other(own: Mapping[str, Answer], others: Sequence[Mapping[str, Answer]]) -> Mapping[str, Answer] | None:
+    """The first of the other rows' answers that is another one."""
+    return next((forms for forms in others if _key(forms) != _key(own)), None)
 
 
 def _key(forms: Mapping[str, Answer]) -> str:
