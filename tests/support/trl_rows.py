@@ -7,6 +7,9 @@ from typing import Any
 
 from examples.trl.tiny_policy import make_model, make_renderer, make_tokenizer
 from transformers import set_seed
+from trl import GRPOConfig
+
+from gymgate.trl import NeMoGymSpec
 
 ROOT = Path(__file__).parents[2]
 LETTERS = ROOT / "examples/own_environment/resources_servers/letter_share"
@@ -19,6 +22,20 @@ def tiny() -> tuple[Any, Any, Any]:
     set_seed(0)
     tokenizer = make_tokenizer()
     return make_model(tokenizer), tokenizer, make_renderer(tokenizer)
+
+
+def make_trainer(cls: Any, spec: NeMoGymSpec, folder: Path, **more: Any) -> Any:
+    """A `GRPOTrainer` of the given class that trains the tiny model on a spec's rows, 8 rollouts a batch in groups of 4."""
+    model, tokenizer, spec.renderer = tiny()
+    wanted = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, **more}
+    return cls(
+        model=model,
+        args=GRPOConfig(**arguments(folder, **wanted)),
+        processing_class=tokenizer,
+        train_dataset=spec.train_dataset,
+        rollout_func=spec.rollout_func,
+        reward_funcs=spec.reward_funcs,
+    )
 
 
 def arguments(folder: Path, **more: Any) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
 
 from gymgate.errors import ConfigError, PolicyError  # noqa: E402
 from gymgate.integrations.trl.curriculum import FILE  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
-from support.trl_rows import ENVIRONMENT, LETTERS, arguments, tiny  # noqa: E402
+from support.trl_rows import ENVIRONMENT, LETTERS, make_trainer, tiny  # noqa: E402
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 
@@ -39,20 +39,10 @@ def letters_of(tokenizer: Any) -> CallableEngine:
 
 
 def train(folder: Path, *, steps: int, resume: bool = False) -> Any:
-    model, tokenizer, renderer = tiny()
     curriculum = {"target": 0.9, "half_life": 1000}
-    with NeMoGymSpec(ENVIRONMENT, data=ROWS, engine=letters_of(tokenizer), curriculum=curriculum) as spec:
-        spec.renderer = renderer
-        wanted = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8}
-        wanted |= {"max_steps": steps, "save_strategy": "steps", "save_steps": 2}
-        trainer = GRPOTrainer(
-            model=model,
-            args=GRPOConfig(**arguments(folder, **wanted)),
-            processing_class=tokenizer,
-            train_dataset=spec.train_dataset,
-            rollout_func=spec.rollout_func,
-            reward_funcs=spec.reward_funcs,
-        )
+    with NeMoGymSpec(ENVIRONMENT, data=ROWS, engine=letters_of(tiny()[1]), curriculum=curriculum) as spec:
+        saving = {"max_steps": steps, "save_strategy": "steps", "save_steps": 2}
+        trainer = make_trainer(GRPOTrainer, spec, folder, **saving)
         trainer.train(resume_from_checkpoint=resume or None)
         return trainer.state.log_history
 

@@ -18,13 +18,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="training tests need torch: see docs/training.md")
 pytest.importorskip("trl", reason="training tests need trl: see docs/training.md")
 
-from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+from trl import GRPOTrainer  # noqa: E402
 
 from gymgate.errors import PolicyError  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
-from support.trl_rows import ENVIRONMENT, ONE_LETTER, arguments, tiny  # noqa: E402
+from support.trl_rows import ENVIRONMENT, ONE_LETTER, make_trainer, tiny  # noqa: E402
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(240), pytest.mark.filterwarnings("default")]
 
@@ -55,16 +55,8 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trainer_of(spec: NeMoGymSpec, folder: Path, **more: Any) -> Recording:
-    model, tokenizer, spec.renderer = tiny()
-    wanted = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, **more}
-    return Recording(
-        model=model,
-        args=GRPOConfig(**arguments(folder, **wanted)),
-        processing_class=tokenizer,
-        train_dataset=spec.train_dataset,
-        rollout_func=spec.rollout_func,
-        reward_funcs=spec.reward_funcs,
-    )
+    trainer: Recording = make_trainer(Recording, spec, folder, **more)
+    return trainer
 
 
 def scripted(tokenizer: Any) -> CallableEngine:
