@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
+import subprocess
 import time
 
 import pytest
@@ -52,6 +54,30 @@ def test_a_session_is_killed_with_what_the_command_started(timeout_s: float) -> 
         ended, _, _ = select.select([reading], [], [], 20)
         os.close(reading)
     assert ended
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # its stderr is closed by its collection
+def test_ctrl_c_while_a_command_starts_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command runs by then and `Popen` has not returned: nobody else could end it."""
+    reading, writing = os.pipe()
+    start = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+    def interrupted(*arguments: object) -> None:
+        start(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run("exec sleep 60", pass_fds=(writing,), in_session=True)
+    finally:
+        os.close(writing)
+        ended, _, _ = select.select([reading], [], [], 20)
+        os.close(reading)
+    assert ended
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_a_process_left_behind_does_not_hold_the_caller() -> None:

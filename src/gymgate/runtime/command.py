@@ -47,17 +47,13 @@ def child(
     `in_session`: it has a session of its own, which a terminal's Ctrl-C does not reach, and is killed with everything in
     it. `settings` are those of `subprocess.Popen`. Raises `CommandError` if it cannot start.
     """
-    try:
-        process = subprocess.Popen(
-            [os.fspath(word) for word in command], start_new_session=in_session, **settings
-        )
-    except OSError as error:
-        raise CommandError(error.strerror or str(error)) from error
+    process: subprocess.Popen[Any] | None = None
     late = threading.Event()
 
     def kill() -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL) if in_session else process.kill()
+            if process is not None:
+                os.killpg(process.pid, signal.SIGKILL) if in_session else process.kill()
 
     def end() -> None:
         late.set()
@@ -65,14 +61,39 @@ def child(
 
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
-    timer.start()
     try:
+        try:
+            with _ctrl_c_afterwards():
+                process = subprocess.Popen(
+                    [os.fspath(word) for word in command], start_new_session=in_session, **settings
+                )
+        except OSError as error:
+            raise CommandError(error.strerror or str(error)) from error
+        timer.start()
         yield process, late
     finally:
         timer.cancel()
-        kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_KILL_TIMEOUT_S)
+        if process is not None:
+            kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def _ctrl_c_afterwards() -> Iterator[None]:
+    """Put off a `KeyboardInterrupt`: in the middle of `Popen` it would leave a command that nobody knows."""
+    raising = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(raising):
+        yield
+        return
+    pressed = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: pressed.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, raising)
+        if pressed.is_set():
+            signal.raise_signal(signal.SIGINT)
 
 
 def run_command(
