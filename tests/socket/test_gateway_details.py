@@ -10,7 +10,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from gymgate.config import Endpoint, HTTPEndpoint, ReplayEndpoint
+from gymgate.config import POLICY, Endpoint, HTTPEndpoint, ReplayEndpoint
 from gymgate.gateway.server import Gateway
 from gymgate.rollout import ModelCall
 from support.upstream import Seen, chat_answer, responses_answer, upstream
@@ -22,11 +22,11 @@ def output(text: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": "c1", "output": text}
 
 
-def recording(directory: Path) -> ReplayEndpoint:
+def recording(directory: Path, name: str = "r") -> ReplayEndpoint:
     said = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "done"}]}
     record = {
         "responses_create_params": {"input": "q"},
-        "response": {"id": "r", "output": [CALL, output("recorded"), said]},
+        "response": {"id": name, "output": [CALL, output("recorded"), said]},
     }
     path = directory / "r.jsonl"
     path.write_text(json.dumps(record) + "\n")
@@ -51,6 +51,21 @@ async def test_a_replay_says_that_a_tool_answered_otherwise_than_recorded(
     assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "loose"}
     call = await record_of(recording(tmp_path), [*asked, output("recorded")], bodies=bodies)
     assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "exact"}
+
+
+async def test_rollouts_share_the_backend_of_a_recording_until_its_file_changes(tmp_path: Path) -> None:
+    """A backend of each rollout's own asks a thread for its index: a third of the rollouts per second."""
+
+    def backend(gateway: Gateway) -> object:
+        target = gateway.open(endpoint).target(POLICY)
+        return target and target.backend
+
+    endpoint = recording(tmp_path)
+    async with Gateway() as gateway:
+        first = backend(gateway)
+        assert first is backend(gateway)
+        recording(tmp_path, name="renamed")
+        assert first is not backend(gateway)
 
 
 async def test_an_http_endpoint_says_its_replica_and_its_retries() -> None:

@@ -37,7 +37,7 @@ from gymgate.gateway.requests import METADATA_KEY, Refusal
 from gymgate.gateway.retries import RequestKey, RetryDeduplicator
 from gymgate.retrying import BUSY
 from gymgate.rollout.bodies import RequestLog
-from gymgate.rollout.record import UNDELIVERED, Limit, ModelCall, Usage, read_calls
+from gymgate.rollout.record import UNDELIVERED, Limit, ModelCall, read_calls
 
 POLICY_AS_JUDGE = f"{POLICY}_as_judge"
 """The name by which resources servers know the policy's model server where a config makes the policy its own judge. Their
@@ -321,13 +321,7 @@ class KeylessRoute(Route):
 
 
 def _new_record(index: int, model_server: str, dialect: Dialect, started_s: float) -> ModelCall:
-    return ModelCall.model_construct(
-        index=index,
-        model_server=model_server,
-        dialect=dialect,
-        started_s=started_s,
-        usage=Usage.model_construct(),
-    )
+    return ModelCall(index=index, model_server=model_server, dialect=dialect, started_s=started_s)
 
 
 def relayed_status(error: PolicyError) -> int:

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
+from functools import lru_cache
 from typing import Any, Self
 
 from aiohttp import web
@@ -32,6 +33,7 @@ from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.handler import Handler, StreamTimes
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.replay.backend import ReplayBackend
+from gymgate.gateway.replay.index import KEPT_INDEXES, stamps_of
 from gymgate.gateway.route import POLICY_AS_JUDGE, KeylessRoute, Route, Target
 from gymgate.http_client import HTTPClient
 from gymgate.starting import SharedStart
@@ -213,7 +215,7 @@ class Gateway:
         if isinstance(endpoint, str):
             raise ConfigError(f"{endpoint!r} is not an endpoint here: calls without a key have no policy")
         if isinstance(endpoint, ReplayEndpoint):
-            return ReplayBackend(endpoint.rollouts, endpoint.index)
+            return _replay(endpoint.rollouts, endpoint.index, stamps_of(endpoint.rollouts))
         if isinstance(endpoint, CallableEndpoint):
             raise ConfigError(
                 f"callable {endpoint.name!r} can be called only through the process that registered it"
@@ -261,6 +263,12 @@ def _server(handler: Handler) -> web.Server:
         keepalive_timeout=KEEPALIVE_S,
         read_bufsize=READ_AHEAD,
     )
+
+
+@lru_cache(maxsize=KEPT_INDEXES)
+def _replay(paths: tuple[str, ...], index: int | None, stamps: tuple[tuple[int, int], ...]) -> ReplayBackend:
+    """One backend while the files do not change: a new one reads its index in a thread at its first call."""
+    return ReplayBackend(paths, index)
 
 
 def _digest(key: str) -> bytes:

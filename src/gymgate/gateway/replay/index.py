@@ -151,9 +151,14 @@ def load_index(paths: Sequence[str], index: int | None = None) -> ReplayIndex:
 
     `index` pins one recording (0-based, over all files); `ConfigError` if there is none of that number.
     """
-    stamps = tuple(_stamp(path) for path in paths)
+    stamps = stamps_of(paths)
     with _loading:
         return _load(tuple(paths), stamps, index)
+
+
+def stamps_of(paths: Sequence[str]) -> tuple[tuple[int, int], ...]:
+    """Return what changes when one of the files does."""
+    return tuple(_stamp(path) for path in paths)
 
 
 _loading = threading.Lock()
@@ -171,7 +176,7 @@ def _load(paths: tuple[str, ...], stamps: tuple[tuple[int, int], ...], index: in
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    """Changes when the file does; a file that is not there fails when it is read."""
+    """Time of change and size; a file that is not there fails when it is read."""
     try:
         status = Path(path).stat()
     except OSError:
