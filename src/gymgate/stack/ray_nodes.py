@@ -214,6 +214,9 @@ def _refuse_silence(address: str) -> None:
 
 
 def nodes_of(ray: Any) -> tuple[list[dict[str, Any]], set[str]]:
-    """Return the cluster's nodes, and the ids of those that are being drained, which only a private module of Ray tells."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return alive, {*importlib.import_module("ray._private.state").state.get_draining_nodes()}
+    """Return the cluster's nodes, and the ids of those that are being drained."""
+    sdk = importlib.import_module("ray.autoscaler.v2.sdk")  # it needs no autoscaler
+    status = sdk.get_cluster_status(ray.get_runtime_context().gcs_address)
+    nodes = (*status.active_nodes, *status.idle_nodes)
+    draining = {node.node_id for node in nodes if node.node_status == "DRAINING"}
+    return [node for node in ray.nodes() if node["Alive"]], draining
