@@ -1,8 +1,8 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `errors`, `commands`, `settings` (of an
-eval), a title of commands with `-` for each space, such as `This-machine`, or a public name of gymgate: a config class, another
-class or a function.
+eval), `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`, or a public name of gymgate: a
+config class, another class or a function.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ from gymgate.check import CheckResult
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
 from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.trl.spec import TRLSettings
+from gymgate.integrations.verl.worker import LoopConfig
 
+SETTINGS = {"settings": Knobs, "trl": TRLSettings, "verl": LoopConfig}
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -40,10 +43,12 @@ def config_table(cls: type[BaseModel], title: str = "field") -> str:
     fields = sorted(cls.model_fields.items(), key=lambda item: not item[1].is_required())
     for name, field in fields:
         value = field.get_default(call_default_factory=True)
-        same = isinstance(value, gymgate.config.Config) and value == type(value)()
-        default = (
-            "required" if field.is_required() else f"`{type(value).__name__}()`" if same else f"`{value!r}`"
-        )
+        default = "required" if field.is_required() else f"`{value!r}`"
+        if isinstance(value, gymgate.config.Config):
+            arguments = ", ".join(
+                f"{key}={item!r}" for key, item in value.model_dump(exclude_defaults=True).items()
+            )
+            default = f"`{type(value).__name__}({arguments})`"
         rows.append(
             f"| `{name}` | {default} | {' '.join((field.description or '').split())} |".replace("|  |", "| |")
         )
@@ -190,8 +195,8 @@ def render(name: str) -> str:
         return errors_tree()
     if name == "commands":
         return commands_table()
-    if name == "settings":
-        return config_table(Knobs, "setting")
+    if name in SETTINGS:
+        return config_table(SETTINGS[name], "setting")
     if (task := name.replace("-", " ")) in COMMANDS:
         return commands_of(task)
     found = getattr(gymgate, name)

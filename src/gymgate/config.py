@@ -14,7 +14,16 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from gymgate.errors import ConfigError
 
@@ -316,6 +325,13 @@ class RolloutLimits(Config):
     max_calls: int | None = Field(default=DEFAULT_MAX_CALLS, ge=1)
     """Policy calls per rollout. Further calls are refused and the rollout counts as truncated. The default exceeds every
     packaged agent's own limit and ends agents that loop. `None`: no bound."""
+
+
+def validation_message(error: ValidationError) -> str:
+    """Return what is wrong with which setting, on one line."""
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
+    )
 
 
 def dotted(

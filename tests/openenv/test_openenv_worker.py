@@ -120,7 +120,10 @@ def test_a_stack_that_does_not_start_ends_the_worker(
     monkeypatch.setattr("trl.experimental.async_grpo.async_rollout_worker.is_vllm_available", lambda: True)
     worker = worker_of(token_server)
     spec = worker._loop_kwargs["harness_session_factory"].args[0]
-    spec.config = spec.config.model_copy(update={"env_vars": ("GYMGATE_NOT_SET",), "start_timeout_s": 0.001})
+    stack = spec.settings.stack.model_copy(
+        update={"env_vars": ("GYMGATE_NOT_SET",), "start_timeout_s": 0.001}
+    )
+    spec.settings = spec.settings.model_copy(update={"stack": stack})
     with pytest.raises(RuntimeError, match="exited during init"):
         worker.start()
     assert "gymgate.errors." in capfd.readouterr().err

@@ -166,10 +166,11 @@ def test_an_example_config_composes_and_its_rows_are_there(name: str) -> None:
     assert actor.strategy == ("megatron" if name == "megatron" else "fsdp")
     assert config.trainer.v1.sampler.custom_sampler.name == "NeMoGymReplayBuffer"
     (entry,) = yaml.safe_load((EXAMPLES / f"agents/{name}.yaml").read_text())
-    ours = {field: value for field, value in entry.items() if field in LoopConfig.model_fields}
+    ours = {field: value for field, value in entry.items() if field in LoopConfig.names()}
     assert entry.keys() - ours.keys() == {"name", "_target_"}
     assert entry["name"] == config.actor_rollout_ref.rollout.agent.default_agent_loop
-    assert {*LoopConfig.model_validate(ours).environments} == {*config.data.train_files}
+    stack = LoopConfig.model_validate(ours).stack
+    assert {environment.name for environment in stack.environments} == {*config.data.train_files}
     packaged = dict.fromkeys(config.data.val_files, "example")
     assert len(create_rl_dataset(packaged, config.data, None, None)) == 5 * len(packaged)
 

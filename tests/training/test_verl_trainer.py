@@ -84,8 +84,8 @@ def manager_of(config: DictConfig) -> AgentLoopManagerTQ:
 
 async def leases_of(config: DictConfig) -> int:
     entry = plain(OmegaConf.load(config.actor_rollout_ref.rollout.agent.agent_loop_config_path))[0]
-    ours = {name: value for name, value in entry.items() if name in LoopConfig.model_fields}
-    async with acquire(LoopConfig.model_validate(ours).stack_config()) as stack:
+    ours = {name: value for name, value in entry.items() if name in LoopConfig.names()}
+    async with acquire(LoopConfig.model_validate(ours).stack) as stack:
         return int((await stack.status())["leases"])
 
 

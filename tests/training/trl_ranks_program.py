@@ -133,7 +133,7 @@ def main(folder: Path, url: str | None = None, model_directory: str | None = Non
             "batches": batches,
             "servers": servers,
             "log": log,
-            "share": spec.config.share,
+            "share": spec.settings.stack.share,
             "early": early,
         }
         (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(told))

@@ -13,8 +13,10 @@ from click.testing import CliRunner
 from gymgate.cli.options import Option
 from gymgate.cli.run import command
 from gymgate.collection.spec import RunSpec
-from gymgate.config import Config
+from gymgate.config import Config, StackConfig
 from gymgate.errors import ConfigError, OptionError
+from gymgate.integrations.trl.spec import NeMoGymSpec
+from gymgate.integrations.verl.worker import LoopConfig
 
 WORDS = (
     "mcqa calendar -n 5 -r 4 --seeds 2 -b http://a/v1,http://b/v1 -m M --dialect responses --max-retries 0 --sampling top_p=1 "
@@ -92,6 +94,44 @@ def test_a_value_in_the_place_of_a_table_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text('policy = "http://a/v1"\nstack = {environments = "mcqa"}')
     with pytest.raises(ConfigError, match="'policy'"):
         dry_run("--spec", tmp_path / "x.toml")
+
+
+def test_fields_of_the_stack_may_stand_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "flat.toml").write_text('environments = "mcqa"\nray = "auto"\n[stack]\nlinger_s = 5')
+    stack = dry_run("--spec", tmp_path / "flat.toml")["stack"]
+    assert (stack["environments"][0]["name"], stack["linger_s"], stack["ray"]["address"]) == (
+        "mcqa",
+        5,
+        "auto",
+    )
+    (tmp_path / "twice.toml").write_text('linger_s = 1\n[stack]\nenvironments = ["mcqa"]\nlinger_s = 5')
+    with pytest.raises(ConfigError, match=r"twice\.toml: linger_s is given twice"):
+        dry_run("--spec", tmp_path / "twice.toml")
+    with pytest.raises(ValueError, match="must be set in it"):
+        RunSpec.model_validate({"stack": StackConfig(environments=("mcqa",)), "linger_s": 1})  # type: ignore[arg-type]
+
+
+def test_a_trainers_settings_are_those_of_a_run() -> None:
+    flat: dict[str, Any] = {"ray": "auto", "models": {"*": "policy"}, "limits": {"max_calls": 3}}
+    run = RunSpec.model_validate({"environments": "mcqa", **flat})
+    trl = NeMoGymSpec("mcqa", sandbox="docker", seed=7, **flat).settings
+    verl = LoopConfig.model_validate({"environments": "mcqa", **flat})
+    assert (run.stack.ray, run.stack.models) == (trl.stack.ray, trl.stack.models)
+    assert run.stack.model_copy(update={"share": "machine"}) == verl.stack
+    assert (trl.seed, trl.stack.environments[0].sandbox) == (7, "docker")
+    # a limit that is set leaves the others at the trainer's default
+    limits = [each.limits for each in (run, trl, verl)]
+    assert [(each.timeout_s, each.max_calls) for each in limits] == [(3600, 3), (1500, 3), (1800, 3)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"rowss": 1}, {"stack": 3}, {"limits": {"timeout_s": 0}}, {"stack": {"linger": 1}}, {"stack": "x"}],
+)
+def test_a_setting_that_trl_does_not_know_is_named_on_one_line(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))) as refused:
+        NeMoGymSpec("mcqa", **wrong)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_run_needs_an_environment_or_rows() -> None:

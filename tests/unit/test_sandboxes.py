@@ -212,8 +212,8 @@ def test_options_become_an_environment() -> None:
 def test_sdks_have_it_too() -> None:
     """TRL's spec, verl's YAML and verifiers' taskset."""
     stacks = (
-        NeMoGymSpec("e", sandbox="docker").config,
-        LoopConfig.model_validate({"environments": [{"name": "e", "sandbox": "docker"}]}).stack_config(),
+        NeMoGymSpec("e", sandbox="docker").settings.stack,
+        LoopConfig.model_validate({"environments": [{"name": "e", "sandbox": "docker"}]}).stack,
         Knobs(env="e", sandbox="docker").stack_config(),
     )
     assert {stack.environments for stack in stacks} == {(EnvironmentConfig(name="e", sandbox="docker"),)}

@@ -152,7 +152,7 @@ def test_a_rollout_ends_before_ranks_give_up_waiting_for_each_other() -> None:
         check_timeout(SimpleNamespace(args=args, accelerator=accelerator), timeout_s)
 
     check(1, 1800)
-    for limits in (None, {"max_calls": 5}, RolloutLimits(max_calls=5)):
-        check(2, NeMoGymSpec("mcqa", limits=limits).limits.timeout_s)
+    for limits in ({}, {"max_calls": 5}, RolloutLimits(max_calls=5)):
+        check(2, NeMoGymSpec("mcqa", limits=limits).settings.limits.timeout_s)
     with pytest.raises(ConfigError, match=r"timeout_s=1800.*ddp_timeout=1800"):
         check(2, 1800)

@@ -107,8 +107,8 @@ def test_why_a_rollout_is_not_trained_on() -> None:
 
 def test_an_entry_describes_one_stack_per_machine() -> None:
     entry = LoopConfig.model_validate({"environments": "mcqa", "renderer": "qwen3"})
-    assert entry.renderer == {"name": "qwen3"}
-    stack = entry.stack_config()
+    assert dict(entry.renderer or ()) == {"name": "qwen3"}
+    stack = entry.stack
     assert stack.share == "machine"
     assert [environment.name for environment in stack.environments] == ["mcqa"]
     more = LoopConfig.model_validate(
@@ -116,7 +116,7 @@ def test_an_entry_describes_one_stack_per_machine() -> None:
             "environments": ["mcqa", {"name": "math_with_judge", "overrides": [["a.b", 1]]}],
             "stack": {"share": "process", "linger_s": 5, "models": {"judge": "policy"}},
         }
-    ).stack_config()
+    ).stack
     assert (more.share, more.linger_s, more.models) == ("process", 5, (("judge", "policy"),))
     assert more.environments[1].overrides == (("a.b", 1),)
 

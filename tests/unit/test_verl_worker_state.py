@@ -16,7 +16,7 @@ from gymgate.integrations.verl import worker as worker_room
 from gymgate.integrations.verl.worker import LoopConfig, _workers, worker_of
 from gymgate.stack import Stack
 
-ENTRY = LoopConfig(environments=("mcqa",))
+ENTRY = LoopConfig.model_validate({"environments": "mcqa"})
 
 
 class Rollout(SimpleNamespace):
@@ -47,7 +47,7 @@ async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
         return Stack(config, None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
-    shared = RolloutRunner(ENTRY.stack_config(), RolloutLimits())
+    shared = RolloutRunner(ENTRY.stack, RolloutLimits())
     with caplog.at_level(logging.ERROR):
         told = await asyncio.gather(*(shared.start() for _ in range(64)), return_exceptions=True)
     assert {type(error) for error in told} == {StackStartError}
@@ -65,7 +65,7 @@ async def test_a_cancelled_rollout_leaves_the_start_to_the_others(monkeypatch: p
         return Stack(config, None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr("gymgate.integrations.training.rollouts.connect", connect)
-    shared = RolloutRunner(ENTRY.stack_config(), RolloutLimits())
+    shared = RolloutRunner(ENTRY.stack, RolloutLimits())
     first, second = (asyncio.create_task(shared.start()) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -89,9 +89,11 @@ async def test_one_policy_per_set_of_sampling_parameters() -> None:
 async def test_a_worker_is_one_per_entry_and_server_manager() -> None:
     manager = object()
     first = worker_of(ENTRY, manager, None, ROLLOUT)
-    assert worker_of(LoopConfig(environments=("mcqa",)), manager, None, ROLLOUT) is first
+    assert worker_of(LoopConfig.model_validate({"environments": "mcqa"}), manager, None, ROLLOUT) is first
     assert worker_of(ENTRY, object(), None, ROLLOUT) is not first
-    assert worker_of(LoopConfig(environments=("other",)), manager, None, ROLLOUT) is not first
+    assert (
+        worker_of(LoopConfig.model_validate({"environments": "other"}), manager, None, ROLLOUT) is not first
+    )
     assert len(_workers[asyncio.get_running_loop()]) == 3
 
 

@@ -83,12 +83,11 @@ def _invalid_config(error: ValueError) -> str | None:
     """Return one line on an option's value that a config refuses; `None` for any other error."""
     from pydantic import ValidationError
 
-    from gymgate.config import Config
+    from gymgate.config import Config, validation_message
 
-    if not isinstance(error, ValidationError) or error.title not in {
-        cls.__name__ for cls in Config.__subclasses__()
-    }:
+    def names(cls: type) -> set[str]:
+        return {cls.__name__}.union(*map(names, cls.__subclasses__()))
+
+    if not isinstance(error, ValidationError) or error.title not in names(Config):
         return None
-    return "; ".join(
-        f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
-    )
+    return validation_message(error)

@@ -38,9 +38,9 @@ from gymgate.cli.options import (
 from gymgate.cli.output import log
 from gymgate.cli.policies import asked_endpoint, endpoint_list, sampling_fields
 from gymgate.collection.metrics import parse_ks, summary_rows
-from gymgate.config import HTTPEndpoint
+from gymgate.config import HTTPEndpoint, validation_message
 from gymgate.errors import ConfigError
-from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs, one_line
+from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
 from gymgate.stack.needs import require_needs
 
@@ -194,7 +194,7 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
     try:
         return Line(argv, Knobs(**settings), url)
     except ValidationError as error:
-        raise ConfigError(one_line(error)) from None
+        raise ConfigError(validation_message(error)) from None
 
 
 def _settings(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gymgate.collection.pace import Pace
 from gymgate.config import Config, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
@@ -22,11 +22,36 @@ def _policy(value: Any) -> Any:
     return {"type": "http", **value} if isinstance(value, Mapping) else value
 
 
-class RunSpec(Config):
-    """One run: rows, a policy, the environments that run and score them, and limits."""
+class RolloutSpec(Config):
+    """Environments that run and score rollouts, and bounds on each."""
 
     stack: StackConfig
-    """Environments, their servers, and the endpoints of judges."""
+    """Environments, their servers, and the endpoints of judges. Its fields may also stand beside it: `environments` is short for
+    `stack.environments`."""
+    limits: RolloutLimits = RolloutLimits()
+    """Bounds on each rollout. Those that are not set keep this default."""
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        """Return the names of all settings, with those of `stack`'s fields."""
+        return frozenset({*cls.model_fields, *StackConfig.model_fields})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, value: Any) -> Any:
+        return gather_stack(value)
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _keep_defaults(cls, value: Any) -> Any:
+        given = value.model_dump(exclude_unset=True) if isinstance(value, RolloutLimits) else value
+        default: RolloutLimits = cls.model_fields["limits"].default
+        return {**default.model_dump(), **given} if isinstance(given, Mapping) else given
+
+
+class RunSpec(RolloutSpec):
+    """One run: rows, a policy, the environments that run and score them, and limits."""
+
     data: str = "example"
     """Packaged file of rows by name, JSONL path, or `hf:owner/name[:split]`."""
     rows: int | None = Field(default=None, ge=1)
@@ -41,8 +66,6 @@ class RunSpec(Config):
     """Where the policy's calls go; `None`: the environments' recorded rollouts are replayed."""
     wait_for_policy_s: float | None = Field(default=None, ge=0)
     """Wait up to this many seconds for an endpoint that does not answer; `None`: not at all."""
-    limits: RolloutLimits = RolloutLimits()
-    """Bounds on each rollout."""
     pace: Pace = Pace()
     """Concurrency, retries, and when the run warns or stops."""
     record_bodies: bool = False
@@ -64,6 +87,28 @@ class RunSpec(Config):
         return value
 
 
+def gather_stack(value: Any) -> Any:
+    """Return settings with the fields of `stack` that stand beside it moved into it; other values as they are.
+
+    Raises `ValueError` for a field that is given in both places.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    beside = {name: value[name] for name in value if name in StackConfig.model_fields}
+    stack = value.get("stack") or {}
+    if not isinstance(stack, Mapping | StackConfig):
+        raise ValueError(f"stack must be a table of settings, not {stack!r}")
+    if beside and isinstance(stack, StackConfig):
+        raise ValueError(f"stack is a whole config, so {', '.join(beside)} must be set in it")
+    if isinstance(stack, Mapping):
+        if twice := [name for name in beside if name in stack]:
+            raise ValueError(f"{twice[0]} is given twice: in stack and beside it")
+        stack = {**beside, **stack}
+        if isinstance(stack.get("environments"), str):
+            stack["environments"] = (stack["environments"],)
+    return {**{name: item for name, item in value.items() if name not in beside}, "stack": stack}
+
+
 def read_spec(path: Path) -> dict[str, Any]:
     """Return the content of a TOML or JSON file that describes a run. Raises `ConfigError`, also for another content."""
     try:
@@ -76,4 +121,7 @@ def read_spec(path: Path) -> dict[str, Any]:
         raise ConfigError(f"--spec {path} is not {form}: {error}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"--spec {path} has no settings: it must hold an object")
-    return value
+    try:
+        return dict(gather_stack(value))
+    except ValueError as error:
+        raise ConfigError(f"--spec {path}: {error}") from None

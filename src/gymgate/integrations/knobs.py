@@ -19,6 +19,7 @@ from gymgate.config import (
     StackConfig,
     StackSettings,
     dotted,
+    validation_message,
 )
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
         try:
             self.stack_config()
         except ValidationError as error:
-            raise ValueError(one_line(error)) from None
+            raise ValueError(validation_message(error)) from None
         return self
 
     @property
@@ -172,10 +173,3 @@ def _endpoint(value: Any) -> Any:
     if isinstance(value, str) and value not in ("policy", "none"):
         return {"type": "http", "base_url": value}
     return {"type": "http", **value} if isinstance(value, Mapping) else value
-
-
-def one_line(error: ValidationError) -> str:
-    """Return what is wrong with which knob, on one line."""
-    return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
-    )

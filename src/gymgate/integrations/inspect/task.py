@@ -14,11 +14,12 @@ from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_
 from pydantic import ValidationError
 
 from gymgate.collection.transcript import transcript
+from gymgate.config import validation_message
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
-from gymgate.integrations.knobs import DEFAULT_DATA, DEFAULT_ENVIRONMENT, Knobs, one_line
+from gymgate.integrations.knobs import DEFAULT_DATA, DEFAULT_ENVIRONMENT, Knobs
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
 from gymgate.stack.needs import require_needs
 
@@ -55,7 +56,7 @@ def _checked(given: dict[str, Any]) -> Knobs:
     try:
         return Knobs.model_validate(given)
     except ValidationError as error:
-        raise ConfigError(f"-T {one_line(error)}") from None
+        raise ConfigError(f"-T {validation_message(error)}") from None
 
 
 def _samples(rows: Sequence[EvalRow], chosen: Knobs) -> list[Sample]:

@@ -80,7 +80,7 @@ class NeMoGymSessionFactory(ResourceSessionFactory):  # type: ignore[misc]
         )
         self.failure: GymgateError | None = None
         """The error of `FailureGuard`: rollouts have failed for so long that the training is to end."""
-        self._runner = RolloutRunner(spec.config, spec.limits)
+        self._runner = RolloutRunner(spec.settings.stack, spec.settings.limits)
         self._guard = FailureGuard(batch_size=GUARDED_ROLLOUTS)
         self._loop = LoopThread()
         self._loop.enter()
@@ -173,7 +173,7 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
         if not self._rollout.done():
             return VerifyResult()
         rollout = self._rollout.result().rollout
-        outcome = outcome_of(rollout, score_truncated=self._factory.spec.score_truncated)
+        outcome = outcome_of(rollout, score_truncated=self._factory.spec.settings.score_truncated)
         return VerifyResult(
             env_reward=outcome.taught,
             done=True,

@@ -145,7 +145,7 @@ class Producer:
         self.settings = settings
         self.channels = channels
         self.spec = settings.spec
-        self.runner = RolloutRunner(self.spec.config, self.spec.limits)
+        self.runner = RolloutRunner(self.spec.settings.stack, self.spec.settings.limits)
         self.guard = FailureGuard(batch_size=max(settings.concurrency, settings.group_size))
         self.engine: Engine | None = None
         running_groups = math.ceil(settings.concurrency / settings.group_size)
@@ -198,7 +198,7 @@ class Producer:
             version=version,
             prompt=[{"role": message["role"], "content": message["content"]} for message in record["prompt"]],
             decode=lambda ids: str(self.settings.tokenizer.decode(ids, skip_special_tokens=True)),
-            score_truncated=self.spec.score_truncated,
+            score_truncated=self.spec.settings.score_truncated,
         )
         try:
             self.channels.metrics.put_nowait(group_metrics(rollouts, environment))

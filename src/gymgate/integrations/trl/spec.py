@@ -10,12 +10,22 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from pydantic import Field, ValidationError
+
 from gymgate import codec
-from gymgate.config import EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.collection.spec import gather_stack
+from gymgate.config import (
+    EnvironmentConfig,
+    EnvironmentSettings,
+    RolloutLimits,
+    StackConfig,
+    validation_message,
+)
 from gymgate.errors import ConfigError
 from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
+from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.integrations.trl.batch import SegmentChoice, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset, open_sources, weights_of
 from gymgate.integrations.trl.policy import (
@@ -39,8 +49,30 @@ if TYPE_CHECKING:
     from gymgate.integrations.trl.curriculum import BatchCurriculum
 
 
-TIMEOUT_S = 1500.0
-"""Of a rollout, unless `limits` says another; below the 1800 s that ranks wait for each other (`ddp_timeout`)."""
+class TRLSettings(TrainingSpec):
+    """Settings of `NeMoGymSpec(environments, engine=..., renderer=..., ...)`.
+
+    `agent`, `sandbox` and `routing` may be given too, for each of the environments. The ranks of a machine share one stack,
+    unless `share` is set.
+    """
+
+    stack: StackConfig
+    """Servers of the environments, and the endpoints of judges. Its fields may also be given directly: `models`, `ray`."""
+    limits: RolloutLimits = RolloutLimits(timeout_s=1500)
+    """Bounds on each rollout. Those that are not set keep this default, which is below the 1800 s that ranks wait for each
+    other (`ddp_timeout`)."""
+    data: str | dict[str, str] = "example"
+    """Rows of all environments, or of each: packaged file by name, JSONL path, or `hf:owner/name[:split]`."""
+    eval_data: str | dict[str, str] | None = None
+    """Rows of evaluations, as `data`; `None`: there is no `eval_dataset`."""
+    rows: int | None = Field(default=None, ge=1)
+    """Maximum rows of the training blend; `None`: all."""
+    seed: int = 0
+    """Seed of the blend and of the curriculum."""
+    curriculum: CurriculumConfig | None = None
+    """Draw each batch's rows by their pass rates; `None`: rows come as the trainer's arguments say."""
+    segment_choice: SegmentChoice = "longest"
+    """Segment that stands for a rollout with several: the one with most sampled ids, or the last."""
 
 
 class NeMoGymSpec:
@@ -52,18 +84,13 @@ class NeMoGymSpec:
             rollout_func=spec.rollout_func, reward_funcs=spec.reward_funcs,
         )
 
-    `environments` are names, or paths to configs of your own; a mapping gives them weights. `data` and `eval_data` name
-    the rows (see `gymgate.open_rows`) for all environments or for each. `rows` limits the rows of the training blend.
-    `engine` samples the tokens. Its default is the trainer's own: for `use_vllm` its vLLM server, or the vLLM in its
-    process; else its model in this process. `renderer` is a name in the `renderers` package; its default is what that
-    package has for the model. Truncated rollouts are left out of the loss unless `score_truncated` is set.
+    `environments` are names, or paths to configs of your own; a mapping gives them weights. `settings` are those of
+    `TRLSettings`. `engine` samples the tokens. Its default is the trainer's own: for `use_vllm` its vLLM server, or the vLLM
+    in its process; else its model in this process. `renderer` is a name in the `renderers` package; its default is what that
+    package has for the model.
 
-    `curriculum` draws each batch's rows by their pass rates, which the training's own rollouts measure; its state is kept
-    beside each checkpoint. Without it rows come in the dataset's order or shuffled, as the trainer's arguments say.
-
-    `sandbox` is the sandbox provider of environments that run commands in one. `stack` has further fields of
-    `StackConfig`, such as `models` for judges or `environments` with overrides. The stack starts with the first batch and
-    runs until `close`; the ranks of one machine share it. `ray` runs it on the nodes of a Ray cluster. A spec can be pickled.
+    The stack starts with the first batch and runs until `close`; the ranks of one machine share it. A spec can be pickled.
+    Raises `ConfigError` for settings that do not fit.
     """
 
     _loop: LoopThread | None
@@ -77,41 +104,14 @@ class NeMoGymSpec:
         self,
         environments: str | Sequence[str] | Mapping[str, float],
         *,
-        data: str | Mapping[str, str] = "example",
-        eval_data: str | Mapping[str, str] | None = None,
-        rows: int | None = None,
-        seed: int = 0,
         engine: EngineSource | None = None,
         renderer: RendererSource | None = None,
-        limits: RolloutLimits | Mapping[str, Any] | None = None,
-        runtime: RuntimeConfig | Mapping[str, Any] | None = None,
-        stack: Mapping[str, Any] | None = None,
-        sandbox: str | None = None,
-        ray: RayCluster | str | None = None,
-        curriculum: CurriculumConfig | Mapping[str, Any] | None = None,
-        segment_choice: SegmentChoice = "longest",
-        score_truncated: bool = False,
+        **settings: Any,
     ) -> None:
         self.weights = weights_of(environments)
-        self.data = data
-        self.eval_data = eval_data
-        self.rows = rows
-        self.seed = seed
         self.engine = engine
         self.renderer = renderer
-        named = limits.model_dump(exclude_unset=True) if isinstance(limits, RolloutLimits) else limits or {}
-        self.limits = RolloutLimits.model_validate({"timeout_s": TIMEOUT_S, **named})
-        self.curriculum = None if curriculum is None else CurriculumConfig.model_validate(curriculum)
-        self.segment_choice: SegmentChoice = segment_choice
-        self.score_truncated = score_truncated
-        several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
-        defaults = {
-            "environments": tuple(EnvironmentConfig(name=name, sandbox=sandbox) for name in self.weights),
-            "runtime": runtime or RuntimeConfig(),
-            "ray": ray,
-            "share": "machine" if several_ranks else "process",
-        }
-        self.config = StackConfig.model_validate({**defaults, **(stack or {})})
+        self.settings = _settings(tuple(self.weights), settings)
         self._reset()
 
     def _reset(self) -> None:
@@ -125,16 +125,16 @@ class NeMoGymSpec:
     @cached_property
     def train_dataset(self) -> Dataset:
         """Rows of all environments, drawn by weight (see `blended`)."""
-        sources = open_sources(self.weights, self.data, self.config)
-        draws = islice(blended(sources, self.seed), self.rows)
+        sources = open_sources(self.weights, self.settings.data, self.settings.stack)
+        draws = islice(blended(sources, self.settings.seed), self.settings.rows)
         return make_dataset(read_rows(sources, draws), "train")
 
     @cached_property
     def eval_dataset(self) -> Dataset | None:
         """Every row of `eval_data` once; `None` without `eval_data`."""
-        if self.eval_data is None:
+        if self.settings.eval_data is None:
             return None
-        sources = open_sources(self.weights, self.eval_data, self.config)
+        sources = open_sources(self.weights, self.settings.eval_data, self.settings.stack)
         return make_dataset(read_rows(sources, in_turn(sources)), "eval")
 
     @property
@@ -153,7 +153,7 @@ class NeMoGymSpec:
 
         trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
         if trainer not in self._policies:  # a renderer takes a while to make, and warnings are given once
-            check_timeout(trainer, self.limits.timeout_s)
+            check_timeout(trainer, self.settings.limits.timeout_s)
             self._policies[trainer] = make_policy(trainer, self.engine, self.renderer)
         if self._loop is None:
             self._loop = LoopThread()
@@ -168,8 +168,8 @@ class NeMoGymSpec:
         batch = to_batch(
             rollouts,
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
-            segment_choice=self.segment_choice,
-            score_truncated=self.score_truncated or not trainer.model.training,
+            segment_choice=self.settings.segment_choice,
+            score_truncated=self.settings.score_truncated or not trainer.model.training,
         )
         # every rank decides the same, over the rollouts of all
         errors = [each.rollout.error for each in rollouts]
@@ -183,15 +183,17 @@ class NeMoGymSpec:
 
     def _draw(self, trainer: Any, located: Sequence[tuple[str, int]]) -> BatchCurriculum | None:
         """Let the curriculum draw the rows of a training's batch; `None` without one, and in an evaluation."""
-        if self.curriculum is None or not trainer.model.training:
+        if self.settings.curriculum is None or not trainer.model.training:
             return None
         from accelerate.utils import gather_object
 
         if trainer not in self._curricula:
             from gymgate.integrations.trl.curriculum import BatchCurriculum
 
-            sources = open_sources(self.weights, self.data, self.config)
-            self._curricula[trainer] = BatchCurriculum(self.curriculum, sources, self.seed, trainer)
+            sources = open_sources(self.weights, self.settings.data, self.settings.stack)
+            self._curricula[trainer] = BatchCurriculum(
+                self.settings.curriculum, sources, self.settings.seed, trainer
+            )
         places = self.train_dataset.select([place for _, place in located])["environment"]
         self._curricula[trainer].draw(
             gather_object([(place, name) for (_, place), name in zip(located, places, strict=True)])
@@ -202,7 +204,7 @@ class NeMoGymSpec:
         self, rows: Sequence[tuple[str, dict[str, Any]]], policy: TokenPolicy
     ) -> list[SampledRollout]:
         if self._runner is None:
-            runner = RolloutRunner(self.config, self.limits)
+            runner = RolloutRunner(self.settings.stack, self.settings.limits)
             await runner.start()  # the first start raises; a later one that fails is a failed rollout
             self._runner = runner
         await asyncio.sleep(self._guard.pause_s)
@@ -224,7 +226,7 @@ class NeMoGymSpec:
         """
         from gymgate.integrations.trl.async_worker import RolloutWorker
 
-        if self.curriculum is not None:
+        if self.settings.curriculum is not None:
             raise ConfigError(
                 "curriculum needs GRPOTrainer: AsyncGRPOTrainer takes rows ahead of what it learns"
             )
@@ -259,6 +261,24 @@ class NeMoGymSpec:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._reset()
+
+
+def _settings(names: Sequence[str], given: Mapping[str, Any]) -> TRLSettings:
+    """Return the settings of a spec for environments. Raises `ConfigError`."""
+    of_each = {name: given[name] for name in EnvironmentSettings.model_fields if name in given}
+    several_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
+    try:
+        gathered = gather_stack({name: value for name, value in given.items() if name not in of_each})
+        gathered["stack"] = {
+            "environments": tuple(EnvironmentConfig(name=name, **of_each) for name in names),
+            "share": "machine" if several_ranks else "process",
+            **dict(gathered["stack"]),
+        }
+        return TRLSettings.model_validate(gathered)
+    except ValidationError as error:
+        raise ConfigError(f"NeMoGymSpec: {validation_message(error)}") from None
+    except ValueError as error:
+        raise ConfigError(f"NeMoGymSpec: {error}") from None
 
 
 async def _close(runner: RolloutRunner | None, policies: Iterable[TokenPolicy]) -> None:

@@ -28,8 +28,8 @@ from verifiers.v1.utils.trace_store import TRACES_FILE
 
 from gymgate.collection.progress import EnvironmentMetrics
 from gymgate.collection.tasks import CollectedTasks
+from gymgate.config import validation_message
 from gymgate.errors import ConfigError
-from gymgate.integrations.knobs import one_line
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import INFO_KEY, NeMoGymConfig
 from gymgate.rollout import outcome_of
@@ -82,7 +82,7 @@ def parse_settings(
         try:
             config.sampling = type(config.sampling).model_validate(fields)
         except ValidationError as error:
-            raise ConfigError(f"--sampling: {one_line(error)}") from None
+            raise ConfigError(f"--sampling: {validation_message(error)}") from None
     return config
 
 

@@ -37,7 +37,7 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        settings = {name: plain(kwargs.pop(name)) for name in LoopConfig.model_fields.keys() & kwargs.keys()}
+        settings = {name: plain(kwargs.pop(name)) for name in LoopConfig.names() & kwargs.keys()}
         super().__init__(*args, **kwargs)
         self.settings = LoopConfig.model_validate(settings)
 

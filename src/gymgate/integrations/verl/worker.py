@@ -6,60 +6,42 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
-from gymgate.config import Config, EnvironmentConfig, RayCluster, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.collection.spec import gather_stack
+from gymgate.config import RolloutLimits, Settings
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
+from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ServerManagerEngine
 from gymgate.tokens.sampling import NAMES
 
 
-class LoopConfig(Config):
-    """An entry of the file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names, beside `name` and `_target_`."""
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
-    environments: tuple[str | EnvironmentConfig, ...] = Field(min_length=1)
-    """Environments of the stack: packaged names, paths to configs of your own, or `EnvironmentConfig`s. Rows name theirs."""
-    renderer: dict[str, Any] | None = None
-    """Config of the `renderers` package (`{name: qwen3}`), or only its name; `None`: by the tokenizer's name or path."""
+
+class LoopConfig(TrainingSpec):
+    """An entry of the file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names, beside `name` and `_target_`.
+
+    All agent-loop workers of a machine share one stack, unless `share` is set.
+    """
+
     limits: RolloutLimits = RolloutLimits(timeout_s=1800)
-    """Limits of one rollout."""
-    runtime: RuntimeConfig = RuntimeConfig()
-    """The nemo-gym release and the interpreter it runs in."""
-    ray: str | RayCluster | None = None
-    """Run the stacks on the nodes of the Ray cluster that verl runs on: `auto`, or the fields of `RayCluster`. `None`: each
-    machine with agent-loop workers has its own stack."""
-    stack: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of `StackConfig`: `models` for judges, `env_vars`, `agent_processes`, `linger_s`."""
-    score_truncated: bool = False
-    """Train on rollouts that a limit ended, with the reward they got; by default they are left out."""
+    """Bounds on each rollout. Those that are not set keep this default."""
+    renderer: Annotated[Settings | None, BeforeValidator(_named)] = None
+    """Config of the `renderers` package (`{name: qwen3}`), or only its name. `None`: by the model's hub name; a model in a
+    directory needs one."""
 
     @model_validator(mode="before")
     @classmethod
-    def _expand_names(cls, value: dict[str, Any]) -> dict[str, Any]:
-        environments, renderer = value.get("environments"), value.get("renderer")
-        return {
-            **value,
-            **({"environments": (environments,)} if isinstance(environments, str) else {}),
-            **({"renderer": {"name": renderer}} if isinstance(renderer, str) else {}),
-        }
-
-    @model_validator(mode="after")
-    def _check_stack(self) -> Self:
-        self.stack_config()
-        return self
-
-    def stack_config(self) -> StackConfig:
-        """Return the stack's config. All agent-loop workers of a machine share it, unless `stack` sets `share`."""
-        return StackConfig(
-            environments=self.environments,
-            runtime=self.runtime,
-            ray=self.ray,
-            **{"share": "machine", **self.stack},
-        )
+    def _share_by_machine(cls, value: Any) -> Any:
+        value = gather_stack(value)
+        stack = value.get("stack") if isinstance(value, Mapping) else None
+        return {**value, "stack": {"share": "machine", **stack}} if isinstance(stack, Mapping) else value
 
 
 @dataclass
@@ -104,13 +86,13 @@ class Worker:
     ) -> None:
         """`rollout` is verl's `actor_rollout_ref.rollout`, `template` its `data.apply_chat_template_kwargs`."""
         self.server_manager = server_manager
-        self.renderer = make_renderer(tokenizer, config.renderer, template)
+        self.renderer = make_renderer(tokenizer, dict(config.renderer) if config.renderer else None, template)
         self.response_length = int(rollout.response_length)
         self.model_length = int(
             rollout.get("max_model_len") or rollout.prompt_length + rollout.response_length
         )
         self.groups = Groups()
-        self.runner = RolloutRunner(config.stack_config(), config.limits)
+        self.runner = RolloutRunner(config.stack, config.limits)
         self._policies: dict[tuple[Any, ...], TokenPolicy] = {}
 
     async def run(
@@ -135,7 +117,7 @@ class Worker:
         return self._policies[key]
 
 
-_workers: dict[asyncio.AbstractEventLoop, dict[tuple[int, str], Worker]] = {}
+_workers: dict[asyncio.AbstractEventLoop, dict[tuple[int, LoopConfig], Worker]] = {}
 
 
 def worker_of(config: LoopConfig, server_manager: Any, *arguments: Any) -> Worker:
@@ -143,7 +125,7 @@ def worker_of(config: LoopConfig, server_manager: Any, *arguments: Any) -> Worke
     for loop in [loop for loop in _workers if loop.is_closed()]:
         del _workers[loop]
     workers = _workers.setdefault(asyncio.get_running_loop(), {})
-    key = (id(server_manager), config.model_dump_json())
+    key = (id(server_manager), config)
     if key not in workers:
         workers[key] = Worker(config, server_manager, *arguments)
     return workers[key]
