@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymgate.cli.options import Seconds, gym_option, json_option
+from gymgate.cli.options import field_option, gym_option, json_option
 from gymgate.cli.output import log, print_json
+from gymgate.collection.spec import RunSpec
+from gymgate.config import RolloutLimits, StackConfig
 
 if TYPE_CHECKING:
     from gymgate.config import RuntimeConfig
@@ -32,18 +34,9 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
 )
 @click.option("-m", "--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
 @click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
-@click.option(
-    "--data", default="example", show_default=True, metavar="ROWS", help="Rows, of which the first is run."
-)
+@field_option("Rows", RunSpec, "data", "--data", metavar="ROWS", help="Rows, of which the first is run.")
 @gym_option
-@click.option(
-    "--timeout",
-    type=Seconds(0, min_open=True),
-    default=300.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Seconds per rollout.",
-)
+@field_option("Limits", RolloutLimits, "timeout_s", "--timeout", default=300.0, help="Seconds per rollout.")
 @json_option
 def command(as_json: bool, **options: Any) -> None:
     """Check what a run or a training needs of this machine.
@@ -71,16 +64,20 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 async def _findings(
-    trainer: str | None, gym: RuntimeConfig, timeout: float, **options: Any
+    environments: Sequence[str], data: str, gym: RuntimeConfig, timeout: float, **options: Any
 ) -> AsyncIterator[Finding]:
     from gymgate.doctor.machine import check_machine
 
     for finding in check_machine():
         yield finding
-    if trainer is None and not any(options[name] for name in ("environments", "urls", "model")):
+    if not (environments or any(options[name] for name in ("trainer", "urls", "model"))):
         return
     from gymgate.doctor.training import TrainingSetup, check_training
 
-    setup = TrainingSetup(trainer=trainer or "tokens", timeout_s=timeout, runtime=gym, **options)  # type: ignore[arg-type]
+    spec = None
+    if environments:
+        stack = StackConfig(environments=tuple(environments), runtime=gym)
+        spec = RunSpec(stack=stack, data=data, limits=RolloutLimits(timeout_s=timeout))
+    setup = TrainingSetup(spec=spec, **{name: value for name, value in options.items() if value})
     async for finding in check_training(setup, log):
         yield finding

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from gymgate.catalog import Catalog
-from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.collection.spec import RunSpec
+from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, StackConfig
 from gymgate.dataset import open_rows
 from gymgate.doctor import Finding
 from gymgate.doctor.policy import check_chat_template, check_greedy, check_two_turns, load_policy
@@ -21,21 +21,19 @@ from gymgate.runtime.command import Progress
 from gymgate.stack import acquire
 
 
-@dataclass(frozen=True)
-class TrainingSetup:
-    """The training to check: trainer, model, servers and environments."""
+class TrainingSetup(Config):
+    """The training to check: trainer, model, servers, and the rollouts to try."""
 
-    environments: Sequence[str]
+    spec: RunSpec | None = None
+    """Environments, of which each agent runs one row; its `policy` is not used. `None`: no rollout is tried."""
     trainer: Trainer = "tokens"
-    urls: Sequence[str] = ()
+    """Trainer whose requirements are checked."""
+    urls: tuple[str, ...] = ()
     """vLLM servers that sample; rollouts use the first one."""
     model: str | None = None
     """Hub name or directory of the tokenizer, and of the model if no server samples; `None`: the served model's name."""
     renderer: str | None = None
     """Its name in the `renderers` package; `None`: the model's."""
-    data: str = "example"
-    timeout_s: float = 300.0
-    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
 
 
 async def check_training(
@@ -43,7 +41,7 @@ async def check_training(
 ) -> AsyncIterator[Finding]:
     """Yield each finding when it is made; stops after a failure that the further checks depend on."""
     try:
-        await asyncio.to_thread(_find_environments, setup)
+        await asyncio.to_thread(_find_environments, setup.spec)
     except GymgateError as error:
         yield Finding("environments", False, str(error))
         return
@@ -57,7 +55,7 @@ async def check_training(
         for finding in findings:
             yield finding
     model = setup.model or (served.model if served else None)
-    if served is None or unusable or (model is None and not setup.environments):
+    if served is None or unusable or (model is None and setup.spec is None):
         return
     if model is None:
         advice = "--vllm URL of a server, or --model DIR to sample in this process"
@@ -82,9 +80,9 @@ async def _check_policy(
             yield await check_chat_template(policy, url, served.model)
         yield await check_two_turns(policy)
         yield await check_greedy(policy, engine)
-        if not setup.environments:
+        if setup.spec is None:
             return
-        config, rows = await asyncio.to_thread(_stack, setup, served)
+        config, rows = await asyncio.to_thread(_stack, setup.spec, url, served)
         async with acquire(config, progress=progress) as stack:
             yield Finding("environments", True, f"up, {len(stack.agents)} agents")
             for agent, about in stack.agents.items():
@@ -94,7 +92,7 @@ async def _check_policy(
                     policy=conversation,
                     judge_policy=policy.judge_conversation(),
                     agent=agent,
-                    limits=RolloutLimits(timeout_s=setup.timeout_s),
+                    limits=setup.spec.limits,
                     record_bodies=False,
                 )
                 for finding in check_rollout(agent, rollout, conversation, policy, engine, tokenizer):
@@ -105,33 +103,28 @@ async def _check_policy(
         await engine.close()
 
 
-def _find_environments(setup: TrainingSetup) -> None:
+def _find_environments(spec: RunSpec | None) -> None:
     """Raise `ConfigError` for an environment that is not there, unless only an installation could tell."""
-    if runtime := find_runtime(setup.runtime):
+    if spec is not None and (runtime := find_runtime(spec.stack.runtime)):
         catalog = Catalog(runtime.site, runtime.version)
-        for name in setup.environments:
-            catalog.find(name)
+        for environment in spec.stack.environments:
+            catalog.find(environment.name)
 
 
-def _stack(setup: TrainingSetup, served: ServedModel) -> tuple[StackConfig, Mapping[str, Any]]:
+def _stack(
+    spec: RunSpec, url: str | None, served: ServedModel
+) -> tuple[StackConfig, Mapping[str, Mapping[str, Any]]]:
     """Return a stack for the rollouts, and a row for each environment. The served model, else the policy, is the judge."""
-    runtime = ensure_runtime(setup.runtime)
+    runtime = ensure_runtime(spec.stack.runtime)
     catalog = Catalog(runtime.site, runtime.version)
     rows = {}
-    for name in setup.environments:
-        environment = catalog.find(name)
-        row = next(iter(open_rows(setup.data, environment=environment)), None)
+    for config in spec.stack.environments:
+        environment = catalog.find(config.name)
+        row = next(iter(open_rows(spec.data, environment=environment)), None)
         if row is None:
-            raise DataError(f"{setup.data!r} has no row of {name!r}; name a file with --data")
-        rows[name] = rows[environment.name] = row.data
-    judge = (
-        HTTPEndpoint(base_url=f"{server_root(setup.urls[0])}/v1", model=served.model)
-        if setup.urls
-        else "policy"
+            raise DataError(f"{spec.data!r} has no row of {config.name!r}; name a file with --data")
+        rows[config.name] = rows[environment.name] = row.data
+    judge: JudgeEndpoint = (
+        HTTPEndpoint(base_url=f"{server_root(url)}/v1", model=served.model) if url else "policy"
     )
-    config = StackConfig(
-        environments=tuple(EnvironmentConfig(name=name) for name in setup.environments),
-        runtime=setup.runtime,
-        models=(("*", judge),),
-    )
-    return config, rows
+    return spec.stack.model_copy(update={"models": (("*", judge),)}), rows
