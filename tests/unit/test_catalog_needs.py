@@ -60,26 +60,18 @@ def scanned(
     [
         pytest.param({}, (), "", id="nothing"),
         pytest.param({"judge_model_server": model("policy_model")}, (), "", id="the-policy-judges"),
-        pytest.param(
-            {"judge_model_server": model("j")}, ("judge",), "model server j (judge_model_server", id="judge"
-        ),
-        pytest.param(
-            {"judge_model_server": model("???")}, ("judge",), "names no model server", id="open-judge"
-        ),
+        pytest.param({"judge_model_server": model("j")}, ("judge",), "j (judge_model_server", id="judge"),
+        pytest.param({"judge_model_server": model("???")}, ("judge",), "judge_model_server", id="open-judge"),
         pytest.param(
             {"judges": [{"server": model("j")}]}, ("judge",), "judges[0].server", id="judge-in-a-list"
         ),
         pytest.param({"tavily_api_key": "???"}, ("key",), "tavily_api_key of resources server e", id="key"),
         pytest.param({"x": "${tavily_api_key}"}, ("key",), "'tavily_api_key'", id="interpolated-key"),
-        pytest.param(
-            {"x": "${oc.env:MY_TOKEN}"}, ("key",), "environment variable MY_TOKEN", id="environment"
-        ),
+        pytest.param({"x": "${oc.env:MY_TOKEN}"}, ("key",), "MY_TOKEN", id="environment"),
         pytest.param({"x": "${oc.env:HOST,localhost}"}, (), "", id="default"),
-        pytest.param({"api_key": "${oc.env:K,null}"}, ("key",), "unset by default", id="key-without-default"),
-        pytest.param({"api_key": "${oc.select:k,${oc.env:K,''}}"}, ("key",), "unset by default", id="nested"),
-        pytest.param(
-            {"root": "${oc.env:R,/nonexistent/set-R}"}, ("config",), "unset by default", id="no-path"
-        ),
+        pytest.param({"api_key": "${oc.env:K,null}"}, ("key",), "api_key ", id="key-without-default"),
+        pytest.param({"api_key": "${oc.select:k,${oc.env:K,''}}"}, ("key",), "api_key ", id="nested"),
+        pytest.param({"root": "${oc.env:R,/nonexistent/set-R}"}, ("config",), "root ", id="no-path"),
         pytest.param({"url": "${policy_base_url}"}, (), "", id="the-policys-values-are-given"),
         pytest.param(
             {"x": "${a.responses_api_agents.simple_agent.entrypoint}"}, (), "", id="defined-elsewhere"
@@ -90,7 +82,7 @@ def scanned(
             "'j.responses_api_models.openai_model.key'",
             id="defined-elsewhere-as-missing",
         ),
-        pytest.param({"path": "???"}, ("config",), "path of resources server e needs a value", id="config"),
+        pytest.param({"path": "???"}, ("config",), "path ", id="config"),
         pytest.param({"sandbox_provider": {"docker": {}}}, ("docker",), "sandbox_provider", id="sandbox"),
         pytest.param({"sandbox_provider": None}, (), "", id="no-sandbox"),
     ],
@@ -108,17 +100,18 @@ def test_needs_from_the_config(
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("openai_model", ")"),
-        ("local_vllm_model", "), a local vLLM unless an endpoint is given"),
-        (None, "), not defined in the config"),
+        ("openai_model", set()),
+        ("local_vllm_model", {"vLLM"}),
+        (None, {"not defined"}),
     ],
 )
 def test_a_judges_need_says_what_answers_unless_an_endpoint_is_given(
-    site: Path, kind: str | None, said: str
+    site: Path, kind: str | None, said: set[str]
 ) -> None:
     judge = {"j": {"responses_api_models": {kind: {"entrypoint": "app.py"}}}} if kind else {}
     [need] = scanned(site, {"judge_model_server": model("j")}, **judge).needs
-    assert (need.kind, need.detail.partition("resources server e")[2]) == ("judge", said)
+    assert need.kind == "judge"
+    assert {words for words in ("vLLM", "not defined") if words in need.detail} == said
 
 
 def test_a_model_servers_own_values_are_no_needs_but_missing(site: Path) -> None:
@@ -172,7 +165,7 @@ def test_a_judge_without_an_endpoint_is_refused(named: tuple[str, ...], missing:
     assert (caught.value.environment, caught.value.need) == ("env", f"judge {', '.join(missing)}")
     assert [name for name in JUDGES if f"{name!r} ({JUDGES[name]})" in error] == missing
     assert " ".join(f"--judge {name}=URL" for name in missing) in error
-    assert "'policy' is the policy itself, 'none' starts without one" in error
+    assert "'none'" in error
     assert f"models={{'{missing[0]}': ...}}" in error
     assert "\n" not in error
 
@@ -190,7 +183,8 @@ def test_a_config_without_agents_says_so(site: Path) -> None:
     servers = {"e": {"resources_servers": {"e": {"entrypoint": "app.py"}}}}
     write(site / "resources_servers/e/configs/e.yaml", yaml.safe_dump(servers))
     (need,) = Catalog(site, "0.7.0").find("e").config().needs
-    assert (need.kind, need.detail) == ("config", "defines no agent")
+    assert need.kind == "config"
+    assert "agent" in need.detail
 
 
 CONFIG_CLASS = """
@@ -254,9 +248,9 @@ def test_only_modules_that_the_entrypoint_reaches_count(site: Path) -> None:
     found = scanned(site, {}, "from helper import thing\nimport nope\n(")
     assert found.needs == ()
     found = scanned(site, {}, "from helper import thing\nimport nope\n")
-    assert [(need.kind, need.detail) for need in found.needs] == [
-        ("download", "Hugging Face dataset (e/helper/deep.py)"),
-        ("gpu", "imports torch (other/tool.py)"),
+    assert [(need.kind, need.detail.partition("(")[2]) for need in found.needs] == [
+        ("download", "e/helper/deep.py)"),
+        ("gpu", "other/tool.py)"),
     ]
 
 

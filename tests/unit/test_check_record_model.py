@@ -14,7 +14,7 @@ import yaml
 
 from gymgate.check import CheckRequest, CheckResult
 from gymgate.check.record import deterministic, failures, files, policy, trivial
-from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, saying
+from gymgate.check.record.bench import OWN_JUDGE, TOGETHER, Bench, Subject, Unmeasured, saying
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.sections import NO_REWARD
 from gymgate.check.record.shape import distribution
@@ -66,36 +66,41 @@ def test_a_sound_record_has_no_findings_and_meets_every_threshold() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "noticed"),
+    ("sections", "threshold", "value"),
     [
-        ({"verdict": "differs", "matched": 1, "detail": "why"}, "--reproducible: differs: why"),
+        ({"verdict": "differs", "matched": 1, "detail": "why"}, "--reproducible: differs: ", "why"),
         (
             {
                 "deterministic": {
                     "rollouts": 2, "scored": 4, "failed": 0, "changed": [{"rollout": "a:1", "rewards": [0, 1]}],
                 }
             },
-            "--deterministic: scored again, 1 of 2 rollouts get another reward; a:1: 0, 1",
+            "--deterministic: ",
+            "a:1: 0, 1",
         ),
-        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: an empty answer earns 0.06 on average"),
-        ({"trivial": answers(other=0.5)}, "--max-constant-reward 0.05: the best answer of another row earns 0.5"),
-        ({"failures": cases(judge_down="number")}, "--honest: a reward (0) if its judge does not answer"),
-        ({"failures": cases(long_answer="error")}, "--honest: no reward if the answer has a quarter of a million"),
+        ({"trivial": answers(empty=0.06)}, "--max-constant-reward 0.05: ", " 0.06"),
+        ({"trivial": answers(other=0.5)}, "--max-constant-reward 0.05: ", " 0.5"),
+        ({"failures": cases(judge_down="number")}, "--honest: ", "(0)"),
+        ({"failures": cases(long_answer="error")}, "--honest: ", "no reward"),
     ],
 )  # fmt: skip
-def test_each_fault_is_a_finding_and_misses_a_threshold(sections: dict[str, Any], noticed: str) -> None:
+def test_each_fault_is_a_finding_and_misses_a_threshold(
+    sections: dict[str, Any], threshold: str, value: str
+) -> None:
     wrong = record(**{**SOUND.model_dump(exclude={"schema_version"}), **sections})
     (found,) = missed(wrong, EVERYTHING)
-    assert found.startswith(noticed)
+    assert found.startswith(threshold)
+    assert value in found
     assert len(list(findings(wrong))) == 1
 
 
 def test_what_was_not_measured_meets_no_threshold() -> None:
-    nothing = record(missing={"all": "nothing could be run"})
+    why = "nothing could be run"
+    nothing = record(missing={"all": why})
     assert list(missed(nothing, EVERYTHING)) == [
-        "--deterministic: not measured: nothing could be run",
-        "--max-constant-reward: not measured: nothing could be run",
-        "--honest: not measured: nothing could be run",
+        f"--deterministic: not measured: {why}",
+        f"--max-constant-reward: not measured: {why}",
+        f"--honest: not measured: {why}",
     ]
     assert list(missed(nothing, Thresholds())) == []
     partly = record(
@@ -103,19 +108,19 @@ def test_what_was_not_measured_meets_no_threshold() -> None:
         trivial={"missing": {"the prompt": "no judge", "another row's best": "no other row"}},
         failures={"missing": {"long_answer": "no rows"}},
     )
-    assert list(missed(partly, EVERYTHING)) == [
-        "--deterministic: scored again, 1 of 6 scorings give no reward",
-        "--max-constant-reward: not measured: the prompt (no judge)",
-        "--honest: not measured: no rows",
-    ]
+    unscored, constant, honest = missed(partly, EVERYTHING)
+    assert unscored.startswith("--deterministic: ")
+    assert "1 of 6 " in unscored
+    assert constant.startswith("--max-constant-reward: not measured: ")
+    assert constant.endswith("(no judge)")
+    assert honest == "--honest: not measured: no rows"
 
 
 def test_a_reward_in_a_single_row_is_a_finding_beside_negative_ones() -> None:
     given = {"rows": 4, "failed": 0, "mean": -0.5, "highest": 1, "above_zero": 1}
     found = record(trivial={"recorded_mean": 0.5, "answers": {"empty": given}})
-    assert [*findings(found)] == [
-        "an empty answer earns -0.5 on average, above 0 in 1 of 4 rows; the recorded mean is 0.5"
-    ]
+    (finding,) = findings(found)
+    assert [value for value in (" -0.5 ", "1 of 4 rows", " 0.5") if value not in finding] == []
     assert [*missed(found, EVERYTHING)][1:] == ["--honest: not measured: "]
 
 
@@ -142,7 +147,7 @@ def test_a_record_comes_back_from_its_file_and_from_the_package(tmp_path: Path) 
     (line,) = files.packed([SOUND]).splitlines()
     assert CheckResult.model_validate_json(line) == SOUND
     path.write_text("{}")
-    with pytest.raises(DataError, match=r"holds no record of gymgate check: environment: Field required$"):
+    with pytest.raises(DataError, match=re.escape(path.name)):
         files.load_record(path)
 
 
@@ -209,27 +214,26 @@ async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_b
     (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
     request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
     bench: Any = SimpleNamespace(config=SimpleNamespace(path=path), request=request, rows=[{}])
-    with pytest.raises(Unmeasured, match="scored against each other"):
+    with pytest.raises(Unmeasured, match=TOGETHER):
         await policy.measure(bench)
 
 
 def test_an_answer_without_any_reward_is_a_finding_and_its_length_is_not_blamed() -> None:
     trivial = {"missing": {"empty": NO_REWARD, "fixed sentence": NO_REWARD}}
     wrong = record(trivial=trivial, failures=cases(long_answer="error"))
-    assert [*findings(wrong)] == [
-        "no reward, not even 0, for an empty answer and the answer 'I do not know.'"
-    ]
+    (finding,) = findings(wrong)
+    assert "'I do not know.'" in finding
     assert [*missed(wrong, Thresholds(honest=True))] == []
     (line,) = missed(wrong, Thresholds(max_constant_reward=0.0))
-    assert line == f"--max-constant-reward: not measured: empty, fixed sentence ({NO_REWARD})"
+    assert line.startswith("--max-constant-reward: not measured: ")
+    assert line.endswith(f"({NO_REWARD})")
 
 
 def test_scorings_that_never_give_a_reward_say_nothing_about_noise() -> None:
     masked = record(deterministic={"rollouts": 4, "scored": 0, "failed": 8})
     assert [*findings(masked)] == []
-    assert [*missed(masked, Thresholds(deterministic=True))] == [
-        "--deterministic: not measured: no scoring gives a reward"
-    ]
+    (line,) = missed(masked, Thresholds(deterministic=True))
+    assert line.startswith("--deterministic: not measured: ")
 
 
 class Answered:
@@ -255,12 +259,10 @@ LIMITED = Rollout(id="r", environment="e", agent="a", status="truncated", limit=
 
 async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answer() -> None:
     bench: Any = Answered(LIMITED)
-    with pytest.raises(Unmeasured, match="go on after 3 such answers"):
+    with pytest.raises(Unmeasured, match=r"\b3\b"):
         await failures._long_answer(bench)
-    assert await trivial._rewards(bench, [(bench.subjects[0], saying(""))]) == (
-        "its rollouts go on after 20 such answers"
-    )
-    with pytest.raises(Unmeasured, match="no rollout of it gets a reward that counts"):
+    assert " 20 " in str(await trivial._rewards(bench, [(bench.subjects[0], saying(""))]))
+    with pytest.raises(Unmeasured, match="no rollout"):
         await deterministic.measure(bench)
 
 
@@ -297,9 +299,9 @@ async def test_a_rollout_that_ends_before_its_answer_is_cut_is_not_measured() ->
 @pytest.mark.parametrize(
     ("bench", "reason"),
     [
-        (Cut(1, 2), "end before the answer that would be cut"),
+        (Cut(1, 2), "cut"),
         (Cut(3, refusal="its judge has no recorded answers"), "its judge has no recorded answers"),
-        (Cut(5, limit="max_calls"), "go on after"),
+        (Cut(5, limit="max_calls"), "go on"),
     ],
 )
 async def test_what_was_not_cut_or_not_judged_is_not_measured(bench: Any, reason: str) -> None:
