@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_node_lists(text: str, nodes: list[str]) -> None:
     "text", ["", ",", "a,,b", "n[1-2", "n1-2]", "n[[1]]", "n[]", "n[a]", "n[2-1]", "n[0-999999]", "a, b"]
 )
 def test_broken_node_lists(text: str) -> None:
-    with pytest.raises(ConfigError, match="Slurm node list"):
+    with pytest.raises(ConfigError, match=re.escape(repr(text))):
         expand(text)
 
 
@@ -41,7 +42,7 @@ def test_nodes_of_a_job() -> None:
     assert job_nodes({"SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
     assert job_nodes({"SLURM_NODELIST": "n3"}) == ["n3"]
     assert job_nodes({"SLURM_JOB_NODELIST": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "g1"}, group=1) == ["g1"]
-    with pytest.raises(ConfigError, match="not in a Slurm job: SLURM_JOB_NODELIST is not set"):
+    with pytest.raises(ConfigError, match="SLURM_JOB_NODELIST"):
         job_nodes({})
 
 
@@ -71,20 +72,20 @@ def test_servers_on_the_nodes_of_a_job() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({}, "name a MODEL"),
-        ({"model": "m", "command": "x {port}"}, "give one of them"),
+        ({}, "MODEL"),
+        ({"model": "m", "command": "x {port}"}, "'m'.*--command"),
         ({"command": "x"}, r"write \{port\} where"),
-        ({"command": "x {port}", "data_parallel": 2}, "--data-parallel: only for vLLM"),
+        ({"command": "x {port}", "data_parallel": 2}, "--data-parallel"),
         (
             {"command": "x {port}", "tensor_parallel": 2, "arguments": ("-q",)},
-            "--tensor-parallel and arguments after",
+            "--tensor-parallel",
         ),
-        ({"model": "m", "data_parallel": 4, "replicas": 2}, "do the same"),
-        ({"model": "m", "arguments": ("--port=1",)}, "use gymgate's own --port"),
-        ({"model": "m", "arguments": ("-dp", "2")}, "use gymgate's own --data-parallel"),
+        ({"model": "m", "data_parallel": 4, "replicas": 2}, "--data-parallel"),
+        ({"model": "m", "arguments": ("--port=1",)}, "--port"),
+        ({"model": "m", "arguments": ("-dp", "2")}, "--data-parallel"),
         (
             {"model": "m", "arguments": ("--nnodes=2",)},
-            "--nnodes=2 after --: a server of .* runs on one node",
+            "--nnodes=2",
         ),
         ({"model": "m", "srun": ("x",)}, "add --slurm-nodes"),
     ],
@@ -97,9 +98,9 @@ def test_what_does_not_belong_together(fields: dict[str, Any], reason: str) -> N
 @pytest.mark.parametrize(
     ("fields", "gpus", "reason"),
     [
-        ({"replicas": 3, "tensor_parallel": 2}, "0123", "3 servers of 2 GPUs need 6, but there are only 4"),
-        ({"data_parallel": 8}, "01", "1 server of 8 GPUs need 8, but there are only 2"),
-        ({"replicas": 2}, "", "found no GPUs to divide"),
+        ({"replicas": 3, "tensor_parallel": 2}, "0123", r"\b6\b.*\b4\b"),
+        ({"data_parallel": 8}, "01", r"\b8\b.*\b2\b"),
+        ({"replicas": 2}, "", "no GPUs"),
     ],
 )
 def test_gpus_that_do_not_do(fields: dict[str, Any], gpus: Sequence[str], reason: str) -> None:
@@ -125,7 +126,7 @@ def test_which_gpus_are_here() -> None:
 
 def test_a_sandbox_needs_a_url() -> None:
     assert sandbox_server("run it", "http://h:6000/health").probe == "http://h:6000/health"
-    with pytest.raises(ConfigError, match="must look like"):
+    with pytest.raises(ConfigError, match="'h:6000'"):
         sandbox_server("run it", "h:6000")
 
 
@@ -133,7 +134,7 @@ def test_a_sandbox_needs_a_url() -> None:
     ("arguments", "reason"),
     [
         (("m", "--sandbox-command", "x"), "--sandbox-command and --sandbox-url together"),
-        (("--sandbox-command", "x", "--sandbox-url", "http://h/"), "alone serves no policy"),
+        (("--sandbox-command", "x", "--sandbox-url", "http://h/"), "--run"),
         (
             (
                 "--sandbox-command",
@@ -147,14 +148,14 @@ def test_a_sandbox_needs_a_url() -> None:
                 "--port",
                 "1",
             ),
-            "--replicas and --port: there is no policy server to use it",
+            "--replicas and --port",
         ),
         (
             ("m", "--logs", "/proc/none/logs"),
-            "--logs /proc/none/logs cannot be made: No such file or directory",
+            "--logs /proc/none/logs",
         ),
-        (("m", "--slurm-nodes"), "not in a Slurm job"),
-        (("m", "--dry-run", "--run", "  "), "--run needs a command"),
+        (("m", "--slurm-nodes"), "SLURM_JOB_NODELIST"),
+        (("m", "--dry-run", "--run", "  "), "--run "),
     ],
 )
 def test_the_command_refuses(

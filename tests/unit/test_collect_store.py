@@ -110,13 +110,14 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
 
 
 def test_differences_name_what_is_missing() -> None:
-    assert differences({"a": {"b": 1}}, {"a": {}}) == ["a.b: 1 there, not set here"]
+    (missing,) = differences({"a": {"b": 1}}, {"a": {}})
+    assert missing.startswith("a.b: 1 ")
     assert differences({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 3, "c": 2}]}) == ["a.0.b: 1 there, 3 here"]
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="is not a run of gymgate's"), open_run(tmp_path, SETTINGS, {}):
+    with pytest.raises(ConfigError, match=r"rollouts\.jsonl"), open_run(tmp_path, SETTINGS, {}):
         pass
     assert (tmp_path / "rollouts.jsonl").read_text() == "{}\n"
 
@@ -140,7 +141,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
         assert other.stdin is not None
         assert other.stdout.readline() == "open\n"
         with (
-            pytest.raises(ConfigError, match=f"is being written by process {other.pid} on"),
+            pytest.raises(ConfigError, match=rf"\b{other.pid}\b"),
             open_run(tmp_path, SETTINGS, {}),
         ):
             pass
@@ -183,10 +184,10 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
     log = LineLog(tmp_path / "rollouts.jsonl")
     log.append(b"x" * 99 + b"\n")
     with largest_file(150):
-        with pytest.raises(DataError, match=r"only 50 of 100 bytes fit; make room"):
+        with pytest.raises(DataError, match=r"\b50 of 100\b"):
             log.append(b"y" * 99 + b"\n")
         log.append(b"z" * 49 + b"\n")
-        with pytest.raises(DataError, match="cannot write to"):
+        with pytest.raises(DataError, match=r"rollouts\.jsonl"):
             log.append(b"y" * 99 + b"\n")
     log.append(b"w\n")
     log.close()
@@ -196,7 +197,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(DataError, match=r"cannot write to .*file/run: Not a directory"),
+        pytest.raises(DataError, match=r"file/run: Not a directory"),
         open_run(tmp_path / "file" / "run", SETTINGS, {}),
     ):
         pass
@@ -270,6 +271,6 @@ def test_concurrency_fits_the_limit_on_open_files() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split()[:2] == ["100", "192"]
-    assert "lowered from 1000 to 192: this machine allows 1024 open files" in done.stdout
+    assert "from 1000 to 192" in done.stdout
     assert done.stdout.split()[-1] == "1024"
     assert fitting_concurrency(1) == (1, None)

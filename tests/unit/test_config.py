@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from typing import Any
 
 import orjson
@@ -87,7 +88,7 @@ def test_values_that_are_no_json_are_refused_with_their_type(value: Any) -> None
 @pytest.mark.parametrize("url", ["foo", "", "host:8000/v1", "ftp://host/v1", "http://", "http:///v1"])
 def test_an_endpoint_has_a_url(url: str) -> None:
     for fields in ({"base_url": url}, {"base_url": "http://h/v1", "replicas": (url,)}):
-        with pytest.raises(ValidationError, match=rf"{url!r} is not a URL; write http://host:8000/v1"):
+        with pytest.raises(ValidationError, match=re.escape(repr(url))):
             HTTPEndpoint(**fields)  # type: ignore[arg-type]
 
 

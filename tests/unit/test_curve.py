@@ -28,7 +28,7 @@ def test_no_prompt_and_no_word_is_in_both_files(tmp_path: Path) -> None:
 
 
 def test_too_few_rows_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="word_forms has 489 distinct rows, too few for 400 \\+ 160"):
+    with pytest.raises(ValueError, match=r"word_forms.*489.*400 \+ 160"):
         make_rows("word_forms", 400, 160, tmp_path)
 
 
