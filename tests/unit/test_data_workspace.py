@@ -23,7 +23,7 @@ def test_a_second_preparation_waits_and_gives_up_at_its_deadline(
     with workspace("0.7.0", None, None, quiet, 1.0) as place:
         (place / "kept").touch()
         (place / ".stage" / "half.jsonl").touch()
-        with pytest.raises(SetupError, match=r"waited 0\.3 s .*preparing data in"):
+        with pytest.raises(SetupError, match=r"\b0\.3 s"):
             workspace("0.7.0", None, None, told.append, 0.3).__enter__()
         others = [
             (Path("mine.yaml"), None),
@@ -33,7 +33,9 @@ def test_a_second_preparation_waits_and_gives_up_at_its_deadline(
         with contextlib.ExitStack() as held:
             own = {held.enter_context(workspace("0.7.0", *other, quiet, 1.0)) for other in others}
         assert len({place, *own}) == 4
-    assert told == [f"waiting for process {os.getpid()}, which is preparing data in {place}"]
+    (line,) = told
+    assert f" {os.getpid()}" in line
+    assert str(place) in line
     with workspace("0.7.0", None, None, told.append, 1.0) as again:
         assert (again == place, (place / "kept").exists(), [*(place / ".stage").iterdir()]) == (
             True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,7 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, text: str) -> None:
     ("line", "reason"),
     [
         ('{"i": ', "not JSON"),
-        ("[1]", "must be a JSON object, not list"),
+        ("[1]", "not list"),
         ("<html>", "not JSON"),
         ('{"a": 1} {"b": 2}', "not JSON"),
         (b'{"a": "\xff"}', "not JSON"),
@@ -93,7 +94,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str | bytes, reason: st
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "nope.jsonl", tmp_path):
-        with pytest.raises(DataError, match="no file of rows at"):
+        with pytest.raises(DataError, match=re.escape(str(path))):
             RowFile(path)
 
 
@@ -139,7 +140,7 @@ def test_a_file_that_changes_under_random_access_is_an_error(tmp_path: Path) -> 
     assert at(rows, 0) == {"i": 0}
     with path.open("a") as file:
         file.write('{"i": 2}\n')
-    with pytest.raises(DataError, match="changed while it was being read"):
+    with pytest.raises(DataError, match="changed"):
         at(rows, 0)
 
 

@@ -52,15 +52,15 @@ def test_a_key_is_the_rows_content() -> None:
     [
         (
             {"question": "q", "answer": "a"},
-            r"has no responses_create_params; it looks like raw data \('question', ",
+            r"responses_create_params.*raw data \('question', ",
         ),
-        ({}, "it looks like raw data"),
-        ({"responses_create_params": None}, "has no responses_create_params"),
-        ({"responses_create_params": {"tools": []}}, "responses_create_params has no input"),
-        ({"responses_create_params": "{}"}, "must be an object, not str"),
+        ({}, "raw data"),
+        ({"responses_create_params": None}, "no responses_create_params"),
+        ({"responses_create_params": {"tools": []}}, "responses_create_params .*input"),
+        ({"responses_create_params": "{}"}, "not str"),
         ({**ROW, "agent_ref": "a"}, "agent_ref must be"),
         ({**ROW, "agent_ref": {"name": ""}}, "agent_ref must be"),
-        ({**ROW, "image": b"raw"}, "a value that JSON cannot express"),
+        ({**ROW, "image": b"raw"}, "JSON"),
     ],
 )
 def test_a_row_that_does_not_fit_is_named(data: dict[str, Any], reason: str) -> None:
@@ -106,18 +106,16 @@ def test_rows_by_name_and_by_path(
 
 def test_raw_rows_are_an_error_when_reached(environment: Environment) -> None:
     rows = open_rows("raw", environment=environment)
-    with pytest.raises(
-        DataError, match=r"raw\.jsonl:1: .*to which a prompt must be added first: `gymgate data prepare"
-    ):
+    with pytest.raises(DataError, match=r"raw\.jsonl:1: .*: `gymgate data prepare"):
         next(iter(rows))
 
 
 @pytest.mark.parametrize(
     ("source", "error", "reason"),
     [
-        ("nope", ConfigError, "choose one of: example, raw"),
-        ("nope.jsonl", ConfigError, "choose one of: example, raw"),
-        ("gone/nope.jsonl", DataError, "no file of rows at 'gone/nope.jsonl'"),
+        ("nope", ConfigError, "'nope'.*: example, raw"),
+        ("nope.jsonl", ConfigError, "'nope.jsonl'.*: example, raw"),
+        ("gone/nope.jsonl", DataError, "'gone/nope.jsonl'"),
     ],
 )
 def test_an_unknown_source(
@@ -128,7 +126,7 @@ def test_an_unknown_source(
 
 
 def test_a_name_without_an_environment_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="name a JSONL file or hf:owner/name"):
+    with pytest.raises(ConfigError, match=r"'example'.*hf:owner/name"):
         open_rows("example", environment=None)
 
 
@@ -194,10 +192,10 @@ def test_a_blend_reads_no_further_than_it_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda: blend([([], 0)]), "weight of source 0 must be positive"),
-        (lambda: blend([([], float("nan"))]), "weight of source 0 must be positive"),
+        (lambda: blend([([], 0)]), "source 0 "),
+        (lambda: blend([([], float("nan"))]), "source 0 "),
         (lambda: blend([([], 1)], caps=[1, 2]), "2 caps for 1 sources"),
-        (lambda: blend([([], 1)], caps=[-1]), "cap of source 0 must not be negative"),
+        (lambda: blend([([], 1)], caps=[-1]), "source 0 "),
     ],
 )
 def test_a_blend_that_cannot_be(call: Callable[[], Any], reason: str) -> None:

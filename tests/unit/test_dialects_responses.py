@@ -429,7 +429,7 @@ def test_logprobs_only_for_who_asked() -> None:
         ({"choices": [{"message": {}, "finish_reason": "error", "error": "boom"}]}, "boom"),
         ({"error": {"message": "overloaded"}}, "overloaded"),
         ({"object": "error", "message": "no such model"}, "no such model"),
-        (["x"], "not a JSON object"),
+        (["x"], "JSON"),
     ],
 )
 def test_what_is_no_answer_is_a_policy_error(given: Any, word: str) -> None:

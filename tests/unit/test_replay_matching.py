@@ -92,7 +92,7 @@ OTHER: dict[str, tuple[list[Any], list[Any]]] = {
 def test_other_conversation(tmp_path: Path, case: str) -> None:
     recorded, asked = OTHER[case]
     index = index_of(tmp_path, record(recorded, [said("answer")]))
-    with pytest.raises(UnknownConversationError, match=r"differs at message \d"):
+    with pytest.raises(UnknownConversationError, match=r" message \d"):
         index.find({"input": asked})
 
 
@@ -101,7 +101,7 @@ def test_turns_follow_each_other_and_end(tmp_path: Path) -> None:
     index = index_of(tmp_path, record("q", items))
     asked = [user("q"), *items]
     assert [turn(index, asked[:n]) for n in (1, 3, 5)] == [(0, 0), (0, 1), (0, 2)]
-    with pytest.raises(UnknownConversationError, match=r"r.jsonl:1, which ends after message 6, where"):
+    with pytest.raises(UnknownConversationError, match=r"r\.jsonl:1, .* message 6,"):
         index.find({"input": [*asked, user("and now?")]})
     with pytest.raises(UnknownConversationError, match=r"message 5 \(user\): recorded 'more', got 'less'"):
         index.find({"input": [*asked[:4], user("less")]})
@@ -130,12 +130,10 @@ def test_a_miss_reads_one_recording_whatever_their_number(
 
     monkeypatch.setattr("gymgate.gateway.replay.index.blocks_of", counted)
     start = [user("q"), said("200"), user("go on")]
-    with pytest.raises(
-        UnknownConversationError, match=r"nearest is r\.jsonl:201, which differs at message 4"
-    ):
+    with pytest.raises(UnknownConversationError, match=r"r\.jsonl:201, .* message 4"):
         index.find({"input": [*start, said("else")]})
     assert len(read) == 2
-    with pytest.raises(UnknownConversationError, match=r"nearest is r\.jsonl:1, which differs at message 1"):
+    with pytest.raises(UnknownConversationError, match=r"r\.jsonl:1, .* message 1"):
         index.find({"input": "new"})
     assert len(read) == 4
     assert index.find({"input": [*start, call("1"), output("1", "new")]}).recording.index == 200
@@ -163,7 +161,7 @@ def test_the_nearest_recording_is_the_first_that_agrees_longest(
         for n, words in enumerate(recorded)
     ]
     best = max(range(len(recorded)), key=lambda n: (agree(recorded[n]), -n))
-    with pytest.raises(UnknownConversationError, match=rf"nearest is r\.jsonl:{best + 1}, "):
+    with pytest.raises(UnknownConversationError, match=rf"r\.jsonl:{best + 1}, "):
         raise ReplayIndex(recordings)._unknown(blocks_of(talk(asked)))
 
 
@@ -244,7 +242,7 @@ def test_an_index_is_made_once_and_pins(tmp_path: Path) -> None:
     paths = [str(tmp_path / "r.jsonl")]
     assert load_index(paths) is load_index(paths)
     assert {turn(load_index(paths, 1), "q")[0] for _ in range(3)} == {1}
-    with pytest.raises(ConfigError, match=r"no recorded rollout 2 in .*; there is 0 to 1"):
+    with pytest.raises(ConfigError, match=r"\b2\b.*r\.jsonl.*\b0 to 1"):
         load_index(paths, 2)
     recordings(tmp_path / "r.jsonl", record("q", [said("changed")]), record("other", []))
     assert len(load_index(paths).recordings[1].steps) == 0

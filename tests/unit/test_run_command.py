@@ -33,11 +33,11 @@ def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("http://a/v1,b:8000", "'b:8000' is not a URL"),
-        ("http://a/v1,", "'' is not a URL"),
-        ("http://a/v1,http://a/v1/", "is given twice"),
-        ("slurm:8000", "not in a Slurm job"),
-        ("slurm", "'slurm' is not a URL"),
+        ("http://a/v1,b:8000", "'b:8000'"),
+        ("http://a/v1,", "''"),
+        ("http://a/v1,http://a/v1/", "http://a/v1"),
+        ("slurm:8000", "SLURM_JOB_NODELIST"),
+        ("slurm", "'slurm'"),
     ],
 )
 def test_wrong_endpoint_lists(text: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,16 +50,16 @@ def test_wrong_endpoint_lists(text: str, reason: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (("-m", "x"), "-m needs an endpoint"),
+        (("-m", "x"), "-m "),
         (
             ("--sampling", "top_p=1", "--wait-for-policy", "0"),
-            "--sampling and --wait-for-policy needs an endpoint",
+            "--sampling and --wait-for-policy",
         ),
-        (("-b", "http://a/v1", "--replay-file", "f"), "--replay-file needs no endpoint"),
+        (("-b", "http://a/v1", "--replay-file", "f"), "--replay-file"),
         (("-b", "http://a/v1", "--sampling", "seed=1"), "use --seeds"),
-        (("--seeds", "1,1"), "given more than once"),
+        (("--seeds", "1,1"), "seeds 1 "),
         (("--shard", "5/4"), "5/4"),
-        (("--retries", "x=1"), "write N or CLASS=N"),
+        (("--retries", "x=1"), "CLASS=N"),
     ],
 )
 def test_what_does_not_belong_together(tmp_path: Path, arguments: tuple[str, ...], reason: str) -> None:
@@ -73,7 +73,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     done = CliRunner().invoke(command, ["mcqa", "-o", str(tmp_path / "x")])
     assert isinstance(done.exception, ConfigError)
-    assert f"-o {tmp_path / 'x'} is a file" in str(done.exception)
+    assert f"-o {tmp_path / 'x'} " in str(done.exception)
 
 
 @pytest.mark.parametrize("output", [(), ("-o", "run.jsonl")])
@@ -156,7 +156,8 @@ def test_many_replicas_are_a_range(clock: Clock) -> None:
     progress.sample_replicas(looks(dict.fromkeys(names, 0)))
     clock.now = 10.0
     progress.sample_replicas(looks({name: 100 * place for place, name in enumerate(names)}, away="n0:1"))
-    assert state(progress).endswith("(10-70 on each of 7 replicas, n0:1 left out)")
+    assert "(10-70 " in state(progress)
+    assert "n0:1 left out" in state(progress)
 
 
 def test_durations() -> None:

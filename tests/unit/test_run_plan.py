@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,13 +72,13 @@ def test_environment_options() -> None:
 @pytest.mark.parametrize(
     ("names", "agent", "settings", "said"),
     [
-        (["a", "b"], "x", [], "--agent can be given for one environment only"),
-        (["a", "b"], None, ["x=1"], "write ENV:KEY=VALUE or ENV:@FILE, ENV one of a, b"),
-        (["a", "b"], None, ["c:x=1"], "ENV one of a, b"),
+        (["a", "b"], "x", [], "--agent "),
+        (["a", "b"], None, ["x=1"], "ENV:KEY=VALUE.*ENV:@FILE.* a, b"),
+        (["a", "b"], None, ["c:x=1"], "ENV:KEY=VALUE.* a, b"),
         (["a"], None, ["x"], "write KEY=VALUE or @FILE"),
         (["a"], None, ["@"], "write KEY=VALUE or @FILE"),
         (["a"], None, ["@no-such-file.yaml"], "No such file"),
-        (["a"], None, ["x=["], "is not YAML"),
+        (["a"], None, ["x=["], "YAML"),
     ],
 )
 def test_wrong_environment_options(
@@ -169,7 +170,8 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
     lines = [row_line("other"), row_line("recorded"), "{", row_line("recorded")]
     notes: list[str] = []
     found = only_recorded([source(tmp_path / "rows.jsonl", lines, "env", limit=2)], recording, notes.append)
-    assert notes == ["env: 1 of 4 rows have no recorded rollout"]
+    (note,) = notes
+    assert note.startswith("env: 1 of 4 rows ")
     plan = RolloutPlan(found)
     assert [each.row.line for each in plan.rollouts()] == [2]
     assert [error.line for error in plan.invalid] == [3]
@@ -177,7 +179,8 @@ def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
 
 def test_a_missing_recording_is_refused_before_anything_starts() -> None:
     result = CliRunner().invoke(cli, ["run", "mcqa", "--replay-file", "gone.jsonl"], standalone_mode=False)
-    assert str(result.exception) == "--replay-file 'gone.jsonl': there is no such file"
+    assert isinstance(result.exception, ConfigError)
+    assert "--replay-file 'gone.jsonl'" in str(result.exception)
 
 
 def test_a_directory_of_a_run_stands_for_its_rollouts(tmp_path: Path) -> None:
@@ -188,7 +191,7 @@ def test_a_directory_of_a_run_stands_for_its_rollouts(tmp_path: Path) -> None:
     (file := tmp_path / "more.jsonl").touch()
     shards = [str(tmp_path / "run" / f"shard-{number}-of-2" / "rollouts.jsonl") for number in (1, 2)]
     assert replay_files([str(tmp_path / "run"), str(file)]) == (*shards, str(file))
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match=re.escape(str(tmp_path))):
         replay_files([str(tmp_path)])
 
 
@@ -197,10 +200,10 @@ def test_an_environment_without_a_recording_of_its_rows_is_named(
 ) -> None:
     one = source(tmp_path / "one.jsonl", [row_line("recorded")], "one")
     two = source(tmp_path / "two.jsonl", [row_line("other")], "two")
-    with pytest.raises(ConfigError, match=r"of two has a recorded rollout.*-b http.*--replay-file FILE"):
+    with pytest.raises(ConfigError, match=r"\btwo\b.*-b http.*--replay-file FILE"):
         only_recorded([one, two], recording, print)
     empty = source(tmp_path / "empty.jsonl", [], "empty")
-    with pytest.raises(DataError, match=r"empty\.jsonl has no rows"):
+    with pytest.raises(DataError, match=r"empty\.jsonl"):
         only_recorded([one, empty], recording, print)
 
 

@@ -26,7 +26,7 @@ def test_stdout_is_returned_and_each_line_of_stderr_reported() -> None:
 
 
 def test_a_command_that_fails_says_why() -> None:
-    with pytest.raises(CommandError, match="it ended with status 3") as caught:
+    with pytest.raises(CommandError, match="status 3") as caught:
         run("echo first >&2; echo last >&2; exit 3")
     assert (caught.value.errors, caught.value.last_line) == ("first\nlast\n", "last")
     with pytest.raises(CommandError, match="No such file or directory") as caught:
@@ -36,7 +36,7 @@ def test_a_command_that_fails_says_why() -> None:
 
 def test_a_command_that_hangs_is_killed() -> None:
     started = time.monotonic()
-    with pytest.raises(CommandError, match=r"it did not end within 0\.2 s"):
+    with pytest.raises(CommandError, match=r"\b0\.2 s"):
         run("exec sleep 60", timeout_s=0.2)
     assert time.monotonic() - started < 20
 

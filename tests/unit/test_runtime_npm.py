@@ -71,15 +71,13 @@ def test_a_command_on_path_is_used_unless_another_version_is_asked_for(
 
 def test_without_npm_the_need_is_named(npm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    with pytest.raises(NeedMissingError, match=r"'codex'.*not on PATH.*@openai/codex") as caught:
+    with pytest.raises(NeedMissingError, match=r"'codex'.*@openai/codex") as caught:
         ensure_agent_command("codex_agent", {}, lambda line: None)
     assert caught.value.need == "codex (npm: @openai/codex)"
 
 
 def test_npms_reason_is_told_and_nothing_is_left(npm: Path, tmp_path: Path) -> None:
     (tmp_path / "fails").touch()
-    with pytest.raises(
-        SetupError, match="npm cannot install @openai/codex@latest: code E404 404 no such package"
-    ):
+    with pytest.raises(SetupError, match="@openai/codex@latest: code E404 404 no such package"):
         ensure_agent_command("codex_agent", {}, lambda line: None)
     assert [path.name for path in (tmp_path / "cache" / "npm").iterdir()] == [".lock"]

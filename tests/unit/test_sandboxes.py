@@ -142,10 +142,10 @@ def test_a_yaml_file_of_ones_own(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sandbox: {docker: {}, local: {}}", "has docker, local"),
+        ("sandbox: {docker: {}, local: {}}", "docker, local"),
         ("[]", "has list"),
-        ("a: [", "is not YAML"),
-        (None, "cannot be read: No such file"),
+        ("a: [", "YAML"),
+        (None, "No such file"),
     ],
 )
 def test_what_is_wrong_with_a_yaml_file(tmp_path: Path, text: str | None, message: str) -> None:
@@ -158,7 +158,7 @@ def test_what_is_wrong_with_a_yaml_file(tmp_path: Path, text: str | None, messag
 def test_an_unknown_provider_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     directory = tmp_path / "nemo_gym/sandbox/providers"
     (directory / "apptainer").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="no sandbox provider 'dokcer'; this nemo-gym has apptainer"):
+    with pytest.raises(ConfigError, match=r"'dokcer'.*apptainer"):
         sandbox_block("dokcer", tmp_path)
 
 
@@ -167,10 +167,11 @@ def test_what_can_be_used_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         for name in needs.variables:
             monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert machine.usable_choices(("docker", "e2b")) == (
-        "none can be used here: docker: docker is not on PATH; e2b: E2B_API_KEY is not set"
-    )
-    assert machine.usable_choices(machine.PROVIDERS) == "here it can be local (without a boundary)"
+    unusable = machine.usable_choices(("docker", "e2b"))
+    assert "docker" in unusable
+    assert "E2B_API_KEY" in unusable
+    usable = machine.usable_choices(machine.PROVIDERS)
+    assert [name for name in machine.PROVIDERS if name in usable] == ["local"]
     monkeypatch.setenv("E2B_API_KEY", "x")
     assert machine.check_provider("e2b") == ("e2b", True, "with --env-var E2B_API_KEY")
     assert machine.undeclared_variables("e2b", ()) == ["E2B_API_KEY"]
@@ -192,9 +193,8 @@ def test_docker_needs_its_daemon(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     check = machine.check_provider("docker")
     assert check.usable is usable
-    assert check.detail == (
-        f"{program}, daemon 20.10.24" if usable else f"{program} reaches no daemon: no daemon"
-    )
+    assert check.detail.startswith(str(program))
+    assert check.detail.endswith("daemon 20.10.24" if usable else ": no daemon")
 
 
 def test_options_become_an_environment() -> None:
@@ -253,7 +253,7 @@ def test_several_configs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert both.sandboxes[0].provider == "local"
     assert catalog.find("e", ("b.yaml", "a")).config(("b.yaml", "a")).agents[0].block["steps"] == 1
     assert catalog.find("e", "a") is catalog.find("e")
-    with pytest.raises(ConfigError, match="has no config 'z', and there is no such file"):
+    with pytest.raises(ConfigError, match="'z'"):
         catalog.find("e", ("a", "z"))
 
 

@@ -14,8 +14,8 @@ from gymgate.integrations import versions
 @pytest.mark.parametrize(
     ("installed", "reason"),
     [
-        ({"openai": "3.4"}, "inspect-ai is not installed"),
-        ({"inspect-ai": "0.3.285"}, "openai is not installed"),
+        ({"openai": "3.4"}, "inspect-ai is"),
+        ({"inspect-ai": "0.3.285"}, "openai is"),
         ({"inspect-ai": "0.3.285", "openai": "2.54.0"}, "openai 2.54.0 is installed"),
         ({"inspect-ai": "0.3.90", "openai": "3.4"}, "inspect-ai 0.3.90 is installed"),
     ],
@@ -42,7 +42,5 @@ def test_new_enough_ones_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_extra_is_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(versions.metadata, "version", lambda name: "0.9")
-    with pytest.raises(
-        MissingExtraError, match=r"openenv 0\.9 is installed, but gymgate\.openenv needs 0\.10"
-    ):
+    with pytest.raises(MissingExtraError, match=r"openenv 0\.9 .*gymgate\.openenv .*\b0\.10"):
         versions.require("openenv")

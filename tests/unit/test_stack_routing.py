@@ -99,7 +99,7 @@ def test_a_row_that_brings_entries_of_ours_is_given_the_routes() -> None:
 
 
 def test_metadata_that_is_no_object_is_the_rows_fault() -> None:
-    with pytest.raises(DataError, match="metadata is a list"):
+    with pytest.raises(DataError, match="metadata"):
         routed_row(
             {"responses_create_params": {"metadata": ["a"]}},
             "metadata",

@@ -81,13 +81,13 @@ def test_a_turn_that_sampled_nothing_adds_nothing() -> None:
     ("turn", "message"),
     [
         (TokenTurn([1], [2, 3], [-0.1]), "1 logprobs for 2 completion ids"),
-        (TokenTurn([1], [2], [math.nan]), "not a finite number"),
-        (TokenTurn([1], [2], [-math.inf]), "not a finite number"),
-        (TokenTurn([1], [-2]), "not a token id"),
-        (TokenTurn([1.5], [2]), "not a token id"),
+        (TokenTurn([1], [2], [math.nan]), "finite"),
+        (TokenTurn([1], [2], [-math.inf]), "finite"),
+        (TokenTurn([1], [-2]), "token id"),
+        (TokenTurn([1.5], [2]), "token id"),
         (TokenTurn([], [2]), "prompt_ids is empty"),
-        (TokenTurn([1], [True]), "not a token id"),
-        (TokenTurn([1], [2], [-9999.0]), "vLLM's placeholder for none"),
+        (TokenTurn([1], [True]), "token id"),
+        (TokenTurn([1], [2], [-9999.0]), "-9999"),
     ],
 )
 def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
@@ -117,7 +117,7 @@ def test_recorded_calls_become_turns() -> None:
 
 
 def test_an_answer_recorded_without_ids_is_an_error() -> None:
-    with pytest.raises(TokenDataError, match="call 0 carries no token ids"):
+    with pytest.raises(TokenDataError, match="call 0 "):
         recorded_turns(recorded(ModelCall(index=0, dialect="chat")))
 
 

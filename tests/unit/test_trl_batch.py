@@ -88,7 +88,7 @@ def test_batches_of_failures_only_end_the_training_with_the_reason() -> None:
     guard, bad = FailureGuard(), error_of()
     for batch in [[bad]] * (MAX_FAILED_BATCHES - 1) + [[bad, None]] + [[bad]] * (MAX_FAILED_BATCHES - 1):
         guard.check(batch, groups=5)
-    with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed.*no route"):
+    with pytest.raises(PolicyError, match=r"\b3 batches.*no route"):
         guard.check([bad], groups=5)
     guard.check([bad], groups=5)  # another training counts anew
 
@@ -107,7 +107,7 @@ def test_unusable_rows_do_not_end_a_training_of_small_batches() -> None:
     guard = FailureGuard()
     for _ in range(MIN_FAILED_GROUPS - 1):
         guard.check([error_of()] * 8)
-    with pytest.raises(PolicyError, match=r"every rollout of 8 batches failed \(64 rollouts"):
+    with pytest.raises(PolicyError, match=r"\b8 batches .*\(64 rollouts"):
         guard.check([error_of()] * 8)
 
 
@@ -124,9 +124,7 @@ def test_a_server_that_restarts_does_not_end_the_training() -> None:
     now += PATIENCE_S
     for _ in range(4):
         guard.check([bad] * 8, groups=2)
-    with pytest.raises(
-        PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts, 300 s\).*no route"
-    ):
+    with pytest.raises(PolicyError, match=r"\b3 batches .*\(48 rollouts, 300 s\).*no route"):
         guard.check([bad] * 8, groups=2)
 
 
@@ -136,7 +134,7 @@ def test_small_groups_make_a_batch_together() -> None:
     for _ in range(4 * MAX_FAILED_BATCHES - 1):
         guard.check([error_of()] * 4)
     assert guard.pause_s == 0
-    with pytest.raises(PolicyError, match=r"every rollout of 3 batches failed \(48 rollouts"):
+    with pytest.raises(PolicyError, match=r"\b3 batches .*\(48 rollouts"):
         guard.check([error_of()] * 4)
 
 

@@ -56,7 +56,7 @@ def test_no_life_is_told_however_the_clock_is_set(
 
     monkeypatch.setattr(time, "time", back)
     worker._channels.heartbeat.value = time.monotonic() - 61
-    with pytest.raises(StackLostError, match="not reported for 61 s"):
+    with pytest.raises(StackLostError, match=r"\b61 s"):
         worker.check_health(60)
 
 
@@ -64,7 +64,7 @@ def test_a_start_has_longer(worker: RolloutWorker) -> None:
     worker._started = time.monotonic() - 61
     worker.check_health(60)
     worker._started = time.monotonic() - START_TIMEOUT_S - 1
-    with pytest.raises(StackLostError, match="not reported for 301 s"):
+    with pytest.raises(StackLostError, match=r"\b301 s"):
         worker.check_health(60)
 
 

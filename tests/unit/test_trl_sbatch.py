@@ -87,10 +87,10 @@ def test_a_failed_training_fails_the_job(tmp_path: Path) -> None:
 def test_a_dead_server_ends_the_job(tmp_path: Path) -> None:
     code, error, _ = submit(tmp_path, "examples/trl/workplace.yaml", VLLM_FAILS="1")
     assert code == 1
-    assert "vLLM ended (exit code 3) before the training did" in error
+    assert "(exit code 3)" in error
 
 
 def test_one_node_is_refused(tmp_path: Path) -> None:
     code, error, seen = submit(tmp_path, "examples/trl/workplace.yaml", NODES="n1")
     assert (code, seen) == (2, {})
-    assert "needs two nodes or more" in error
+    assert "two nodes" in error

@@ -26,9 +26,7 @@ def test_a_row_of_another_agent_is_refused_when_the_dataset_is_made() -> None:
     [known] = sources = [WeightedSource("b", rows, 1.0, {"b_agent", "c_agent"})]
     assert len(list(read_rows(sources, in_turn(sources)))) == 2
     sources = [known._replace(environment="a", agents={"a_agent"})]
-    with pytest.raises(
-        DataError, match=r"f:2: agent_ref names 'b_agent', not an agent of .* 'a': a_agent"
-    ) as told:
+    with pytest.raises(DataError, match=r"f:2: .*'b_agent'.* 'a': a_agent") as told:
         list(read_rows(sources, in_turn(sources)))
     assert (told.value.path, told.value.line) == ("f", 2)
 
@@ -37,7 +35,7 @@ def test_names_get_weights() -> None:
     assert weights_of("mcqa") == {"mcqa": 1.0}
     assert weights_of(["a", "b"]) == {"a": 1.0, "b": 1.0}
     assert weights_of({"a": 2}) == {"a": 2.0}
-    with pytest.raises(ConfigError, match="at least one"):
+    with pytest.raises(ConfigError, match="NeMoGymSpec"):
         weights_of([])
 
 

@@ -89,9 +89,9 @@ def test_several_environments_with_commas_or_as_a_list() -> None:
 @pytest.mark.parametrize(
     ("knobs", "said"),
     [
-        ({"env": "a,b", "config": "c"}, "config needs one env, not 2"),
+        ({"env": "a,b", "config": "c"}, "config .*2"),
         ({"env": []}, "environments"),
-        ({"env": "a,a"}, "more than once"),
+        ({"env": "a,a"}, "'a,a'"),
         ({"models": {"judge": {"base_url": "u", "api_key": "secret"}}}, "api_key_env"),
         ({"models": {"judge": 3}}, "models"),
         ({"nonsense": 1}, "nonsense"),

@@ -53,7 +53,7 @@ def test_what_a_server_does_not_say_stays_missing() -> None:
 
 def test_a_sampled_id_without_a_logprob_among_others_is_not_given_one() -> None:
     mixed = sampled(TokenTurn([1], [2], [-0.1]), TokenTurn([1, 2, 3], [4]))
-    with pytest.raises(TokenDataError, match="some sampled ids of a rollout and not for others"):
+    with pytest.raises(TokenDataError, match="logprobs"):
         to_outputs(mixed, 1.0)
 
 
@@ -100,9 +100,9 @@ def test_why_a_rollout_is_not_trained_on() -> None:
     cut = sampled(TokenTurn([1], [2]), status="truncated")
     assert "score_truncated" in why_untrained(cut)["message"]
     assert "sampled nothing" in why_untrained(sampled(status="truncated"))["message"]
-    assert (
-        why_untrained(sampled(TokenTurn([1], [2]), status="masked"))["message"] == "masked, with reward 0.5"
-    )
+    masked = why_untrained(sampled(TokenTurn([1], [2]), status="masked"))["message"]
+    assert "masked" in masked
+    assert "0.5" in masked
 
 
 def test_an_entry_describes_one_stack_per_machine() -> None:
@@ -133,7 +133,7 @@ def test_a_row_without_environment_goes_where_its_agent_is() -> None:
     agents = {name: AgentInfo(name[0], name, "simple_agent") for name in ("a_agent", "b_agent")}
     assert environment_of({"agent_ref": {"name": "b_agent"}}, agents) == "b"
     assert environment_of({}, {"a_agent": agents["a_agent"]}) == "a"
-    with pytest.raises(DataError, match=r"names 'c', not an agent of the stack: a_agent, b_agent"):
+    with pytest.raises(DataError, match=r"'c'.*a_agent, b_agent"):
         environment_of({"agent_ref": {"name": "c"}}, agents)
     with pytest.raises(DataError, match="names None"):
         environment_of({}, agents)

