@@ -267,12 +267,12 @@ async def test_a_rollout_pickles_and_a_stack_says_what_to_send_instead(shared: S
         policy = stack.register("scripted", call_then_answer, dialect="responses")
         rollout = await stack.run(ROW, policy=policy)
         assert pickle.loads(pickle.dumps(rollout)) == rollout
-        with pytest.raises(TypeError, match="send its config"):
+        with pytest.raises(TypeError, match="config"):
             pickle.dumps(stack)
         assert isinstance(stack, Stack)
 
     def plain() -> None:
-        with acquire_sync(shared) as sync, pytest.raises(TypeError, match="send its config"):
+        with acquire_sync(shared) as sync, pytest.raises(TypeError, match="config"):
             pickle.dumps(sync)
 
     await asyncio.to_thread(plain)

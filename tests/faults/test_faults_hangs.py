@@ -243,7 +243,7 @@ async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.Monk
         status = await stack.status()
         os.kill(status["pid"], signal.SIGSTOP)
         started = time.monotonic()
-        with pytest.raises(StackLostError, match="has not answered for"):
+        with pytest.raises(StackLostError):
             await running
         assert time.monotonic() - started < 3
         monkeypatch.undo()

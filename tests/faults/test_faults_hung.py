@@ -58,7 +58,7 @@ def check_hung(rollout: Rollout, server: str) -> None:
     assert rollout.error is not None
     assert (rollout.error.type, rollout.error.kind) == ("ServerDiedError", "infrastructure")
     assert server in rollout.error.message
-    assert "hung: no answer and no processor time for" in rollout.error.message
+    assert "hung: " in rollout.error.message
     assert rollout.reward is None
 
 

@@ -6,6 +6,7 @@ The endpoint answers nothing, so that each command ends after it has opened the 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ async def test_rollouts_of_rows_that_left_the_input_complete_nothing(tmp_path: P
     plan = await command_over(tmp_path, "abd")
     code, notes = missing(tmp_path)
     assert code == 1
-    assert "1 of 3 rollouts are missing" in notes
+    assert "1 of 3 rollouts" in notes
     assert row_key(row("c")) in notes
     finish(tmp_path, RolloutPlan([RowSource([make_row(row("d"), "rows", 3)], "mcqa")]))
     assert plan.total() == 3
@@ -93,8 +94,9 @@ async def test_what_the_plan_holds_is_what_readers_take_for_it(
     grown = await command_over(tmp_path, texts, **after)
     left = len(set(grown.identities()) - set(plan.identities()))
     found = [note for note in read_runs([path]).missing if "rollouts" in note]
-    assert found == ([f"{path}: {left} of {grown.total()} rollouts are missing"] if left else [])
-    assert (f" {strangers} rollouts are of rows" in missing(path)[1]) == bool(strangers)
+    assert len(found) == bool(left)
+    assert all(note.startswith(f"{path}: {left} of {grown.total()} rollouts ") for note in found)
+    assert (f" {strangers} rollouts are of " in missing(path)[1]) == bool(strangers)
 
 
 async def stream(output: Path, model: str, into: list[CollectedRollout]) -> None:
@@ -120,7 +122,7 @@ async def test_rollouts_of_a_run_that_another_process_writes_are_not_yielded(tmp
     described = read_run(tmp_path)
     with (
         open_run(tmp_path, described["settings"], described["extent"]),
-        pytest.raises(ConfigError, match="is being written by"),
+        pytest.raises(ConfigError, match=re.escape(str(tmp_path))),
     ):
         await stream(tmp_path, "m", found)
     assert found == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -111,8 +112,8 @@ def test_a_server_that_dies_is_started_again_and_not_for_ever(vllm: Path) -> Non
         os.kill(second, signal.SIGKILL)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "server-1 ended with signal SIGKILL; restarting it in 1 s (1 of 1)" in err
-    assert "gymgate: server-1 ended with signal SIGKILL after 1 restarts" in err
+    assert re.search(r"server-1 .*SIGKILL.*\(1 of 1\)", err)
+    assert re.search("gymgate: server-1 .*SIGKILL.* 1 restarts", err)
 
 
 def _other_than(pid: int, url: str) -> int:
@@ -129,17 +130,14 @@ def _other_than(pid: int, url: str) -> int:
 def test_a_server_that_does_not_start_is_not_tried_again(vllm: Path) -> None:
     done = said("broken", "--start-timeout", "20")
     assert done.returncode == 1
-    assert (
-        "gymgate: server-1 ended with code 1 before it answered; its last line of output: ValueError: no such model: broken"
-        in done.stderr
-    )
+    assert re.search("gymgate: server-1 .*code 1 .*: ValueError: no such model: broken", done.stderr)
     assert len(notes(vllm)) == 1
 
 
 def test_waiting_has_an_end(vllm: Path) -> None:
     done = said("slow", "--start-timeout", "1")
     assert done.returncode == 1
-    assert "gymgate: no answer after 1 s from server-1 (http://127.0.0.1:" in done.stderr
+    assert re.search(r"gymgate: .* 1 s .*server-1 \(http://127\.0\.0\.1:", done.stderr)
     until_gone(notes(vllm)[0]["pid"])
 
 
@@ -179,7 +177,7 @@ def test_a_command_gets_signals_and_is_ended_when_servers_fail(vllm: Path, tmp_p
         os.kill(notes(vllm)[0]["pid"], signal.SIGKILL)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 1
-    assert "server-1 ended with signal SIGKILL after 0 restarts" in err
+    assert re.search("server-1 .*SIGKILL.* 0 restarts", err)
 
 
 def test_a_killed_supervisor_leaves_nothing(vllm: Path) -> None:
@@ -219,10 +217,9 @@ def test_a_port_that_is_taken_is_named(vllm: Path) -> None:
         port = taken.getsockname()[1]
         done = said("m", "--port", str(port))
     assert done.returncode == 1
-    assert (
-        done.stderr.strip()
-        == f"gymgate: port {port} cannot be used: Address already in use; name another --port"
-    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"gymgate: port {port} ")
+    assert line.endswith("--port")
 
 
 def test_no_vllm_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ async def test_unreachable() -> None:
         async with Gateway() as gateway:
             status, message = await ask(gateway.open(HTTPEndpoint(base_url=url, max_retries=1)))
     assert status == 502
-    assert message.startswith(f"cannot connect to {url}: ")
+    assert f" {url}: " in message
     assert message.endswith("(after 2 attempts)")
 
 
@@ -318,7 +318,7 @@ async def test_logs_hold_no_keys(caplog: pytest.LogCaptureFixture) -> None:
         await broken.drop()
         await route.close()
         await ask(route)
-    assert "rollout public: call 0: " in caplog.text
+    assert "rollout public: " in caplog.text
     assert route.key not in caplog.text
     assert SECRET not in caplog.text
 
@@ -330,7 +330,8 @@ async def test_a_failing_judge_is_named() -> None:
         route.base_url = route.base_url.replace(str(gateway.port), str(port))
         status, message = await ask(route)
         assert status == 502
-        assert message.startswith("model server 'judge': callable raises raised KeyError")
+        assert message.startswith("model server 'judge': ")
+        assert "KeyError" in message
 
 
 async def test_a_context_overflow_counts_as_truncated() -> None:

@@ -120,9 +120,8 @@ async def test_a_judge_given_as_none_is_answered_by_nobody(
         assert await ask(http, gateway, route) == 404
         assert await ask(http, gateway, None) == 404
         assert await ask(http, gateway, None, name="user") == 200
-        assert message(route).startswith(
-            "model server 'judge' has no endpoint; give it one with --judge judge=URL"
-        )
+        assert message(route).startswith("model server 'judge' ")
+        assert "--judge judge=URL" in message(route)
         assert [call.model_server for call in route.calls] == ["user"]
 
 
@@ -206,7 +205,7 @@ async def test_a_keyless_failure_is_that_of_every_rollout_running_with_the_judge
             assert await ask(http, gateway, None) == 502
             for route in (one, two):
                 assert "model server 'judge'" in message(route)
-                assert "cannot be attributed to one rollout" in message(route)
+                assert "one rollout" in message(route)
             assert await ask(http, gateway, None, name="user") == 404
             assert "model server 'user'" in message(elsewhere)
         with shared.shared_with(before.judges, {"judge"}):
@@ -239,7 +238,7 @@ async def test_a_keyless_call_given_up_is_a_failure_of_those_who_ran_then(
         with shared.shared_with(then.judges, {"judge"}):
             await given_up(gateway, None, judge)
             await until_failed(then)
-            assert "cannot be attributed" in message(then)
+            assert "one rollout" in message(then)
         with shared.shared_with(later.judges, {"judge"}):
             assert later.judges.failure is None
             script.release.set()

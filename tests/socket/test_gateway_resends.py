@@ -435,7 +435,8 @@ def test_close_cancels_upstream_answers_the_agent_and_records_no_more(on_stage: 
         assert status == 404
         assert b"released" in body
         [call] = scene.route.calls
-        assert (call.status_code, call.error) == (None, "cancelled: the rollout was released")
+        assert call.status_code is None
+        assert str(call.error).startswith("cancelled: ")
         late = await scene.send()
         assert (await late.answer())[0] == 404
         assert (len(scene.route.calls), len(scene.policy.seen)) == (1, 1)

@@ -62,7 +62,7 @@ async def test_nothing_else_of_the_gateway_is_there(gateway: Gateway, policy: Up
 
 
 async def test_an_address_of_another_machine_is_a_mistake_of_the_caller() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 198\.51\.100\.1 port .*gateway_host"):
+    with pytest.raises(ConfigError, match=r"198\.51\.100\.1 .*gateway_host"):
         async with Gateway(sandbox_host="198.51.100.1"):
             pass
 

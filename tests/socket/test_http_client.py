@@ -230,7 +230,7 @@ async def test_nobody_listens(client: HTTPClient) -> None:
 
 @pytest.mark.parametrize("headers", [{"X": "a\r\nY: b"}, {"X\r\nY": "b"}, {"X": "\0"}, {"a b": "c"}])
 def test_headers_cannot_break_a_request(headers: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="no HTTP header may hold"):
+    with pytest.raises(ValueError, match="header"):
         Request("http://h/", headers)
 
 

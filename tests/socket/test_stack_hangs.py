@@ -127,7 +127,9 @@ async def test_one_that_neither_answers_nor_computes_hangs(kind: str) -> None:
         await process.looks(3)
         assert process.reasons == []  # asked; seen silent; silent and idle for 50 s
         await process.looks(1)
-        assert process.reasons == ["hung: no answer and no processor time for 100 s, killed"]
+        (reason,) = process.reasons
+        assert reason.startswith("hung: ")
+        assert " 100 s" in reason
         assert process.asked == (1 if kind == "waits" else 4)
 
 

@@ -234,7 +234,7 @@ async def test_a_registered_callable_serves_every_node(cluster: Cluster) -> None
         for _ in range(4):
             assert (await stack.run(ROW, policy=endpoint)).status == "completed"
         stack.unregister("mine")
-        with pytest.raises(ConfigError, match="no callable is registered as 'mine'"):
+        with pytest.raises(ConfigError, match="'mine'"):
             await stack.run(ROW, policy=endpoint)
 
 
@@ -283,7 +283,7 @@ async def test_a_lost_node_fails_its_rollouts_and_others_go_on(
         again = await asyncio.gather(*(stack.run(ROW, policy=answer) for _ in lost))
         assert {rollout.reward for rollout in again} == {1.0}
         assert counts(cluster) == {"a": 4, "b": 2}
-    assert "1 are left and take its rollouts" in caplog.text
+    assert any(" 1 are left" in record.message for record in caplog.records)
 
 
 async def test_without_any_node_the_stack_is_lost(cluster: Cluster) -> None:
@@ -292,7 +292,7 @@ async def test_without_any_node_the_stack_is_lost(cluster: Cluster) -> None:
         cluster.lose("a")
         cluster.lose("b")
         await asyncio.wait(tasks)
-        with pytest.raises(StackLostError, match="every stack on the Ray cluster is lost"):
+        with pytest.raises(StackLostError, match="every stack"):
             await stack.run(ROW, policy=answer)
 
 
@@ -323,7 +323,7 @@ async def test_a_drained_node_finishes_although_no_other_stack_starts(
         await until(lambda: len(cluster.daemons["b"]) == 2 and cluster.actors["b"] in cluster.killed)
         cluster.daemons["a"][0].go.set()
         assert {(await task).status for task in tasks} == {"completed", "failed"}
-        with pytest.raises(StackLostError, match="every stack on the Ray cluster is lost"):
+        with pytest.raises(StackLostError, match="every stack"):
             await stack.run(ROW, policy=answer, limits=RolloutLimits(timeout_s=5))
 
 
@@ -357,7 +357,7 @@ async def test_a_node_that_joins_or_comes_back_gets_a_stack(cluster: Cluster) ->
 async def test_a_node_gets_as_many_stacks_as_fit(cluster: Cluster) -> None:
     async with acquire(CONFIG, where=RayCluster("x", cpus_per_stack=2)) as stack:
         assert len((await stack.status())["nodes"]) == 4
-    with pytest.raises(ConfigError, match="no node of the Ray cluster has 5 CPUs"):
+    with pytest.raises(ConfigError, match="5 CPUs"):
         async with acquire(CONFIG, where=RayCluster("x", cpus_per_stack=5)):
             pass
 

