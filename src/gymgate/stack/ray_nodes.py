@@ -2,6 +2,10 @@
 
 Everything that a daemon is told and answers, keys included, crosses as the arguments and answers of actor calls of at most
 `CHUNK` bytes. Ray hands those from process to process, and puts only larger ones into its object store.
+
+Why not an actor that runs rollouts: a working sketch of one was longer, 443 lines of code instead of 379 with the pool. Calls
+of callables, errors, cancellation, progress and the notice of a daemon's end took methods of their own, which the daemon's
+protocol already has. CPU time for a rollout was the same.
 """
 
 from __future__ import annotations
