@@ -15,7 +15,7 @@ from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment, shipped
 from gymgate.catalog.resolve import NOWHERE, ServerInstance
 from gymgate.cli import cli
 from gymgate.config import SUPPORTED_NEMO_GYM, RuntimeConfig, StackConfig
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, DataError
 from gymgate.runtime import ensure, open_catalog
 from gymgate.stack import acquire
 from support.plans import plan_of
@@ -74,6 +74,28 @@ def test_an_unknown_environment_is_refused_before_an_installation(fresh: Path, w
     assert isinstance(done.exception, ConfigError)
     assert "'mcqaa'" in str(done.exception) or "'responses_api_agents/mcqaa'" in str(done.exception)
     assert re.search(r"\bmcqa\b", str(done.exception))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "no recorded rollout to replay in "), ("{", "is not JSON")],
+    ids=["empty", "broken"],
+)
+def test_a_file_without_a_recording_is_refused_before_an_installation(
+    fresh: Path, tmp_path: Path, text: str, reason: str
+) -> None:
+    file = tmp_path / "recorded.jsonl"
+    file.write_text(text)
+    done = CliRunner().invoke(cli, ["run", "mcqa", "--replay-file", str(file)])
+    assert isinstance(done.exception, ConfigError if not text else DataError), done.output
+    assert str(file) in str(done.exception)
+    assert reason in str(done.exception)
+
+
+def test_a_missing_recording_to_serve_is_refused_before_an_installation(fresh: Path) -> None:
+    done = CliRunner().invoke(cli, ["serve", "mcqa", "--replay-file", "gone.jsonl"])
+    assert isinstance(done.exception, ConfigError), done.output
+    assert "gone.jsonl" in str(done.exception)
 
 
 async def test_a_stack_refuses_it_as_early(fresh: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from gymgate.cli import cli
 from gymgate.cli.environments import environment_configs, parse_judges
 from gymgate.cli.metrics_tables import print_causes, print_results
-from gymgate.cli.policies import only_recorded, replay_files
+from gymgate.cli.policies import only_recorded, recordings_of, replay_files
 from gymgate.cli.run import summary_of
 from gymgate.collection.metrics import summary_rows
 from gymgate.collection.plan import RolloutPlan
@@ -25,6 +25,7 @@ from gymgate.collection.tasks import CollectedTasks
 from gymgate.config import HTTPEndpoint, ReplayEndpoint
 from gymgate.dataset import RowSource, open_rows
 from gymgate.errors import ConfigError, DataError
+from gymgate.gateway.replay.recording import Recording
 from gymgate.rollout import Rollout, RolloutError
 
 
@@ -157,15 +158,15 @@ def source(path: Path, lines: list[str], name: str, limit: int | None = None) ->
 
 
 @pytest.fixture
-def recording(tmp_path: Path) -> ReplayEndpoint:
+def recording(tmp_path: Path) -> list[Recording]:
     said = {"type": "message", "role": "assistant", "content": "a"}
     record = {"responses_create_params": {"input": "recorded"}, "response": {"id": "r", "output": [said]}}
     (tmp_path / "r.jsonl").write_text(json.dumps(record) + "\n")
-    return ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),))
+    return recordings_of(ReplayEndpoint(rollouts=(str(tmp_path / "r.jsonl"),)))
 
 
 def test_rows_without_a_recording_are_left_out_and_unreadable_ones_stay(
-    tmp_path: Path, recording: ReplayEndpoint
+    tmp_path: Path, recording: list[Recording]
 ) -> None:
     lines = [row_line("other"), row_line("recorded"), "{", row_line("recorded")]
     notes: list[str] = []
@@ -196,7 +197,7 @@ def test_a_directory_of_a_run_stands_for_its_rollouts(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_a_recording_of_its_rows_is_named(
-    tmp_path: Path, recording: ReplayEndpoint
+    tmp_path: Path, recording: list[Recording]
 ) -> None:
     one = source(tmp_path / "one.jsonl", [row_line("recorded")], "one")
     two = source(tmp_path / "two.jsonl", [row_line("other")], "two")

@@ -232,15 +232,18 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def only_recorded(sources: Sequence[RowSource], endpoint: ReplayEndpoint, log: Log) -> list[RowSource]:
-    """The sources without the rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
-
-    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row, and
-    `DataError` for a recording that cannot be read.
-    """
+def recordings_of(endpoint: ReplayEndpoint) -> list[Recording]:
+    """Return the rollouts that can be replayed. Raises `DataError` for a recording that cannot be read."""
     from gymgate.gateway.replay.recording import recorded_rollouts
 
-    recordings = [each for each in recorded_rollouts(endpoint.rollouts) if each.steps]
+    return [recording for recording in recorded_rollouts(endpoint.rollouts) if recording.steps]
+
+
+def only_recorded(sources: Sequence[RowSource], recordings: Sequence[Recording], log: Log) -> list[RowSource]:
+    """Return the sources without the rows that no recording answers: NeMo Gym ships rollouts of other rows, too.
+
+    Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
+    """
     return [_recorded(source, recordings, log) for source in sources]
 
 
@@ -250,9 +253,9 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
     Raises `DataError` for a recording that cannot be read.
     """
     from gymgate.check.record.oracle import oracle_rollout
-    from gymgate.gateway.replay.recording import recorded_rollouts, recorded_rows
+    from gymgate.gateway.replay.recording import recorded_rows
 
-    recordings = [each for each in recorded_rollouts(endpoint.rollouts) if each.steps]
+    recordings = recordings_of(endpoint)
     files = []
     for source in sources:
         rows = [row for _, row in replace(source, limit=None).readable() if isinstance(row, Row)]

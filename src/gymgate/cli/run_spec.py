@@ -17,6 +17,7 @@ from gymgate.cli.policies import (
     asked_endpoint,
     endpoint_fields,
     only_recorded,
+    recordings_of,
     refuse_without_endpoint,
     replay_files,
     with_oracles,
@@ -29,6 +30,7 @@ from gymgate.config import (
     EnvironmentConfig,
     HTTPEndpoint,
     RayCluster,
+    ReplayEndpoint,
     RolloutLimits,
     RuntimeConfig,
     StackConfig,
@@ -142,6 +144,9 @@ def make_collection(
 ) -> Collection:
     """Check everything that can be checked before something is started. Raises `ConfigError` and `DataError`."""
     policy, stack = spec.policy, spec.stack
+    recordings = recordings_of(policy) if isinstance(policy, ReplayEndpoint) else []
+    if isinstance(policy, ReplayEndpoint) and not recordings:
+        raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
     if isinstance(policy, HTTPEndpoint):
         # Ray's nodes may reach an endpoint that this machine does not.
         ask = stack.ray is None or policy.model is None
@@ -153,8 +158,10 @@ def make_collection(
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))
     sources = open_sources(spec.data, found, spec.rows)
     if not isinstance(policy, HTTPEndpoint):
-        policy = policy or with_oracles(replay_of(found), sources, log)
-        sources = only_recorded(sources, policy, log)
+        if policy is None:
+            policy = with_oracles(replay_of(found), sources, log)
+            recordings = recordings_of(policy)
+        sources = only_recorded(sources, recordings, log)
     return Collection(
         stack=stack,
         policy=policy,

@@ -44,7 +44,8 @@ def command(
     """
     if not environments and not files:
         raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
-    paths = [*_recording_files(environments, gym), *replay_files(files)]
+    given = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
+    paths = [*_recording_files(environments, gym), *given]
     interrupted, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
     if error is not None:
         raise error
