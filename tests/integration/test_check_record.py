@@ -135,24 +135,50 @@ def test_info_shows_the_record_that_ships() -> None:
     assert "\n  right answer: pays for \\boxed{answer}; 10 of 10 rows solvable\n" in done
 
 
+TOWNS = (("France", "Paris", "Paris"), ("Italy", "Rome", "Rome"), ("Spain", "Madrid", "Madrid"))
+WRONG_KEY = (*TOWNS[:2], ("Spain", "Madrid", "Lisbon"))
+
+
+@pytest.mark.parametrize(
+    ("towns", "paid", "noticed"),
+    [
+        (TOWNS, r"\boxed{answer}", []),
+        (
+            WRONG_KEY,
+            r"\boxed{answer}",
+            [
+                "the answer of row 2 ('expected_answer') earns no full reward in any phrasing, those of 2 other rows do"
+            ],
+        ),
+        (
+            TOWNS,
+            "Answer: answer",
+            [
+                r"the right answer as the prompt asks for it (\boxed{answer}) earns no full reward, in 3 rows; as Answer: answer "
+                "it does"
+            ],
+        ),
+    ],
+    ids=["sound", "wrong key", "trap in the phrasing"],
+)
 async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    towns: tuple[tuple[str, str, str], ...],
+    paid: str,
+    noticed: list[str],
 ) -> None:
-    """The prompts ask for a box, the server wants `Answer: X`, and the third row's answer is wrong."""
+    """The prompts ask for a box; the server pays the right town in one phrasing, whatever the row says."""
     config = with_recordings(tmp_path, PARIS)
     rows = [
         {
             "responses_create_params": {
                 "input": [{"role": "user", "content": rf"Capital of {land}? Use \boxed{{}}."}]
             },
-            "wanted": f"Answer: {town}",
+            "wanted": paid.replace("answer", town),
             "expected_answer": answer,
         }
-        for land, town, answer in (
-            ("France", "Paris", "Paris"),
-            ("Italy", "Rome", "Rome"),
-            ("Spain", "Madrid", "Lisbon"),
-        )
+        for land, town, answer in towns
     ]
     (config.parents[1] / "data" / "example.jsonl").write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(measure, "MEASUREMENTS", {"oracle": oracle.measure})
@@ -160,11 +186,8 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     result = await check_environment(request)
     found = result.oracle
     assert found is not None, result.missing
-    assert (found.field, found.asked_for, found.paid) == (
-        "expected_answer",
-        r"\boxed{answer}",
-        ["Answer: answer"],
-    )
-    assert (found.solved, found.rows, found.unsolved) == (2, 3, ("row 2",))
-    assert found.others["Answer: answer"].full == 0
-    assert any(r"\boxed{answer}" in line for line in findings(result))
+    assert (found.field, found.asked_for, found.paid) == ("expected_answer", r"\boxed{answer}", [paid])
+    assert found.others[paid].full == 0
+    assert [line for line in findings(result) if "answer" in line] == noticed
+    assert result.data is not None
+    assert (result.data.files, result.data.duplicates) == ({"example": 3}, 0)

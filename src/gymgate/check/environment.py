@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import signal
 import sys
 import time
@@ -14,15 +13,15 @@ from typing import Any
 
 import orjson
 
-from gymgate.catalog import Catalog, DataFile, EnvConfig, Environment
-from gymgate.catalog.model import kind_of_file
+from gymgate.catalog import Catalog, EnvConfig, Environment
 from gymgate.check.answers import RecordedJudge, serving
 from gymgate.check.known import replayed_with
 from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.check.needs import why_not_started
+from gymgate.check.record import data
 from gymgate.check.record.bench import Bench
 from gymgate.check.record.measure import measured
-from gymgate.check.recordings import RecordedRow, config_for, packaged_rows, read_recordings
+from gymgate.check.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
 from gymgate.check.replay import Replayer, ServerLogs
 from gymgate.check.summary import summarize
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
@@ -42,13 +41,15 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     began = time.monotonic()
     runtime = await asyncio.to_thread(ensure_runtime, request.runtime, progress=progress)
     catalog = Catalog(runtime.site, runtime.version)
-    environment = _with_own_data(catalog.find(request.environment, request.config))
+    environment = with_own_data(catalog.find(request.environment, request.config))
     recorded, broken = await asyncio.to_thread(read_recordings, environment)
     about: dict[str, Any] = {
         "environment": environment.name,
         "kind": environment.kind,
         "nemo_gym": runtime.version,
     }
+    if request.measure:
+        about["data"] = await asyncio.to_thread(data.of_environment, environment, request.config)
     result = partial(request.result, began, **about, broken=tuple(broken))
     if lacking := _lacking(environment, recorded, broken):
         return result(verdict="incomplete", detail=lacking)
@@ -66,15 +67,6 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
     if environment.kind == "config" and fields["need"] in _OWN_FAULTS:
         fields |= {"verdict": "failed", "need": ""}
     return result(**about, **(fields if fields["verdict"] == "failed" else {**fields, "traceback": ""}))
-
-
-def _with_own_data(environment: Environment) -> Environment:
-    """A user's config file in `NAME/configs` gets the files of `NAME/data`, recordings among them."""
-    directory = environment.path.parent / "data"
-    if environment.kind != "config" or environment.path.name != "configs" or not directory.is_dir():
-        return environment
-    files = (DataFile(path.stem, path, kind_of_file(path)) for path in sorted(directory.glob("*.jsonl")))
-    return dataclasses.replace(environment, data=tuple(files))
 
 
 def _lacking(environment: Environment, recorded: Sequence[RecordedRow], broken: Sequence[str]) -> str:

@@ -14,7 +14,16 @@ import orjson
 from pydantic import Field
 
 import gymgate
-from gymgate.check.record.sections import Cost, Deterministic, Failures, Oracle, PolicyRewards, Shape, Trivial
+from gymgate.check.record.sections import (
+    Cost,
+    Data,
+    Deterministic,
+    Failures,
+    Oracle,
+    PolicyRewards,
+    Shape,
+    Trivial,
+)
 from gymgate.config import Config, HTTPEndpoint, JudgeEndpoint, Routing, RuntimeConfig, Settings
 from gymgate.errors import ErrorKind
 from gymgate.rollout import RolloutStatus
@@ -231,6 +240,7 @@ class CheckResult(Config):
     shape: Shape | None = None
     policy: PolicyRewards | None = None
     oracle: Oracle | None = None
+    data: Data | None = None
     missing: dict[str, str] = Field(default_factory=dict)
     """Why a section is `None`, by its name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate import codec
-from gymgate.catalog import EnvConfig, Environment
+from gymgate.catalog import DataFile, EnvConfig, Environment
+from gymgate.catalog.model import kind_of_file
 from gymgate.check.known import known
 from gymgate.errors import DataError
 from gymgate.gateway.replay.recording import Recording, pair_rows, recorded_rollouts
@@ -37,6 +39,15 @@ class RecordedRow:
     def agent(self) -> str | None:
         """The agent that was recorded."""
         return agent_of(self.recording.raw)
+
+
+def with_own_data(environment: Environment) -> Environment:
+    """A user's config file in `NAME/configs` gets the files of `NAME/data`, recordings among them."""
+    directory = environment.path.parent / "data"
+    if environment.kind != "config" or environment.path.name != "configs" or not directory.is_dir():
+        return environment
+    files = (DataFile(path.stem, path, kind_of_file(path)) for path in sorted(directory.glob("*.jsonl")))
+    return dataclasses.replace(environment, data=tuple(files))
 
 
 def read_recordings(environment: Environment) -> tuple[list[RecordedRow], list[str]]:
@@ -103,8 +114,13 @@ def packaged_rows(
     return [row for path in files for row in _rows(path)]
 
 
+def is_derived(path: Path) -> bool:
+    """Whether a file was made from recorded rollouts."""
+    return any(part in path.stem for part in (*DERIVED, "rollouts"))
+
+
 def _rows(path: Path) -> Iterator[RowData]:
-    if any(part in path.stem for part in (*DERIVED, "rollouts")):
+    if is_derived(path):
         return
     for text in path.read_bytes().split(b"\n"):
         try:

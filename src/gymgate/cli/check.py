@@ -94,6 +94,20 @@ _directory = click.Path(path_type=Path, file_okay=False)
     "record of the same options that did not fail is not checked again.",
 )
 @click.option(
+    "--rows-only",
+    is_flag=True,
+    help="Only read the rows: duplicates, answers in prompts, rows in two splits. Starts no server. With --record, the rest "
+    "of the record in DIR, else of the one that ships with gymgate, stays.",
+)
+@click.option(
+    "--rows-file",
+    "rows_files",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="With --rows-only: read the rows of this file instead of the packaged ones. Repeatable.",
+)
+@click.option(
     "-n", "--rows", type=click.IntRange(1), metavar="N", help="Packaged rows for the model of -b. [all]"
 )
 @click.option(
@@ -112,6 +126,11 @@ _directory = click.Path(path_type=Path, file_okay=False)
     type=Finite(),
     metavar="REWARD",
     help="Threshold: mean reward of the right answer, as the rows hold it, in its best phrasing.",
+)
+@click.option(
+    "--clean-rows",
+    is_flag=True,
+    help="Threshold: no row equals another, no prompt says its answer, no row is in two splits.",
 )
 @endpoint_options
 @json_option
@@ -135,6 +154,8 @@ def command(
     logs: Path | None,
     verbose: bool,
     records: Path | None,
+    rows_only: bool,
+    rows_files: Sequence[Path],
     rows: int | None,
     endpoint: EndpointOptions,
     as_json: bool,
@@ -166,6 +187,9 @@ def command(
     refuse_without_endpoint(endpoint)
     if endpoint.urls is None and rows is not None:
         raise ConfigError("-n limits the rows for a model; name its endpoint with -b")
+    if rows_only and endpoint.urls is not None:
+        raise ConfigError("--rows-only runs no row; leave -b out")
+    _refuse_rows_files(rows_files, environments, rows_only=rows_only, records=records)
     policy = policy_endpoint(endpoint, log) if endpoint.urls is not None else None
     if logs is not None:
         writable_path(logs / "server.log")
@@ -196,6 +220,9 @@ def command(
         )
         for name in _names(gym, kind, environments, everything=everything)
     ]
+    if rows_only:
+        _read_rows(requests, gym, records, rows_files, thresholds, as_json=as_json)
+        return
     kept = _kept(requests, records) if records is not None else {}
     if kept:
         log(f"not checked again: {len(kept)} of {len(requests)} environments, whose records are in {records}")
@@ -232,6 +259,54 @@ def command(
     if error := next((outcome for outcome in outcomes if isinstance(outcome, GymgateError)), None):
         raise error
     if missed or any(result.verdict in ("differs", "failed") for result in results):
+        click.get_current_context().exit(1)
+
+
+def _refuse_rows_files(
+    rows_files: Sequence[Path], environments: Sequence[str], *, rows_only: bool, records: Path | None
+) -> None:
+    """Raises `ConfigError` where rows of the user's own have no meaning."""
+    if rows_files and not rows_only:
+        raise ConfigError("--rows-file names rows for --rows-only; give both")
+    if rows_files and len(environments) != 1:
+        raise ConfigError("--rows-file is for one environment; name exactly one")
+    if rows_files and records is not None:
+        raise ConfigError("a record is of the packaged rows; leave out --record or --rows-file")
+    if absent := next((path for path in rows_files if not path.is_file()), None):
+        raise ConfigError(f"no file of rows at {str(absent)!r}")
+
+
+def _read_rows(
+    requests: Sequence[CheckRequest],
+    gym: RuntimeConfig,
+    records: Path | None,
+    rows_files: Sequence[Path],
+    thresholds: Thresholds,
+    *,
+    as_json: bool,
+) -> None:
+    """Print what each environment's rows show, and add it to its record in `records`."""
+    from gymgate.check.record.files import load_record, record_path, save_record
+    from gymgate.check.record.findings import unclean
+    from gymgate.check.rows_only import read_rows
+
+    catalog = load_catalog(gym, progress=log)
+    results = []
+    for request in requests:
+        found = catalog.find(request.environment, request.config)
+        path = record_path(records, f"{found.kind}/{found.name}-{catalog.version}") if records else None
+        known = load_record(path) if path is not None else None
+        results.append(result := read_rows(request, catalog, known, rows_files))
+        if path is not None:
+            save_record(path, result)
+        if not as_json:
+            click.echo(f"{result.environment}: {result.data}")
+            for finding in unclean(result):
+                click.echo(f"  {finding}")
+    if as_json:
+        print_json([result.model_dump(mode="json") for result in results])
+    missed = [_missed(result, thresholds) for result in results]
+    if any(missed):
         click.get_current_context().exit(1)
 
 

@@ -23,6 +23,9 @@ _ANSWER_TEXTS = {
     "another row's best": "the best answer of another row",
 }
 
+_SHOWN = 5
+"""Rows, or groups of rows, that a finding lists."""
+
 
 class Thresholds(NamedTuple):
     """Thresholds that a record must meet."""
@@ -35,6 +38,8 @@ class Thresholds(NamedTuple):
     """No number where the judge, a tool or the policy failed."""
     min_oracle_reward: float | None = None
     """Lowest mean reward of the right answer in its best phrasing."""
+    clean_rows: bool = False
+    """No equal rows, no prompt that says its answer, no row in two splits."""
 
 
 def findings(record: CheckResult) -> Iterator[str]:
@@ -47,6 +52,7 @@ def findings(record: CheckResult) -> Iterator[str]:
     yield from unrewarded(record)
     yield from dishonest(record)
     yield from unpaid(record)
+    yield from unclean(record)
 
 
 def changing(record: CheckResult) -> Iterator[str]:
@@ -120,6 +126,11 @@ def unpaid(record: CheckResult) -> Iterator[str]:
     if not oracle.solved:
         yield f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
         return
+    if oracle.suspect:
+        yield (
+            f"the answer of {', '.join(oracle.suspect)} ({oracle.field!r}) earns no full reward in any phrasing, those of "
+            f"{oracle.solved} other rows do"
+        )
     asked = oracle.phrasings.get(oracle.asked_for)
     if asked is not None and not asked.full:
         yield (
@@ -129,6 +140,21 @@ def unpaid(record: CheckResult) -> Iterator[str]:
     for name, rewards in oracle.others.items():
         if rewards.full:
             yield f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
+
+
+def unclean(record: CheckResult) -> Iterator[str]:
+    """Equal rows, prompts that say their answer, and rows in two splits."""
+    if (data := record.data) is None:
+        return
+    if data.duplicates:
+        groups = "; ".join(" = ".join(group) for group in data.duplicate_rows[:_SHOWN])
+        yield f"{data.duplicates} of {sum(data.files.values())} rows equal an earlier row of their file: {groups}"
+    if data.answers_in_prompt:
+        names = ", ".join(data.rows_with_answer[:_SHOWN])
+        yield f"the prompt says the row's own answer in {data.answers_in_prompt} of {data.answers} rows: {names}"
+    if data.shared:
+        groups = "; ".join(" = ".join(group) for group in data.shared_rows[:_SHOWN])
+        yield f"rows in several splits: {data.shared}: {groups}"
 
 
 def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
@@ -166,3 +192,7 @@ def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
         elif record.oracle.reward < low:
             rows = ", ".join(record.oracle.unsolved)
             yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"
+    if wanted.clean_rows:
+        if record.data is None:
+            yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"
+        yield from (f"--clean-rows: {each}" for each in unclean(record))

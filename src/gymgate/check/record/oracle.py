@@ -108,7 +108,12 @@ async def measure(bench: Bench) -> Oracle:
             reason=judged or "other", detail="" if judged else run.first_error[:300], field=rows[0][2].field
         )
     full = max([1.0, *(each.recording.reward or 0.0 for each in bench.recorded)])
-    paid = {name for name, rewards in own.items() if any(reward >= full for reward in rewards.values())}
+    paid = _paid(own, full)
+    known = dict.fromkeys(each for n in tried for each in tried[n] if each.name in paid)
+    more = {n: [each for each in known if each not in tried[n] and each.form in forms[n]] for n in tried}
+    paid_elsewhere = await run.all([(n, row, each, forms[n]) for n, row, _ in rows for each in more[n]])
+    own = {name: {**rewards, **paid_elsewhere.get(name, {})} for name, rewards in own.items()}
+    tried = {n: [*tried[n], *more[n]] for n in tried}
     wrong = {n: _other(forms[n], [other for m, other in forms.items() if m != n]) for n in forms}
     others = await run.all(
         [
@@ -123,6 +128,7 @@ async def measure(bench: Bench) -> Oracle:
         n: max((rewards[n] for rewards in own.values() if n in rewards), default=None) for n, _, _ in rows
     }
     given = [reward for reward in best.values() if reward is not None]
+    unsolved = [n for n, reward in best.items() if reward is None or reward < full]
     return Oracle(
         field=Counter(answer.field for _, _, answer in rows).most_common(1)[0][0],
         asked_for=_most_asked(asked, tried, paid),
@@ -132,9 +138,21 @@ async def measure(bench: Bench) -> Oracle:
         reward=statistics.fmean(given),
         phrasings={name: _counted(rewards, full) for name, rewards in own.items()},
         others={name: _counted(rewards, full) for name, rewards in others.items()},
-        unsolved=tuple(f"row {n}" for n, reward in best.items() if reward is None or reward < full),
+        unsolved=tuple(f"row {n}" for n in unsolved),
+        suspect=tuple(f"row {n}" for n in _suspect(unsolved, asked)),
         missing={} if others or not paid else {"others": "no other answer of a row was scored"},
     )
+
+
+def _paid(own: Mapping[str, Mapping[int, float]], full: float) -> set[str]:
+    """The phrasings that earn the full reward in a row."""
+    return {name for name, rewards in own.items() if any(reward >= full for reward in rewards.values())}
+
+
+def _suspect(unsolved: Sequence[int], asked: Mapping[int, Sequence[Phrasing]]) -> list[int]:
+    """The unsolved rows, fewer than half, that ask for the same as a solved one."""
+    solved = {tuple(phrasings) for n, phrasings in asked.items() if n not in unsolved}
+    return [n for n in unsolved if tuple(asked[n]) in solved] if 2 * len(unsolved) < len(asked) else []
 
 
 class RowAnswer(NamedTuple):

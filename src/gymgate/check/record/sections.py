@@ -135,6 +135,41 @@ class Shape(Section):
     """Sample standard deviation."""
 
 
+class Data(Section):
+    """The packaged rows as such. A row is named by its file and line: `example:3`."""
+
+    files: dict[str, int] = Field(default_factory=dict)
+    """Rows of each file."""
+    duplicates: int | None = None
+    """Rows that are equal to an earlier row of their file."""
+    duplicate_rows: tuple[tuple[str, ...], ...] = ()
+    """Groups of equal rows, 20 at most."""
+    answers: int = 0
+    """Rows with an answer that was looked for in their prompt."""
+    answers_in_prompt: int | None = None
+    """Rows whose prompt says their own answer."""
+    rows_with_answer: tuple[str, ...] = ()
+    """Those rows, 20 at most."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """Split of each file that is of one."""
+    shared: int | None = None
+    """Rows that are in several splits."""
+    shared_rows: tuple[tuple[str, ...], ...] = ()
+    """Such a row in each of its splits, 20 at most."""
+
+    def __str__(self) -> str:
+        """In one line: `261 rows; duplicates: 0; answers in prompts: 0 of 81; rows in several splits: not compared`."""
+        told = (
+            "not looked for"
+            if self.answers_in_prompt is None
+            else f"{self.answers_in_prompt} of {self.answers}"
+        )
+        return (
+            f"{sum(self.files.values())} rows; duplicates: {'not counted' if self.duplicates is None else self.duplicates}; "
+            f"answers in prompts: {told}; rows in several splits: {'not compared' if self.shared is None else self.shared}"
+        )
+
+
 class PolicyRewards(Section):
     """The rewards of a real model (`-b`)."""
 
@@ -200,6 +235,9 @@ class Oracle(Section):
     """Rewards of another row's answer, in each phrasing that earns the full reward."""
     unsolved: tuple[str, ...] = ()
     """Rows of which no phrasing earns the full reward."""
+    suspect: tuple[str, ...] = ()
+    """Those of them that ask for the same phrasing as a solved row, where more than half of the rows are solved: their
+    answer may be wrong."""
 
     def __str__(self) -> str:
         """In one line: `pays for \\boxed{answer}; 10 of 10 rows solvable`."""

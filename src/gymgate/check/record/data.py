@@ -1,0 +1,245 @@
+"""The packaged rows, read without running them: equal rows, answers that prompts give away, rows in two splits."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gymgate import codec
+from gymgate.catalog import DataFile, Dataset, Environment
+from gymgate.check.record.oracle import answer_of
+from gymgate.check.record.sections import Data
+from gymgate.check.recordings import RowData, is_derived
+from gymgate.dataset.row import row_key
+from gymgate.gateway.replay.conversation import blocks_of, items_of
+from gymgate.rollout.row import lacking_params
+
+SHOWN = 20
+"""Rows, or groups of rows, that a record lists."""
+NO_TASK = "its rows hold only the same start of a conversation: the environment makes the task"
+_START = frozenset({"responses_create_params", "agent_ref"})
+_SPLITS = {
+    "train": "train", "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
+    "test": "test", "eval": "test", "benchmark": "benchmark",
+}  # fmt: skip
+"""Types of datasets, and words in names of files, with the split that they mean."""
+_TELLING = re.compile(
+    r"(?:\b|_)(?:answer|solution|ground[ _]truth|expected[ _](?:output|result))[\"'*`]*[ \n]*(?::|=|\bis\b:?)"
+    r"[\s\"'*`$(\[]*(?:\\boxed\{)?"
+    r"|<(?:final_answer|answer|solution|ground_truth)>\s*"
+    r"|\\boxed\{"
+)
+"""Where a prompt says what the answer is."""
+_NOT_TELLING = re.compile(
+    r"\b(?:not|if|when|example|e\.g|such as|like|wrong|incorrect|candidate|proposed|student|model|assistant|say|write|reply)\b"
+    r"[^.?!\n]*$"
+)
+"""The sentence before it, where it is an instruction, an example, or the answer of somebody who is judged."""
+_END = re.compile(r"[\"'*`$)\]}]*(?:[.!;](?=\s|$)|\n|$|</)")
+_COMPARED = 300
+"""Characters of an answer that are compared."""
+_LETTERS = 4
+_JUDGEMENTS = frozenset(
+    [
+        "true",
+        "false",
+        "none",
+        "null",
+        "correct",
+        "incorrect",
+        "right",
+        "wrong",
+        "valid",
+        "invalid",
+        "unknown",
+        "both",
+        "neither",
+    ]
+)
+
+
+class _Line(NamedTuple):
+    file: str
+    number: int
+    row: RowData
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+def of_environment(environment: Environment, config: str | Sequence[str] | None = None) -> Data:
+    """Measure an environment's packaged rows, raw ones included. `config` names the config that says which split a file is."""
+    files = [file for file in environment.data if file.kind in ("rows", "raw") and not is_derived(file.path)]
+    return measure(files, environment.config(config).datasets if environment.configs else ())
+
+
+def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data:
+    r"""Measure the rows in some files.
+
+    - *Duplicates*: rows of one file that are equal in every field. The order of keys and the `_ng_*` fields that NeMo Gym
+      adds do not count. Rows of two files are not compared: examples are copies of other rows. A file is left out if each
+      of its rows is the same start of a conversation without another field: there the environment makes the task.
+    - *Answer in the prompt*: the prompt says what the answer is (`The answer is`, `Answer:`, `<answer>`, `\boxed{` and the
+      like), and what follows, up to the end of the sentence or line, is the row's own answer. An answer that merely stands
+      in the prompt is none: questions list options, and passages hold what they are asked for. Not looked for: numbers,
+      judgements such as `correct`, texts of fewer than four letters, and labels, which are the answer to two different
+      prompts. What also stands so in the prompt of a row with another answer is an instruction or an example.
+    - *Rows in two splits*: rows that are equal but for the agent that they name, in files of different splits. A split is
+      the type of the dataset in `datasets`, or else a word in the file's name. Examples are no split.
+    """
+    lines = {file.name: list(_lines(file)) for file in files}
+    missing: dict[str, str] = {}
+    duplicates = answers_in_prompt = shared = None
+    groups: list[tuple[str, ...]] = []
+    told: list[str] = []
+    common: list[tuple[str, ...]] = []
+
+    if not any(lines.values()):
+        missing["duplicates"] = "it has no packaged rows"
+    elif tasks := [rows for rows in lines.values() if not _holds_no_task(rows)]:
+        groups = [group for rows in tasks for group in _equal(rows)]
+        duplicates = sum(len(group) - 1 for group in groups)
+    else:
+        missing["duplicates"] = NO_TASK
+
+    answered = [each for rows in lines.values() for line in rows if (each := _answered(line)) is not None]
+    answered = _without_labels(answered)
+    if len({each.prompt for each in answered}) > 1:
+        told = _telling_their_answer(answered)
+        answers_in_prompt = len(told)
+    else:
+        missing["answers_in_prompt"] = "it has no two prompts with an answer that can be looked for"
+
+    splits = {file.name: split for file in files if (split := split_of(file, datasets)) is not None}
+    if len({*splits.values()}) > 1:
+        common = _in_two_splits([line for name in splits for line in lines[name]], splits)
+        shared = len(common)
+    else:
+        missing["shared"] = (
+            "its packaged rows are of one split" if splits else "its packaged rows are examples"
+        )
+
+    return Data(
+        files={name: len(rows) for name, rows in lines.items()},
+        duplicates=duplicates,
+        duplicate_rows=tuple(groups[:SHOWN]),
+        answers=len(answered),
+        answers_in_prompt=answers_in_prompt,
+        rows_with_answer=tuple(told[:SHOWN]),
+        splits=splits,
+        shared=shared,
+        shared_rows=tuple(common[:SHOWN]),
+        missing=missing,
+    )
+
+
+def split_of(file: DataFile, datasets: Iterable[Dataset]) -> str | None:
+    """The split of a file; `None` if it is no split or an example."""
+    types = {
+        each.type for each in datasets if f"/{file.path.as_posix()}".endswith("/" + each.path.lstrip("./"))
+    }
+    if "example" in types:
+        return None
+    words = [*types, *re.split(r"[^a-z]+", file.path.stem.lower())]
+    return None if "example" in words else next((_SPLITS[word] for word in words if word in _SPLITS), None)
+
+
+def _lines(file: DataFile) -> Iterator[_Line]:
+    """The rows that can be read."""
+    with file.path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                row = codec.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield _Line(file.name, number, row)
+
+
+def _holds_no_task(lines: Sequence[_Line]) -> bool:
+    own = {key for line in lines for key in line.row if not key.startswith("_ng_")}
+    return own <= _START and len({row_key(line.row) for line in lines}) == 1
+
+
+def _equal(lines: Sequence[_Line]) -> list[tuple[str, ...]]:
+    """The groups of equal rows, each by the names of its rows."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        groups[row_key(line.row)].append(line.name)
+    return [tuple(group) for group in groups.values() if len(group) > 1]
+
+
+def _in_two_splits(lines: Sequence[_Line], splits: dict[str, str]) -> list[tuple[str, ...]]:
+    """The first row in each split, for every row that is in several."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for line in lines:
+        key = row_key({name: value for name, value in line.row.items() if name != "agent_ref"})
+        found[key].setdefault(splits[line.file], line.name)
+    return [tuple(names.values()) for names in found.values() if len(names) > 1]
+
+
+class _Answered(NamedTuple):
+    """A row with an answer that can be looked for."""
+
+    name: str
+    prompt: int
+    """Hash of its prompt."""
+    answer: str
+    said: tuple[str, ...]
+    """What follows each place of its prompt that says what the answer is."""
+
+
+def _answered(line: _Line) -> _Answered | None:
+    found = None if lacking_params(line.row) else answer_of(line.row)
+    value = found.value if found is not None else None
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    if not isinstance(value, str) or not _can_be_looked_for(answer := _normal(value)):
+        return None
+    try:
+        blocks = blocks_of(items_of(line.row["responses_create_params"]))
+    except (AttributeError, KeyError, TypeError, ValueError):  # an input of no known shape
+        return None
+    prompt = _normal("\n".join(block.text for block in blocks))
+    said = tuple(
+        prompt[match.end() : match.end() + _COMPARED + 20]
+        for match in _TELLING.finditer(prompt)
+        if not _NOT_TELLING.search(prompt, max(0, match.start() - 200), match.start())
+    )
+    return _Answered(line.name, hash(prompt), answer, said)
+
+
+def _normal(text: str) -> str:
+    """The text in small letters, with one space or newline where there are several."""
+    return "\n".join(" ".join(line.split()) for line in text.casefold().splitlines() if line.strip())
+
+
+def _can_be_looked_for(answer: str) -> bool:
+    return answer not in _JUDGEMENTS and sum(map(str.isalpha, answer)) >= _LETTERS
+
+
+def _without_labels(answered: Sequence[_Answered]) -> list[_Answered]:
+    """Those whose answer no row with another prompt has."""
+    prompts = Counter(answer for answer, _ in {(each.answer, each.prompt) for each in answered})
+    return [each for each in answered if prompts[each.answer] == 1]
+
+
+def _telling_their_answer(answered: Sequence[_Answered]) -> list[str]:
+    """Names of the rows whose prompt says their answer, and that of no row with another answer says it."""
+    said = sorted({(text, each.answer) for each in answered for text in each.said})
+
+    def says(answer: str) -> Iterator[str]:
+        """The answers of the rows whose prompt says that it is this one."""
+        compared = answer[:_COMPARED]
+        for n in range(bisect_left(said, (compared,)), len(said)):
+            text, own = said[n]
+            if not text.startswith(compared):
+                return
+            if len(answer) > _COMPARED or _END.match(text, len(compared)):
+                yield own
+
+    return [each.name for each in answered if each.said and {*says(each.answer)} == {each.answer}]
