@@ -33,3 +33,14 @@ def test_whatever_is_no_match_says_why(record: CheckResult) -> None:
         assert record.need
         assert re.match(r"[a-z]+: \S", record.detail)
     assert "\x1b" not in record.model_dump_json()
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_its_rows_were_read(record: CheckResult) -> None:
+    data = record.data
+    assert data is not None
+    assert (data.duplicates is None) == ("duplicates" in data.missing)
+    assert (data.answers_in_prompt is None) == ("answers_in_prompt" in data.missing)
+    assert (data.shared is None) == ("shared" in data.missing)
+    if record.shape is not None:
+        assert record.shape.rows <= sum(data.files.values()), "raw rows are read too"

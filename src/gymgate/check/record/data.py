@@ -26,11 +26,13 @@ _SPLITS = {
     "test": "test", "eval": "test", "benchmark": "benchmark",
 }  # fmt: skip
 """Types of datasets, and words in names of files, with the split that they mean."""
+_OPENING = r"(?:[\s\"'*`$(\[]|\\boxed\{)*"
+"""What may stand before an answer, in a prompt as in a row."""
+_CLOSING = "\"'*`$)]}.;! \n"
 _TELLING = re.compile(
-    r"(?:\b|_)(?:answer|solution|ground[ _]truth|expected[ _](?:output|result))[\"'*`]*[ \n]*(?::|=|\bis\b:?)"
-    r"[\s\"'*`$(\[]*(?:\\boxed\{)?"
-    r"|<(?:final_answer|answer|solution|ground_truth)>\s*"
-    r"|\\boxed\{"
+    r"(?:(?:\b|_)(?:answer|solution|ground[ _]truth|expected[ _](?:output|result))[\"'*`]*[ \n]*(?::|=|\bis\b:?)"
+    r"|<(?:final_answer|answer|solution|ground_truth)>"
+    rf"|\\boxed\{{){_OPENING}"
 )
 """Where a prompt says what the answer is."""
 _NOT_TELLING = re.compile(
@@ -204,13 +206,15 @@ def _answered(line: _Line) -> _Answered | None:
         blocks = blocks_of(items_of(line.row["responses_create_params"]))
     except (AttributeError, KeyError, TypeError, ValueError):  # an input of no known shape
         return None
-    prompt = _normal("\n".join(block.text for block in blocks))
+    texts = [text for block in blocks for text in (*block.texts, *(output for _, output in block.outputs))]
+    prompt = _normal("\n".join(texts))
     said = tuple(
         prompt[match.end() : match.end() + _COMPARED + 20]
         for match in _TELLING.finditer(prompt)
         if not _NOT_TELLING.search(prompt, max(0, match.start() - 200), match.start())
     )
-    return _Answered(line.name, hash(prompt), answer, said)
+    bare = re.sub(f"^{_OPENING}", "", answer).rstrip(_CLOSING)
+    return _Answered(line.name, hash(prompt), bare, said)
 
 
 def _normal(text: str) -> str:
