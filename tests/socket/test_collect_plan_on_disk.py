@@ -96,7 +96,7 @@ async def test_what_the_plan_holds_is_what_readers_take_for_it(
     found = [note for note in read_runs([path]).missing if "rollouts" in note]
     assert len(found) == bool(left)
     assert all(note.startswith(f"{path}: {left} of {grown.total()} rollouts ") for note in found)
-    assert (f" {strangers} rollouts are of " in missing(path)[1]) == bool(strangers)
+    assert (f"{path}: {strangers} rollouts " in missing(path)[1]) == bool(strangers)
 
 
 async def stream(output: Path, model: str, into: list[CollectedRollout]) -> None:
