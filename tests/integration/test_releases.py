@@ -166,9 +166,9 @@ async def test_an_unknown_release_is_tried_with_one_line_of_warning(tmp_path: Pa
         policy = stack.register("scripted", call_then_answer, dialect="responses")
         assert (await stack.run(ROW, policy=policy)).reward == 1.0
     warnings = [line for line in lines if line.startswith("warning: ")]
-    assert warnings == [
-        "warning: gymgate is not tested with nemo-gym 0.99.0, only with 0.7.0 and 0.6.0; trying it"
-    ]
+    (warning,) = warnings
+    assert "nemo-gym 0.99.0" in warning
+    assert "0.7.0 and 0.6.0" in warning
 
 
 def renumbered(runtime: Runtime, directory: Path, version: str) -> Path:

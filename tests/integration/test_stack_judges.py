@@ -108,7 +108,7 @@ async def test_a_judge_that_the_server_waited_for_in_vain(stack: Stack, port: in
         (rollout,) = await run_all(stack, [("timeout", "too late")])
     assert_failed_by_judge(rollout)
     assert rollout.error is not None
-    assert "had not answered when the server that asked it closed" in rollout.error.message
+    assert "closed" in rollout.error.message
 
 
 @pytest.mark.parametrize("way", KEYLESS)
@@ -127,7 +127,7 @@ async def test_a_judge_asked_without_a_key_fails_what_ran_then(stack: Stack, por
         for rollout in await running:
             assert_failed_by_judge(rollout, KEYLESS[way])
             assert rollout.error is not None
-            assert "cannot be attributed to one rollout" in rollout.error.message
+            assert "one rollout" in rollout.error.message
         judge.lives = 1 << 30
         (after,) = await run_all(stack, [(way, "late")])
         assert (after.status, after.reward) == ("completed", 1.0)
@@ -145,7 +145,8 @@ async def test_a_stack_without_a_needed_judge_does_not_start(path: str) -> None:
 
     error = await refused()
     assert error.need == "judge judge_model"
-    assert "'judge_model' (judge of resources server judged): give --judge judge_model=URL" in str(error)
+    assert "'judge_model' " in str(error)
+    assert "--judge judge_model=URL" in str(error)
     error = await refused(**{"*": "policy"})  # which is not there for calls without a rollout's key
     assert error.need == "judge judge_base_url"
     assert "--judge judge_base_url=URL" in str(error)

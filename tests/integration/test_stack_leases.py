@@ -53,7 +53,7 @@ async def test_loops_and_threads_share_one_stack() -> None:
         assert await score(stack) == 1.0
         pids = pids_of(await stack.status())
     assert not alive(pids)
-    assert "importing NeMo Gym" in said
+    assert any("importing" in line for line in said)
     assert any(SIMPLE in line for line in said)
 
 

@@ -97,10 +97,10 @@ async def test_many_at_once_do_not_mix(stack: Stack) -> None:
     [
         ({"question": "?"}, {}, DataError, "responses_create_params"),
         ({"responses_create_params": {}}, {}, DataError, "no input"),
-        (ROW, {}, ConfigError, "name the environment"),
-        (ROW, {"environment": "mcqa"}, ConfigError, f"not in this stack; there is .*{SIMPLE}"),
+        (ROW, {}, ConfigError, "environment"),
+        (ROW, {"environment": "mcqa"}, ConfigError, f"'mcqa'.*{SIMPLE}"),
         ({**ROW, "agent_ref": {"name": "mcqa_simple_agent"}}, {}, ConfigError, f"mcqa_simple_agent.*{AGENT}"),
-        (ROW, {"agent": AGENT, "environment": SESSIONS}, ConfigError, f"{AGENT}.* is not in"),
+        (ROW, {"agent": AGENT, "environment": SESSIONS}, ConfigError, f"{AGENT}.*{SESSIONS}"),
         ({**ROW, "x": object()}, {"environment": SIMPLE}, DataError, "JSON"),
     ],
 )
