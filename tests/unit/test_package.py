@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 import gymgate
 
@@ -164,3 +165,10 @@ def test_nothing_names_a_home_directory_or_an_index() -> None:
 def test_no_file_holds_a_conflict_that_git_marked() -> None:
     marked = [name for name in tracked() if re.search(rb"(?m)^(<{7}|>{7})( |$)", (ROOT / name).read_bytes())]
     assert marked == []
+
+
+def test_the_workflow_for_github_runs_what_ci_runs() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
+    steps = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert steps == ["./dev test", "./dev test all"]
+    assert "exec ./dev test all" in (ROOT / ".ci" / "run").read_text()
