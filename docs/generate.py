@@ -29,11 +29,11 @@ import gymgate.errors
 from gymgate.check import CheckResult
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
-from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.trl.spec import TRLSettings
 from gymgate.integrations.verl.worker import LoopConfig
 
-SETTINGS = {"settings": Knobs, "trl": TRLSettings, "verl": LoopConfig}
+SETTINGS = {"settings": EvalOptions, "trl": TRLSettings, "verl": LoopConfig}
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -189,15 +189,20 @@ def _release(value: str) -> str:
     return next((each for each in SUPPORTED_NEMO_GYM if value == each.removesuffix(".0")), value)
 
 
-class RuntimeConfig(Config):
-    """The interpreter and virtual environment that NeMo Gym runs in."""
+class RuntimeSettings(Config):
+    """The interpreter of NeMo Gym, whatever its release."""
 
-    version: Annotated[str, AfterValidator(_release)] = DEFAULT_NEMO_GYM
-    """nemo-gym release."""
     python: str | None = None
     """Interpreter to build the virtual environment with; `None`: one is found on this machine."""
     interpreter: str | None = None
     """An interpreter that already has nemo-gym (in a container or a checkout), used as it is."""
+
+
+class RuntimeConfig(RuntimeSettings):
+    """The interpreter and virtual environment that NeMo Gym runs in."""
+
+    version: Annotated[str, AfterValidator(_release)] = DEFAULT_NEMO_GYM
+    """nemo-gym release."""
 
 
 class EnvironmentSettings(Config):

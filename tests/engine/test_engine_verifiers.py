@@ -133,7 +133,7 @@ async def test_workers_share_a_stack_and_one_that_dies_takes_only_its_own_rollou
     env = load_environment(env=LETTERS, share="machine")
     tasks = [task.data for task in env.taskset][:1] * ROLLOUTS
     with env_server(env_config_data(env.config)) as (address, broker):
-        async with acquire(env.config.taskset.stack_config()) as stack:
+        async with acquire(env.config.taskset.run_spec().stack) as stack:
             await until(stack, leases=1 + WORKERS)
             assert len((await stack.status())["fork_servers"]) == 1
             caller = EnvClient(address)

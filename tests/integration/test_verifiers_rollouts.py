@@ -208,5 +208,7 @@ async def test_a_row_for_an_agent_of_another_config_names_that_config() -> None:
     env = load_environment(env="structured_outputs", data="structured_outputs_v4_example")
     with pytest.raises(DataError, match=r"example\.jsonl:1: .*'structured_outputs_v4'"):
         next(iter(env.taskset))
-    env = load_environment(env="structured_outputs", config="structured_outputs_v4", tasks=2)
+    env = load_environment(env="structured_outputs", config="structured_outputs_v4", rows=2)
     assert [task.data.name for task in env.taskset] == ["structured_outputs:1", "structured_outputs:2"]
+    each = load_environment(env="mcqa,calendar", rows=1)
+    assert [task.data.name for task in each.taskset] == ["mcqa:1", "calendar:1"]

@@ -22,7 +22,7 @@ from gymgate.catalog.sandboxes import (
 from gymgate.cli.environments import config_names, environment_configs
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.errors import ConfigError, NeedMissingError
-from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.integrations.verl.worker import LoopConfig
 from gymgate.runtime import sandboxes as machine
@@ -214,7 +214,7 @@ def test_sdks_have_it_too() -> None:
     stacks = (
         NeMoGymSpec("e", sandbox="docker").settings.stack,
         LoopConfig.model_validate({"environments": [{"name": "e", "sandbox": "docker"}]}).stack,
-        Knobs(env="e", sandbox="docker").stack_config(),
+        EvalOptions(env="e", sandbox="docker").run_spec().stack,
     )
     assert {stack.environments for stack in stacks} == {(EnvironmentConfig(name="e", sandbox="docker"),)}
 

@@ -18,14 +18,14 @@ from gymgate.cli.eval import Line, check_policy, read_line
 from gymgate.cli.policies import sampling_fields
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError, PolicyError
-from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.verifiers import evaluation
 from gymgate.integrations.verifiers.evaluation import (
     complete,
-    knobs_of,
     metrics_of,
     parse_settings,
     policy_of,
+    taskset_of,
 )
 
 
@@ -89,7 +89,7 @@ def test_options_become_verifiers_flags_and_nothing_is_pushed_unasked() -> None:
 def test_the_stack_is_known_early_unless_verifiers_own_arguments_may_change_it(
     args: list[str], told: bool
 ) -> None:
-    assert (read(args).knobs is not None) == told
+    assert (read(args).eval_options is not None) == told
 
 
 def test_the_early_stack_is_the_one_that_the_taskset_will_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,12 +106,11 @@ def test_the_early_stack_is_the_one_that_the_taskset_will_ask_for(monkeypatch: p
         config=("one", "two.yaml"),
     )
     config = parse_settings(line.argv, 64)
-    taskset = knobs_of(config)
-    assert line.knobs is not None
+    taskset = taskset_of(config)
+    assert line.eval_options is not None
     assert taskset is not None
-    stack = taskset.stack_config()
-    assert stack == line.knobs.stack_config()
-    assert taskset.limits() == line.knobs.limits()
+    assert taskset.run_spec() == line.eval_options.run_spec()
+    stack = taskset.run_spec().stack
     models = {
         name: item if isinstance(item, str) else (item.base_url, item.model) for name, item in stack.models
     }  # type: ignore[union-attr]
@@ -148,7 +147,7 @@ def test_settings_come_from_files_then_flags(tmp_path: Path) -> None:
         '[client]\nbase_url = "http://h/v1"\n'
     )
     config = settings_of(["@", str(file), "--env.taskset.max-calls", "3"], model="b")
-    taskset = knobs_of(config)
+    taskset = taskset_of(config)
     assert taskset is not None
     assert (taskset.environment_names(), taskset.max_calls) == (("mcqa", "calendar"), 3)
     assert policy_of(config) == {
@@ -182,7 +181,7 @@ def test_without_a_policy_there_is_none_and_verifiers_own_tasksets_keep_verifier
     config = settings_of([])
     assert policy_of(config).items() >= {"url": None, "model": None}.items()
     other = settings_of(["--env.id", "single-agent", "--env.taskset.id", "nemo-gym-env"])
-    assert knobs_of(other) is not None
+    assert taskset_of(other) is not None
 
 
 def test_the_runs_name_has_the_model_that_is_found_later(tmp_path: Path) -> None:
@@ -199,7 +198,7 @@ def test_the_runs_name_has_the_model_that_is_found_later(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("missing.toml", None), ("bad.toml", "= 3"), ("knob.toml", "[env.taskset]\nenvv=1")]
+    ("name", "text"), [("missing.toml", None), ("bad.toml", "= 3"), ("unknown.toml", "[env.taskset]\nenvv=1")]
 )
 def test_a_config_file_that_cannot_be_read_ends_the_command(
     tmp_path: Path, name: str, text: str | None, capsys: pytest.CaptureFixture[str]
@@ -245,17 +244,17 @@ def test_a_directory_with_results_is_not_written_to(tmp_path: Path) -> None:
 
 def test_a_model_without_an_endpoint_is_refused() -> None:
     with pytest.raises(ConfigError, match="'m'"):
-        check_policy(Knobs(env="mcqa"), None, "m", None)
+        check_policy(EvalOptions(env="mcqa"), None, "m", None)
 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
     with pytest.raises(ConfigError, match="'nourl'"):
-        check_policy(Knobs(env="mcqa"), "nourl", "m", None)
+        check_policy(EvalOptions(env="mcqa"), "nourl", "m", None)
 
 
 def test_an_unreachable_endpoint_is_one_line() -> None:
     with pytest.raises(PolicyError, match=r"127\.0\.0\.1:1"):
-        check_policy(Knobs(env="mcqa"), "http://127.0.0.1:1/v1", None, None)
+        check_policy(EvalOptions(env="mcqa"), "http://127.0.0.1:1/v1", None, None)
 
 
 def _episode(environment: str, start: float, **trace: Any) -> Any:

@@ -55,7 +55,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeStacks:
     return fake
 
 
-CONFIG = NeMoGymConfig(env="mcqa").stack_config()
+CONFIG = NeMoGymConfig(env="mcqa").run_spec().stack
 
 
 async def test_it_is_held_until_the_eval_has_its_own_lease(fake: FakeStacks) -> None:
@@ -70,7 +70,7 @@ async def test_it_is_held_until_the_eval_has_its_own_lease(fake: FakeStacks) -> 
 async def test_another_stack_than_the_eval_asks_for_ends_at_once(fake: FakeStacks) -> None:
     with stacks.starting_early(CONFIG, print):
         assert fake.taken.wait(WAIT_S)
-        await stacks._connect(NeMoGymConfig(env="calendar").stack_config(), print)
+        await stacks._connect(NeMoGymConfig(env="calendar").run_spec().stack, print)
         assert fake.held_at_connect == []
 
 

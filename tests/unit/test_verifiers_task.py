@@ -1,4 +1,4 @@
-"""The plugin's pure half: knobs, the task on the wire, and scoring. Needs verifiers, not NeMo Gym."""
+"""The plugin's pure half: settings, the task on the wire, and scoring. Needs verifiers, not NeMo Gym."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_the_default_agent_runs_locally() -> None:
 
 
 def test_a_run_saved_with_an_earlier_name_is_read() -> None:
-    assert NeMoGymConfig(**{"agent_processes": 7}).stack_config().agent_processes == 7
+    assert NeMoGymConfig(**{"agent_processes": 7}).run_spec().stack.agent_processes == 7
 
 
-def test_knobs_describe_one_stack() -> None:
+def test_settings_describe_one_stack() -> None:
     config = NeMoGymConfig(
         env="mcqa",
         gym="0.6.0",
@@ -69,25 +69,25 @@ def test_knobs_describe_one_stack() -> None:
             "search": None,
         },
     )
-    stack = config.stack_config()
+    stack = config.run_spec().stack
     assert stack.environments[0].overrides == (("mcqa.resources_servers.mcqa.limit", 3),)
     models = dict(stack.models)
     assert models["*"] == "policy"
     assert models["tools"] == models["search"] == "none"
     assert models["judge"] == HTTPEndpoint(base_url="http://h/v1")
     assert models["sim"] == HTTPEndpoint(base_url="http://s/v1", api_key_env="K")
-    assert NeMoGymConfig.model_validate(config.model_dump(mode="json")).stack_config() == stack
+    assert NeMoGymConfig.model_validate(config.model_dump(mode="json")).run_spec().stack == stack
 
 
 def test_several_environments_with_commas_or_as_a_list() -> None:
     several = NeMoGymConfig(env="mcqa, calendar")
     assert several.environment_names() == ("mcqa", "calendar")
-    assert several.stack_config() == NeMoGymConfig(env=["mcqa", "calendar"]).stack_config()
+    assert several.run_spec().stack == NeMoGymConfig(env=["mcqa", "calendar"]).run_spec().stack
     assert several.name == "mcqa+calendar"
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("settings", "said"),
     [
         ({"env": "a,b", "config": "c"}, "config .*2"),
         ({"env": []}, "environments"),
@@ -98,9 +98,9 @@ def test_several_environments_with_commas_or_as_a_list() -> None:
         ({"dialect": "messages"}, "dialect"),
     ],
 )
-def test_knobs_that_do_not_fit_are_named(knobs: dict[str, Any], said: str) -> None:
+def test_settings_that_do_not_fit_are_named(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
-        NeMoGymConfig(**knobs)
+        NeMoGymConfig(**settings)
 
 
 def test_a_task_survives_the_wire_whole() -> None:

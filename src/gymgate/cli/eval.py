@@ -40,7 +40,7 @@ from gymgate.cli.policies import asked_endpoint, endpoint_list, sampling_fields
 from gymgate.collection.metrics import parse_ks, summary_rows
 from gymgate.config import HTTPEndpoint, validation_message
 from gymgate.errors import ConfigError
-from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT, Knobs
+from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.verifiers import PLUGIN_ID, require_verifiers
 from gymgate.stack.needs import require_needs
 
@@ -122,12 +122,12 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
     table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
     with contextlib.ExitStack() as exits:
         policy = None
-        if (knobs := line.knobs) is not None:
-            policy = check_policy(knobs, line.url, options["model"], options["api_key_var"])
-            if knobs.ray is None:
+        if (eval_options := line.eval_options) is not None:
+            policy = check_policy(eval_options, line.url, options["model"], options["api_key_var"])
+            if eval_options.ray is None:
                 from gymgate.integrations.stacks import starting_early
 
-                exits.enter_context(starting_early(knobs.stack_config(), log))
+                exits.enter_context(starting_early(eval_options.run_spec().stack, log))
         log("loading verifiers")
         from gymgate.integrations.verifiers import evaluation
 
@@ -136,10 +136,10 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
         config = evaluation.parse_settings(line.argv, options["concurrency"], sampling)
         if config.resume and not options["resume"]:
             raise ConfigError("a saved run is resumed with --resume RUN_DIR")
-        if (knobs := evaluation.knobs_of(config)) is not None:
-            policy = policy or check_policy(knobs, **evaluation.policy_of(config))
+        if (eval_options := evaluation.taskset_of(config)) is not None:
+            policy = policy or check_policy(eval_options, **evaluation.policy_of(config))
             if policy.replayed:
-                policy = exits.enter_context(_replaying(knobs, policy))
+                policy = exits.enter_context(_replaying(eval_options, policy))
         path = evaluation.complete(config, policy)
         return _evaluate(config, path, table, replayed=policy is not None and policy.replayed)
 
@@ -149,7 +149,7 @@ class Line(NamedTuple):
 
     argv: list[str]
     """verifiers' command line for it."""
-    knobs: Knobs | None = None
+    eval_options: EvalOptions | None = None
     """The settings of the taskset, if verifiers' own arguments and files cannot change them or the policy."""
     url: str | None = None
 
@@ -192,7 +192,7 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
     if not ours or any(arg.startswith(UNREAD) for arg in args):
         return Line(argv)
     try:
-        return Line(argv, Knobs(**settings), url)
+        return Line(argv, EvalOptions(**settings), url)
     except ValidationError as error:
         raise ConfigError(validation_message(error)) from None
 
@@ -239,7 +239,12 @@ class Policy(NamedTuple):
 
 
 def check_policy(
-    knobs: Knobs, url: str | None, model: str | None, key_variable: str | None, *, ask: bool = True
+    eval_options: EvalOptions,
+    url: str | None,
+    model: str | None,
+    key_variable: str | None,
+    *,
+    ask: bool = True,
 ) -> Policy:
     """Ask the endpoint, if there is one, and check environments and judges; return the policy.
 
@@ -248,7 +253,7 @@ def check_policy(
     if model and not url:
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
     if url is None or key_variable == REPLAY_KEY_VARIABLE:
-        names = ", ".join(knobs.environment_names())
+        names = ", ".join(eval_options.environment_names())
         log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
         policy = Policy(url or "", REPLAY_KEY_VARIABLE, model or "replay")
     else:
@@ -256,25 +261,25 @@ def check_policy(
         endpoint = HTTPEndpoint(
             base_url=checked_url(url),
             model=model,
-            dialect=knobs.dialect,
+            dialect=eval_options.dialect,
             api_key_env=variable if os.environ.get(variable) else None,
         )
-        if model is None or (ask and knobs.ray is None):
+        if model is None or (ask and eval_options.ray is None):
             endpoint = asked_endpoint(endpoint, 0, log)
         policy = Policy(url, variable, str(endpoint.model))
-    environments = knobs.find_environments(log)
-    require_needs(knobs.stack_config(), [*environments.values()], replayed=policy.replayed)
+    environments = eval_options.find_environments(log)
+    require_needs(eval_options.run_spec().stack, [*environments.values()], replayed=policy.replayed)
     return policy
 
 
 @contextlib.contextmanager
-def _replaying(knobs: Knobs, policy: Policy) -> Iterator[Policy]:
+def _replaying(eval_options: EvalOptions, policy: Policy) -> Iterator[Policy]:
     """Serve recorded answers; a resumed run's at the port that its settings have."""
     from gymgate.cli.serve import ReplayServer
 
     port = urlparse(policy.base_url).port or 0
-    runtime = knobs.stack_config().runtime
-    with ReplayServer(knobs.environment_names(), port=port, runtime=runtime) as server:
+    runtime = eval_options.run_spec().stack.runtime
+    with ReplayServer(eval_options.environment_names(), port=port, runtime=runtime) as server:
         yield policy._replace(base_url=server.base_url)
 
 

@@ -49,13 +49,18 @@ class RolloutSpec(Config):
         return {**default.model_dump(), **given} if isinstance(given, Mapping) else given
 
 
-class RunSpec(RolloutSpec):
-    """One run: rows, a policy, the environments that run and score them, and limits."""
+class RowSettings(Config):
+    """The rows of a run."""
 
     data: str = "example"
     """Packaged file of rows by name, JSONL path, or `hf:owner/name[:split]`."""
     rows: int | None = Field(default=None, ge=1)
     """Maximum rows per environment or file; `None`: all."""
+
+
+class RunSpec(RowSettings, RolloutSpec):
+    """One run: rows, a policy, the environments that run and score them, and limits."""
+
     repeats: int = Field(default=1, ge=1)
     """Rollouts per row."""
     seeds: tuple[int, ...] | None = None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
 from gymgate import codec
 from gymgate.catalog import Environment
 from gymgate.dataset import Row, open_sources
 from gymgate.errors import DataError
-from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.runtime.command import Progress
 
 
@@ -29,10 +29,10 @@ class EvalRow(NamedTuple):
         return f"{self.environment}:{self.row.line}"
 
 
-def eval_rows(knobs: Knobs, progress: Progress) -> Iterator[EvalRow]:
-    """Yield the rows that the knobs name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
+def eval_rows(options: EvalOptions, progress: Progress) -> Iterator[EvalRow]:
+    """Yield the rows that the options name; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
     seen: Counter[tuple[str, str]] = Counter()
-    for environment, row in itertools.islice(_rows(knobs, progress), knobs.tasks):
+    for environment, row in _rows(options, progress):
         yield EvalRow(row_id(environment, row.key, seen[environment, row.key]), environment, row)
         seen[environment, row.key] += 1
 
@@ -51,18 +51,18 @@ def json_safe(row: Row) -> dict[str, Any]:
     return safe
 
 
-def _rows(knobs: Knobs, progress: Progress) -> Iterator[tuple[str, Row]]:
+def _rows(options: EvalOptions, progress: Progress) -> Iterator[tuple[str, Row]]:
     """Yield each row with the environment that runs it. Packaged data is read for each environment in turn."""
-    environments = knobs.find_environments(progress)
+    environments = options.find_environments(progress)
     agents = {
         agent.name: name
         for name, found in environments.items()
-        for agent in found.config(knobs.config).agents
+        for agent in found.config(options.config).agents
     }
-    sources = open_sources(knobs.data, list(environments.values()))
+    sources = open_sources(options.data, list(environments.values()), options.rows)
     for source, name in zip(sources, environments, strict=False):  # one source for all, or one of each
         own = None if source.environment is None else name
-        for row in source.rows:
+        for row in islice(source.rows, source.limit):
             found = own if row.agent is None else agents.get(row.agent)
             yield found or _refuse(row, environments, agents), row
 

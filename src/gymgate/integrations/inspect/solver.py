@@ -14,9 +14,9 @@ from inspect_ai.solver import Generate, Solver, TaskState, solver
 
 from gymgate.config import CallableEndpoint
 from gymgate.integrations import stacks
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.failures import RolloutFailed, failure_of
 from gymgate.integrations.inspect.policy import InspectPolicy, bridged
-from gymgate.integrations.knobs import Knobs
 from gymgate.rollout import Rollout
 from gymgate.stack import Stack
 from gymgate.task_groups import task_group
@@ -33,18 +33,18 @@ def log(message: str) -> None:
 
 
 @solver  # type: ignore[untyped-decorator]
-def gym_agent(knobs: dict[str, Any]) -> Solver:
-    """Run each sample's row with its NeMo Gym agent. `knobs` are those of the task `gymgate/nemo_gym`.
+def gym_agent(options: dict[str, Any]) -> Solver:
+    """Run each sample's row with its NeMo Gym agent. `options` are those of the task `gymgate/nemo_gym`.
 
     The stack starts with the first sample and stops when the eval's event loop ends. A rollout without a result is an error of
     its sample: `RolloutFailed` in one line, or what Inspect's model raised.
     """
-    chosen = Knobs.model_validate(knobs)
-    config, limits = chosen.stack_config(), chosen.limits()
+    chosen = EvalOptions.model_validate(options)
+    spec = chosen.run_spec()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         gym = state.metadata[ROLLOUT_KEY]
-        stack = await stacks.stack_for(config, log)
+        stack = await stacks.stack_for(spec.stack, log)
         conversation = AgentState(messages=state.messages)
         try:
             async with _policies(stack, conversation) as (policy, judge):
@@ -53,7 +53,7 @@ def gym_agent(knobs: dict[str, Any]) -> Solver:
                     policy=policy,
                     environment=gym["environment"],
                     agent=gym["agent"],
-                    limits=limits,
+                    limits=spec.limits,
                     rollout_id=state.uuid,
                     judge_policy=judge,
                 )

@@ -17,28 +17,28 @@ from gymgate.collection.transcript import transcript
 from gymgate.config import validation_message
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
+from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT, EvalOptions
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
-from gymgate.integrations.knobs import DEFAULT_DATA, DEFAULT_ENVIRONMENT, Knobs
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
 from gymgate.stack.needs import require_needs
 
 _OWN = ("dialect",)
-"""Knobs that say nothing here: Inspect's bridge is asked in the Responses API only."""
+"""Settings that say nothing here: Inspect's bridge is asked in the Responses API only."""
 _JUDGES = """-T models='{"NAME": "URL", ...}'"""
 
 
 @task  # type: ignore[untyped-decorator]
-def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DATA, **knobs: Any) -> Task:
+def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DATA, **options: Any) -> Task:
     """Rows of a NeMo Gym environment, run by its own agent and scored by its own servers.
 
-    `env`, `data` and all further `-T` arguments are the knobs that gymgate's evals share (docs/inspect.md lists them).
+    `env`, `data` and all further `-T` arguments are the settings that gymgate's evals share (docs/inspect.md lists them).
     Installs nemo-gym if it is not there. Raises, in one line, `ConfigError` or `DataError` for what cannot be loaded and
     `NeedMissingError` for a judge without an endpoint.
     """
-    given = {"env": env, "data": data, **knobs}
+    given = {"env": env, "data": data, **options}
     chosen = _checked(given)
-    require_needs(chosen.stack_config(), chosen.find_environments(_show).values(), option=_JUDGES)
+    require_needs(chosen.run_spec().stack, chosen.find_environments(_show).values(), option=_JUDGES)
     rows = list(eval_rows(chosen, _show))
     return Task(
         dataset=MemoryDataset(_samples(rows, chosen), name=f"{chosen.name}: {data}"),
@@ -49,17 +49,17 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
     )
 
 
-def _checked(given: dict[str, Any]) -> Knobs:
-    known = [name for name in Knobs.model_fields if name not in _OWN]
+def _checked(given: dict[str, Any]) -> EvalOptions:
+    known = [name for name in EvalOptions.model_fields if name not in _OWN]
     if unknown := next((name for name in given if name not in known), None):
         raise ConfigError(f"-T {unknown}: no such argument; there are {', '.join(known)}")
     try:
-        return Knobs.model_validate(given)
+        return EvalOptions.model_validate(given)
     except ValidationError as error:
         raise ConfigError(f"-T {validation_message(error)}") from None
 
 
-def _samples(rows: Sequence[EvalRow], chosen: Knobs) -> list[Sample]:
+def _samples(rows: Sequence[EvalRow], chosen: EvalOptions) -> list[Sample]:
     found: list[list[ChatMessage]] = []
     # Inspect's converter is a coroutine, and an event loop may be running in this thread
     thread = threading.Thread(target=lambda: found.extend(asyncio.run(_conversations(rows))))
@@ -68,7 +68,7 @@ def _samples(rows: Sequence[EvalRow], chosen: Knobs) -> list[Sample]:
     return [_sample(each, messages, chosen) for each, messages in zip(rows, found, strict=True)]
 
 
-def _sample(found: EvalRow, messages: list[ChatMessage], chosen: Knobs) -> Sample:
+def _sample(found: EvalRow, messages: list[ChatMessage], chosen: EvalOptions) -> Sample:
     row = found.row
     gym = {"environment": found.environment, "agent": row.agent or chosen.agent}
     where = {"source": row.source, "line": row.line}

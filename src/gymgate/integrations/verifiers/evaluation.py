@@ -86,7 +86,7 @@ def parse_settings(
     return config
 
 
-def knobs_of(config: EvalConfig) -> NeMoGymConfig | None:
+def taskset_of(config: EvalConfig) -> NeMoGymConfig | None:
     """Return the settings of our taskset; `None` for another."""
     taskset = config.env.taskset
     return taskset if isinstance(taskset, NeMoGymConfig) else None

@@ -13,14 +13,14 @@ from verifiers.v1.runtimes import Runtime
 from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset.row import input_items
 from gymgate.integrations import stacks
+from gymgate.integrations.eval_options import DEFAULT_ENVIRONMENT
 from gymgate.integrations.failures import RolloutFailed, failure_of
-from gymgate.integrations.knobs import DEFAULT_ENVIRONMENT
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.integrations.verifiers.taskset import GymRun, NeMoGymConfig, NeMoGymData, log, record
 
 
 class NeMoGymHarnessConfig(vf.HarnessConfig):
-    """Has no settings: the knobs are the taskset's (`--env.taskset.*`)."""
+    """Has no settings: they are the taskset's (`--env.taskset.*`)."""
 
     id: str = PLUGIN_ID
 
@@ -85,7 +85,7 @@ class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
         config = self.taskset.config
         if not isinstance(config, NeMoGymConfig):
             raise TypeError(f"nemo-gym-env runs its own taskset, not {type(self.taskset).__name__}")
-        self._held = config.stack_config()
+        self._held = config.run_spec().stack
         await stacks.hold(self._held, log)
 
     async def stop(self) -> None:
@@ -103,7 +103,7 @@ def load_environment(
 ) -> vf.Env[Any]:
     """Return a verifiers env for a trainer: `load_environment(env="mcqa", data="train.jsonl", max_calls=20)`.
 
-    `config` are the taskset's knobs (`NeMoGymConfig`); `env_config` is the rest of verifiers' `[env]` block
+    `config` are the taskset's settings (`NeMoGymConfig`); `env_config` is the rest of verifiers' `[env]` block
     (`{"agent": {"max_turns": 8}, "retries": ...}`). Installs nemo-gym if it is not there. Raises `ConfigError`, with
     similar names, for an unknown environment.
     """

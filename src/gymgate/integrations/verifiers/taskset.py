@@ -15,7 +15,7 @@ from gymgate.config import POLICY, RolloutLimits, StackConfig
 from gymgate.dataset import Row
 from gymgate.errors import GymgateError
 from gymgate.gateway.dialects import translate_request
-from gymgate.integrations.knobs import Knobs
+from gymgate.integrations.eval_options import EvalOptions
 from gymgate.integrations.rows import eval_rows, json_safe
 from gymgate.integrations.verifiers import PLUGIN_ID
 from gymgate.rollout import ModelCall, Rollout, outcome_of
@@ -35,8 +35,11 @@ def log(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-class NeMoGymConfig(Knobs, vf.TasksetConfig):
-    """The taskset's config: `--env.taskset.*`, `[env.taskset]`, `load_environment(**knobs)`."""
+class NeMoGymConfig(EvalOptions, vf.TasksetConfig):
+    """The taskset's config: `--env.taskset.*`, `[env.taskset]`, `load_environment(**settings)`.
+
+    Without `rows` and `-n`, the default environment's example rows give one task: `-r 100` is 100 rollouts of it.
+    """
 
     id: str = PLUGIN_ID
 
@@ -65,7 +68,7 @@ class NeMoGymTask(vf.Task[NeMoGymData, vf.State, vf.TaskConfig]):
 
     @property
     def key(self) -> str:
-        """The environment and the row's content; other knobs and file names do not change it."""
+        """The environment and the row's content; other settings and file names do not change it."""
         return self.data.id or self.hash
 
     @vf.reward(weight=1.0)
@@ -93,7 +96,7 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
     def load(self) -> Iterator[NeMoGymTask]:
         """Yield the tasks; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
         config = self.config
-        stack, limits = config.stack_config(), config.limits()
+        spec = config.run_spec()
         for found in eval_rows(config, log):
             row = found.row
             data = NeMoGymData(
@@ -104,8 +107,8 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
                 gym=GymRun(
                     environment=found.environment,
                     agent=row.agent or config.agent,
-                    stack=stack,
-                    limits=limits,
+                    stack=spec.stack,
+                    limits=spec.limits,
                     dialect=config.dialect,
                 ),
             )

@@ -1,4 +1,4 @@
-"""The knobs of an eval, and the stack and environments that they name. Each SDK's eval takes the same ones."""
+"""The settings of an eval, as the SDKs' command lines give them, and the run that they describe."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from gymgate.collection.spec import RowSettings, RunSpec
 from gymgate.config import (
     DEFAULT_NEMO_GYM,
     Config,
@@ -16,6 +17,7 @@ from gymgate.config import (
     EnvironmentSettings,
     RolloutLimits,
     RuntimeConfig,
+    RuntimeSettings,
     StackConfig,
     StackSettings,
     dotted,
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from gymgate.catalog import Environment
 
 DEFAULT_ENVIRONMENT = "example_session_state_mgmt"
-DEFAULT_DATA = "example"
+DEFAULT_DATA: str = RowSettings.model_fields["data"].default
 
 
 def literal(value: Any) -> Any:
@@ -55,7 +57,7 @@ Names = Annotated[list[str], BeforeValidator(_parsed)]
 Settings = Annotated[dict[str, Any], BeforeValidator(_parsed)]
 
 
-class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
+class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettings, RolloutLimits):
     """Which NeMo Gym environment to run, on which rows, and how."""
 
     model_config = ConfigDict(frozen=False)
@@ -63,11 +65,6 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
     env: str | list[str] = DEFAULT_ENVIRONMENT
     """NeMo Gym environment: a packaged name (`mcqa`) or the path of your own config. Several, as a list or with commas
     between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
-    data: str = DEFAULT_DATA
-    """Rows: a packaged file by name (`example`), a JSONL path, or `hf:owner/name[:split]`."""
-    tasks: int | None = Field(None, ge=1)
-    """Load at most this many rows. `None` loads all; but without `-n` the default environment's example rows give one
-    task, so that `-r 100` is 100 rollouts of one task."""
     config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
     """Which of the environment's configs (file stem); `None`: its default one. Several in order, as a list or with commas
     between them, may also be YAML files."""
@@ -78,10 +75,6 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
     own policy), `none` (start without an endpoint; a rollout that calls it fails), or the fields of `gymgate.HTTPEndpoint`."""
     gym: str = DEFAULT_NEMO_GYM
     """nemo-gym release."""
-    python: str | None = None
-    """Interpreter to build NeMo Gym's virtual environment with; `None`: one is found on this machine."""
-    interpreter: str | None = None
-    """An interpreter that already has nemo-gym, used as it is."""
     env_vars: Names = Field(default_factory=list)
     """Names of environment variables that NeMo Gym's servers may see, such as keys of search services."""
     component_roots: Names = Field(default_factory=list)
@@ -107,7 +100,7 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
                 f"models.{secret}.api_key would be saved with the run; name its environment variable: api_key_env"
             )
         try:
-            self.stack_config()
+            self.run_spec()
         except ValidationError as error:
             raise ValueError(validation_message(error)) from None
         return self
@@ -119,19 +112,19 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
 
     @property
     def is_demonstration(self) -> bool:
-        """Whether this is the default environment on its example rows, with no number of tasks given."""
-        return self.env == DEFAULT_ENVIRONMENT and self.data == DEFAULT_DATA and self.tasks is None
+        """Whether this is the default environment on its example rows, with no number of rows given."""
+        return self.env == DEFAULT_ENVIRONMENT and self.data == DEFAULT_DATA and self.rows is None
 
     def environment_names(self) -> tuple[str, ...]:
         """Return `env` as a tuple of names."""
         names = self.env.split(",") if isinstance(self.env, str) else self.env
         return tuple(stripped for name in names if (stripped := name.strip()))
 
-    def stack_config(self) -> StackConfig:
-        """Return the stack that these knobs describe; equal knobs give equal stacks."""
+    def run_spec(self) -> RunSpec:
+        """Return the run that these options describe; equal options give equal stacks."""
         # Flags arrive as strings, so a string that is a JSON literal becomes its value.
         overrides = tuple(sorted((key, literal(value)) for key, value in dotted(self.overrides)))
-        return StackConfig(
+        stack = StackConfig(
             environments=tuple(
                 EnvironmentConfig(
                     name=name,
@@ -141,17 +134,15 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
                 )
                 for name in self.environment_names()
             ),
-            runtime=RuntimeConfig(version=self.gym, python=self.python, interpreter=self.interpreter),
+            runtime=RuntimeConfig(version=self.gym, **self._fields(RuntimeSettings)),
             models=tuple(sorted((name, _endpoint(value)) for name, value in self.models.items())),
             env_vars=tuple(self.env_vars),
             component_roots=tuple(self.component_roots),
             ray=self.ray,
             **self._fields(StackSettings),
         )
-
-    def limits(self) -> RolloutLimits:
-        """Return the bounds on each rollout."""
-        return RolloutLimits(**self._fields(RolloutLimits))
+        limits = RolloutLimits(**self._fields(RolloutLimits))
+        return RunSpec(stack=stack, limits=limits, **self._fields(RowSettings))
 
     def _fields(self, cls: type[Config]) -> dict[str, Any]:
         return {name: getattr(self, name) for name in cls.model_fields}
@@ -163,7 +154,7 @@ class Knobs(EnvironmentSettings, StackSettings, RolloutLimits):
         """
         from gymgate.api import load_catalog
 
-        catalog = load_catalog(self.stack_config().runtime, roots=self.component_roots, progress=progress)
+        catalog = load_catalog(self.run_spec().stack.runtime, roots=self.component_roots, progress=progress)
         return {name: catalog.find(name, self.config) for name in self.environment_names()}
 
 
