@@ -48,9 +48,9 @@ async def test_a_replay_says_that_a_tool_answered_otherwise_than_recorded(
 ) -> None:
     asked = [{"role": "user", "content": "q"}, CALL]
     call = await record_of(recording(tmp_path), [*asked, output("otherwise")], bodies=bodies)
-    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "loose"}
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "turns": 2, "match": "loose"}
     call = await record_of(recording(tmp_path), [*asked, output("recorded")], bodies=bodies)
-    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "match": "exact"}
+    assert call.details == {"recording": "r.jsonl:1", "index": 0, "turn": 1, "turns": 2, "match": "exact"}
 
 
 async def test_rollouts_share_the_backend_of_a_recording_until_its_file_changes(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
-from gymgate.errors import ConfigError, UnknownConversationError
+from gymgate.errors import ConfigError, DataError, UnknownConversationError
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.gateway.replay.index import KEPT_INDEXES, ReplayIndex, _load, load_index
@@ -248,6 +249,17 @@ def test_an_index_is_made_once_and_pins(tmp_path: Path) -> None:
     assert len(load_index(paths).recordings[1].steps) == 0
 
 
+def test_a_pinned_recording_is_read_without_the_others(tmp_path: Path) -> None:
+    recordings(tmp_path / "r.jsonl", record("q", [said("a")]))
+    (tmp_path / "broken.jsonl").write_text("\n{not json\n" + json.dumps(record("q", [said("b")])) + "\n")
+    paths = [str(tmp_path / "r.jsonl"), str(tmp_path / "broken.jsonl")]
+    assert load_index(paths, 2).recordings[0].name == "broken.jsonl:3"
+    with pytest.raises(DataError, match=r"broken.jsonl:2"):
+        load_index(paths, 1)
+    with pytest.raises(ConfigError, match=r"no recorded rollout 3 in .*; there is 0 to 2"):
+        load_index(paths, 3)
+
+
 def test_the_indexes_used_last_are_kept(tmp_path: Path) -> None:
     recordings(tmp_path / "r.jsonl", *(record(f"q{n}", [said("a")]) for n in range(2 * KEPT_INDEXES)))
     paths = [str(tmp_path / "r.jsonl")]
@@ -290,7 +302,7 @@ async def test_answers_are_complete_responses(tmp_path: Path) -> None:
     assert body["usage"]["total_tokens"] == 5
     assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
-    assert answer.details == {"recording": "r.jsonl:1", "index": 0, "turn": 0, "match": "exact"}
+    assert answer.details == {"recording": "r.jsonl:1", "index": 0, "turn": 0, "turns": 1, "match": "exact"}
 
 
 async def test_usage_of_several_calls_is_not_given_to_one(tmp_path: Path) -> None:

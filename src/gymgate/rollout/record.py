@@ -66,9 +66,9 @@ class ModelCall(Record):
     logprobs: list[float] | None = None
     details: dict[str, Any] = Field(default_factory=dict)
     """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index`,
-    `turn` and `match` of a replay: `exact`, or `loose` where only the policy said what was recorded, and the environment
-    something else or more; `undelivered`, the id of an answer whose agent had closed its connection by then and did not
-    ask again."""
+    `turn` of so many `turns`, and `match` of a replay: `exact`, or `loose` where only the policy said what was recorded, and
+    the environment something else or more; `undelivered`, the id of an answer whose agent had closed its connection by then
+    and did not ask again."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0

@@ -44,7 +44,13 @@ class ReplayBackend:
         index = self._index if self._index is not None else await asyncio.to_thread(self.preload)
         match = index.find(body)
         recording, turn = match.recording, match.turn
-        details = {"recording": recording.name, "index": recording.index, "turn": turn, "match": match.kind}
+        details = {
+            "recording": recording.name,
+            "index": recording.index,
+            "turn": turn,
+            "turns": len(recording.steps),
+            "match": match.kind,
+        }
         return BackendAnswer(recorded_answer(match, body), details=details)
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gymgate.errors import ConfigError, UnknownConversationError
+from gymgate.errors import UnknownConversationError
 from gymgate.gateway.replay.conversation import (
     Block,
     blocks_of,
@@ -23,7 +23,7 @@ from gymgate.gateway.replay.conversation import (
     prefix_keys,
     says_all_of,
 )
-from gymgate.gateway.replay.recording import Recording, Turn, recorded_rollouts
+from gymgate.gateway.replay.recording import Recording, Turn, recorded_rollout, recorded_rollouts
 
 KEPT_INDEXES = 32
 """Number of indexes kept in memory for later rollouts, those used last."""
@@ -168,11 +168,7 @@ _loading = threading.Lock()
 def _load(paths: tuple[str, ...], stamps: tuple[tuple[int, int], ...], index: int | None) -> ReplayIndex:
     if index is None:
         return ReplayIndex(recorded_rollouts(paths))
-    recordings = _load(paths, stamps, None).recordings
-    if not 0 <= index < len(recordings):
-        choices = f"0 to {len(recordings) - 1}" if recordings else "none"
-        raise ConfigError(f"no recorded rollout {index} in {', '.join(paths)}; there is {choices}")
-    return ReplayIndex([recordings[index]])
+    return ReplayIndex([recorded_rollout(paths, index)])
 
 
 def _stamp(path: str) -> tuple[int, int]:

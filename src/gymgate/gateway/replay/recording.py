@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 from gymgate import codec
 from gymgate.config import POLICY, Dialect
-from gymgate.errors import DataError, GymgateError
+from gymgate.dataset.rowfile import RowFile
+from gymgate.errors import ConfigError, DataError, GymgateError
 from gymgate.gateway.dialects import translate_answer, translate_request
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
 
@@ -98,12 +99,31 @@ def recorded_rollouts(
     return recordings
 
 
+def recorded_rollout(paths: Sequence[str | Path], index: int) -> Recording:
+    """Read one recorded rollout, 0-based over the lines of all files, and no other line.
+
+    Raises `ConfigError` if there are fewer, and `DataError` for a file that is not there or a malformed line.
+    """
+    position = index
+    for file in map(RowFile, paths):
+        if 0 <= position < len(file):
+            line, value = file.numbered_at(position)
+            return _read(value, file.path, line, index)
+        position -= len(file)
+    choices = f"0 to {index - position - 1}" if position < index else "none"
+    raise ConfigError(f"no recorded rollout {index} in {', '.join(map(str, paths))}; there is {choices}")
+
+
 def _recording(text: bytes, convert: Callable[[Any], Any], path: Path, line: int, index: int) -> Recording:
     try:
         raw = convert(codec.loads(text))
     except ValueError as error:
         reason = f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
         raise _malformed(path, line, reason) from None
+    return _read(raw, path, line, index)
+
+
+def _read(raw: Any, path: Path, line: int, index: int) -> Recording:
     kept: list[Turn] = []
     if isinstance(raw, dict) and raw.keys() >= _RUN_FIELDS:
         try:
