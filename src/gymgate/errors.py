@@ -13,6 +13,7 @@
         PolicyNeverAskedError              an agent ended a rollout before its first model call
       PolicyError(RuntimeError)            a policy's or judge's endpoint failed                  [policy]
         UnknownConversationError           the recorded rollouts have no answer for this conversation
+        DivergedError                      a rescored rollout did not go as it was recorded
       TokenDataError(ValueError)           token ids, masks or logprobs are invalid or contradict one another
       RolloutTimeoutError(TimeoutError)    a rollout exceeded its deadline                        [timeout]
       MissingExtraError(ImportError)       an optional dependency is not installed
@@ -151,6 +152,10 @@ class UnknownConversationError(PolicyError):
 
     fields = (*PolicyError.fields, "alike")
     alike: int | None
+
+
+class DivergedError(PolicyError):
+    """A rescored rollout did not go as it was recorded, so its reward would not be that of the recorded conversation."""
 
 
 class TokenDataError(GymgateError, ValueError):

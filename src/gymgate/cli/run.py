@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -96,6 +96,41 @@ class RunSummary:
     """The same metrics over all environments; `None` before the first rollout."""
 
 
+SHARD_OPTION = option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
+CONDUCT_OPTIONS = (
+    concurrency_option,
+    *ENVIRONMENT_OPTIONS,
+    gym_option,
+    option(
+        "Limits",
+        "--retries",
+        multiple=True,
+        metavar="[CLASS=]N",
+        help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
+        f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
+    ),
+    field_option("Limits", Pace, "failures_in_a_row", "--stop-after-failures"),
+    option(
+        "Limits",
+        "--stop-starting-after",
+        "budget",
+        type=Seconds(0, min_open=True),
+        metavar="SECONDS",
+        help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
+    ),
+    field_option("Limits", Pace, "stall_s", "--stall-warning"),
+    json_option,
+    k_option,
+    wide_option,
+    option(
+        "Output", "--rerun-failed", is_flag=True, help="With -o DIR: retry rollouts that failed permanently."
+    ),
+    field_option("Output", RunSpec, "record_bodies", "--bodies"),
+    field_option("Output", Pace, "fsync_s", "--sync-every"),
+)
+"""Options of how a run is carried out and shown."""
+
+
 @click.command("run", cls=GroupedCommand)
 @click.argument(
     "arguments",
@@ -116,7 +151,7 @@ class RunSummary:
     shell_complete=complete_environments,
     help="Environment of FILE's rows. Repeatable. [found by the agents that they name]",
 )
-@option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
+@SHARD_OPTION
 @option(
     "Rows",
     "--spec",
@@ -126,9 +161,6 @@ class RunSummary:
 )
 @endpoint_options
 @replay_file_option
-@concurrency_option
-@add_options(ENVIRONMENT_OPTIONS)
-@gym_option
 @field_option(
     "Environment",
     RayCluster,
@@ -140,24 +172,6 @@ class RunSummary:
 )
 @field_option("Environment", RayCluster, "cpus_per_stack", "--cpus-per-stack", metavar="N")
 @option(
-    "Limits",
-    "--retries",
-    multiple=True,
-    metavar="[CLASS=]N",
-    help="With -o DIR: retries of a failed rollout by the class of its error. Repeatable. "
-    f"[{' '.join(f'{kind}={count}' for kind, count in DEFAULT_BUDGETS.items())}]",
-)
-@field_option("Limits", Pace, "failures_in_a_row", "--stop-after-failures")
-@option(
-    "Limits",
-    "--stop-starting-after",
-    "budget",
-    type=Seconds(0, min_open=True),
-    metavar="SECONDS",
-    help="After this time, finish the rollouts under way and exit with 75. SIGUSR1 does the same.",
-)
-@field_option("Limits", Pace, "stall_s", "--stall-warning")
-@option(
     "Output",
     "-o",
     "--output",
@@ -165,13 +179,8 @@ class RunSummary:
     metavar="DIR|FILE.jsonl",
     help="Keep the rollouts: in a directory, where the same command resumes; or append them to a file. [only the table]",
 )
-@json_option
-@k_option
-@wide_option
+@add_options(CONDUCT_OPTIONS)
 @option("Output", "--dry-run", is_flag=True, help="Print the run's description; start nothing.")
-@option("Output", "--rerun-failed", is_flag=True, help="With -o DIR: retry rollouts that failed permanently.")
-@field_option("Output", RunSpec, "record_bodies", "--bodies")
-@field_option("Output", Pace, "fsync_s", "--sync-every")
 @click.pass_context
 def command(
     context: click.Context,
@@ -203,8 +212,7 @@ def command(
         _refuse_without_directory(context)
     chosen = parse_ks(ks) if ks else None
     part = parse_shard(shard) if shard is not None else WHOLE
-    tasks = CollectedTasks()
-    with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
+    with showing_run() as (show, progress_log):
         spec = spec_of(context, endpoint, progress_log)
         if dry_run:
             print_json(spec.document())
@@ -216,31 +224,71 @@ def command(
         if directory is None:
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = make_collection(spec, output=directory, shard=part, rerun_failed=rerun_failed, log=progress_log)
-        with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
+        end = conduct(run, show, budget, file)
+    finish(run, end, output, ks=chosen, as_json=as_json, wide=wide)
 
-            async def add(rollout: CollectedRollout) -> None:
-                if directory is None:  # else they are read from there
-                    tasks.add_rollout(rollout)
-                if lines is not None:
-                    lines.append(to_line(rollout))
 
-            interrupted, error = run_interruptibly(_run_drainably(run, show, add, budget))
+@contextlib.contextmanager
+def showing_run() -> Iterator[tuple[Show, Log]]:
+    """Show the progress of a run, from before it is made."""
+    with showing_progress() as (show, progress_log), _drained_before_the_run(progress_log):
+        yield show, progress_log
+
+
+class RunEnd(NamedTuple):
+    """How a run ended."""
+
+    tasks: CollectedTasks
+    interrupted: bool
+    error: GymgateError | None
+    """What ended it early."""
+
+
+def conduct(run: Collection, show: Show, budget: float | None, file: Path | None = None) -> RunEnd:
+    """Run it to its end, or until it is interrupted or `budget` seconds are over. Its rollouts are appended to `file`."""
+    tasks = CollectedTasks()
+    with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
+
+        async def add(rollout: CollectedRollout) -> None:
+            if run.directory is None:  # else they are read from there
+                tasks.add_rollout(rollout)
+            if lines is not None:
+                lines.append(to_line(rollout))
+
+        interrupted, error = run_interruptibly(_run_drainably(run, show, add, budget))
     if run.directory is not None and run.progress.total:
         tasks = read_runs([run.directory])
+    return RunEnd(tasks, interrupted, error)
+
+
+def finish(
+    run: Collection,
+    end: RunEnd,
+    output: Path | None,
+    *,
+    ks: Sequence[int] | None,
+    as_json: bool,
+    wide: bool,
+    base: Path | None = None,
+) -> None:
+    """Print what a run came to; `base` is the run to compare it with, if there is one.
+
+    Raises what ended it early, and `Exit` unless every rollout finished.
+    """
+    tasks, interrupted, error = end
     rows = [
-        {**row, "rollouts_per_s": _rate(run.progress, row["environment"])}
-        for row in summary_rows(tasks, chosen)
+        {**row, "rollouts_per_s": _rate(run.progress, row["environment"])} for row in summary_rows(tasks, ks)
     ]
     if as_json:
         print_json(summary_of(run, rows, output, interrupted=interrupted, error=error))
     else:
-        for note in () if chosen else notes_on_tasks(tasks):
+        for note in () if ks else notes_on_tasks(tasks):
             log(note)
         if rows:
-            print_results(rows, replayed=run.replayed, ks=chosen, wide=wide)
+            print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
         print_causes(run.progress.environments)
         if output is not None and run.progress.total:
-            _log_output(run, output)
+            _log_output(run, output, base)
     if error is not None:
         raise error
     if interrupted:
@@ -340,7 +388,7 @@ def summary_of(
     )
 
 
-def _log_output(run: Collection, output: Path) -> None:
+def _log_output(run: Collection, output: Path, base: Path | None) -> None:
     """Log where the rollouts are and what to do next."""
     progress = run.progress
     if run.directory is None:
@@ -351,8 +399,9 @@ def _log_output(run: Collection, output: Path) -> None:
     if progress.attempts_failed:
         log(f"{progress.attempts_failed} failed attempts: {run.directory}/{FAILURES}")
     path = shlex.quote(str(output))
+    comparing = "" if base is None else f"gymgate compare {shlex.quote(str(base))} {path}  |  "
     log(
-        f"next: gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"
+        f"next: {comparing}gymgate report {path}  |  gymgate aggregate {path}  |  gymgate export {path} --to FORM -o FILE"
     )
     if progress.left:
         log("run the same command again to run the rest")

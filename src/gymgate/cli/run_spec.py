@@ -52,15 +52,34 @@ def spec_of(context: click.Context, endpoint: EndpointOptions, log: Log) -> RunS
     """
     values, given = context.params, given_fields(context)
     file = read_spec(values["spec"]) if values["spec"] else {}
-    stack, pace = _table(file, "stack"), _table(file, "pace") | given[Pace]
     names, rows_file = _split_arguments(values["arguments"], values["named"], given[RunSpec].get("data"))
-    run = {**file, **given[RunSpec], **({"data": rows_file} if rows_file else {})}
-    if is_given(context, "gym") or not stack.get("runtime"):
-        stack["runtime"] = values["gym"]
-    if not names and not stack.get("environments"):
-        runtime = RuntimeConfig.model_validate(stack["runtime"])
-        names = _environments_of_rows(run.get("data"), load_catalog(runtime, progress=log))
-    stack |= given[StackConfig]
+    if rows_file:
+        file = {**file, "data": rows_file}
+    if not names and not _table(file, "stack").get("environments"):
+        data = given[RunSpec].get("data", file.get("data"))
+        runtime = RuntimeConfig.model_validate(runtime_of(context, file))
+        names = _environments_of_rows(data, load_catalog(runtime, progress=log))
+    if values["seeds"] is not None:
+        file = {**file, "seeds": parse_seeds(values["seeds"])}
+    return overridden(
+        context, {**file, "policy": _policy(_table(file, "policy"), endpoint, values["files"])}, names
+    )
+
+
+def runtime_of(context: click.Context, file: Mapping[str, Any]) -> Any:
+    """Return the nemo-gym release: that of `--gym` if it is given or the description names none."""
+    described = _table(file, "stack").get("runtime")
+    return context.params["gym"] if is_given(context, "gym") or not described else described
+
+
+def overridden(context: click.Context, file: Mapping[str, Any], names: Sequence[Any]) -> RunSpec:
+    """Return the run that `file` describes, with the environments of these names if there are any, and the options' values.
+
+    Raises `ConfigError`.
+    """
+    values, given = context.params, given_fields(context)
+    stack, pace = _table(file, "stack"), _table(file, "pace") | given[Pace]
+    stack |= {"runtime": runtime_of(context, file), **given[StackConfig]}
     stack["environments"] = _environments(
         names, stack.get("environments") or (), values, given[EnvironmentConfig]
     )
@@ -73,15 +92,13 @@ def spec_of(context: click.Context, endpoint: EndpointOptions, log: Log) -> RunS
     stack["env_vars"] = checked_env_vars(stack.get("env_vars") or ())
     if values["retries"]:
         pace["budgets"] = parse_budgets(values["retries"])
-    if values["seeds"] is not None:
-        run["seeds"] = parse_seeds(values["seeds"])
     return RunSpec.model_validate(
         {
-            **run,
+            **file,
+            **given[RunSpec],
             "stack": stack,
             "pace": pace,
             "limits": _table(file, "limits") | given[RolloutLimits],
-            "policy": _policy(_table(file, "policy"), endpoint, values["files"]),
         }
     )
 
@@ -201,7 +218,7 @@ def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
         raise ConfigError(
             f"rows of {data} name no agent (agent_ref); name the environment: ENV --data {data}"
         )
-    found = {agent: _environment_of(agent, catalog) for agent in agents}
+    found = {agent: environment_of(agent, catalog) for agent in agents}
     if unknown := [agent for agent, name in found.items() if name is None]:
         raise ConfigError(
             f"{data}: no environment has agent {unknown[0]!r}; name the environment: ENV --data {data}"
@@ -209,7 +226,7 @@ def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
     return sorted({name for name in found.values() if name is not None})
 
 
-def _environment_of(agent: str, catalog: Catalog) -> str | None:
+def environment_of(agent: str, catalog: Catalog) -> str | None:
     """The environment whose default config starts the agent. Raises `ConfigError` for several of different names."""
     found: list[Environment] = []
     for environment in catalog.environments():

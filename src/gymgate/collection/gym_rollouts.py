@@ -29,7 +29,7 @@ def export_rollouts(runs: Runs, output: Path) -> int:
     The inputs that its profiler wants go to `NAME_materialized_inputs.jsonl` beside them. Raises `ConfigError` for
     rollouts that are in two runs, `DataError` if a row's file has changed since, or if a file cannot be written.
     """
-    inputs = output.with_name(f"{output.stem}_materialized_inputs.jsonl")
+    inputs = inputs_beside(output)
     count = 0
     with replacing(output) as results, replacing(inputs) as materialized:
         for result, row in _numbered_rollouts(runs):
@@ -77,8 +77,23 @@ def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
 
     Raises `DataError` with path and line.
     """
+    return (value for _, value in read_stored_lines(path))
+
+
+def read_stored_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield `read_gym_rollouts` with their 1-based lines; nothing if there is no such file."""
     for line, value in read_values(path):
-        yield value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
+        yield line, value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
+
+
+def failures_beside(path: Path) -> Path:
+    """The file of failed rollouts that NeMo Gym's collector writes beside one of rollouts."""
+    return path.with_name(f"{path.stem}_failures.jsonl")
+
+
+def inputs_beside(path: Path) -> Path:
+    """The file of rows that NeMo Gym's collector writes beside one of rollouts."""
+    return path.with_name(f"{path.stem}_materialized_inputs.jsonl")
 
 
 def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
@@ -86,7 +101,7 @@ def read_gym_failures(path: Path) -> Iterator[dict[str, Any]]:
 
     Yields nothing if there is no such file. Failures of rollouts that succeeded later are included.
     """
-    beside = path.with_name(f"{path.stem}_failures.jsonl")
+    beside = failures_beside(path)
     last = {}
     for line, value in read_values(beside):
         numbered = _numbered(value, beside, line)

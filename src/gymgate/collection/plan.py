@@ -178,7 +178,7 @@ class PlannedIdentities(Container[Identity]):
 
 
 class RolloutPlan:
-    """Every rollout of a run, or of one shard of it.
+    """Every rollout of a run, or of one shard of it; with `only`, those of them that it contains.
 
     The constructor reads every row once for its key and keeps eight bytes of each. Rows that cannot be read are listed
     in `invalid` and left out. Raises `DataError` for a source without rows or without a single readable one,
@@ -192,6 +192,7 @@ class RolloutPlan:
         repeats: int = 1,
         seeds: Sequence[int] | None = None,
         shard: Shard = WHOLE,
+        only: Container[Identity] | None = None,
     ) -> None:
         if repeats < 1:
             raise ConfigError(f"repeats must be at least 1, not {repeats}")
@@ -199,6 +200,7 @@ class RolloutPlan:
         self.repeats = repeats
         self.seeds = None if seeds is None else checked_seeds(tuple(seeds))
         self.shard = shard
+        self._only = only
         self.invalid: list[DataError] = []
         self._invalid_rows: set[tuple[int, int]] = set()
         """By source and position."""
@@ -221,7 +223,7 @@ class RolloutPlan:
 
     def total(self) -> int:
         """Number of rollouts of the shard."""
-        if self.shard.count == 1:
+        if self.shard.count == 1 and self._only is None:
             return self.rows * self.repeats * (len(self.seeds) if self.seeds is not None else 1)
         return sum(1 for _ in self.identities())
 
@@ -250,6 +252,8 @@ class RolloutPlan:
                     row_key = f"{self._keys[number][position]:016x}"
                     occurrence = self._occurrences.get((number, position), 0)
                     identity = Identity(row_key, occurrence, repeat, seed)
+                    if self._only is not None and identity not in self._only:
+                        continue
                     if self.shard.count == 1 or self.shard.holds(identity):
                         yield number, position, identity
 

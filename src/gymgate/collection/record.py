@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +62,12 @@ def to_line(rollout: CollectedRollout) -> bytes:
     """One line; its identity comes first, so that a resume need not parse the rest."""
     identity = rollout.identity._asdict()
     body = rollout.model_dump(mode="json", exclude=set(identity))
-    body["calls"] = [
-        {name: value for name, value in call.items() if value not in (None, {})} for call in body["calls"]
-    ]
+    body["calls"] = _short(body["calls"])
     return codec.dumps({**identity, **body}) + b"\n"
 
 
 def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
-    """One failed attempt as a line; `final` if no further one follows."""
+    """One failed attempt as a line; `final` if no further one follows. It then has the calls, if their bodies were kept."""
     assert rollout.error is not None
     value: dict[str, Any] = {
         **rollout.identity._asdict(),
@@ -84,7 +82,15 @@ def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
         "seconds": round(rollout.timing.total_s, 3),
         "finished": rollout.finished,
     }
+    if final and any(call.request is not None for call in rollout.calls):
+        kept = rollout.model_dump(mode="json", include={"status", "result", "calls"})
+        value |= {**kept, "calls": _short(kept["calls"])}
     return codec.dumps(value) + b"\n"
+
+
+def _short(calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return calls without the fields that say nothing."""
+    return [{name: value for name, value in call.items() if value not in (None, {})} for call in calls]
 
 
 def line_identity(line: bytes) -> Identity:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gymgate.collection.collector import Collector, Log, OnChange, OnRollout, ignore, set_before_end
 from gymgate.collection.pace import Pace, fitting_concurrency
@@ -126,6 +127,10 @@ class Collection:
                 finished = self.progress.finished
                 self.log(f"{error}; starting it again")
 
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that a resume must share, as JSON values."""
+        return settings_of(self.stack, self.policy, self.limits, self.names)
+
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
         self._draining.set()
@@ -134,9 +139,8 @@ class Collection:
         if self.directory is None or self.output is None:
             return None
         _refuse_other_split(self.output, self.plan.shard)
-        settings = settings_of(self.stack, self.policy, self.limits, self.names)
         directory = exits.enter_context(
-            open_run(self.directory, settings, extent_of(self.plan), self.plan.row_keys())
+            open_run(self.directory, self.settings(), extent_of(self.plan), self.plan.row_keys())
         )
         if directory.repaired:
             self.log(

@@ -1,0 +1,152 @@
+"""`gymgate rescore`: stored rollouts, played again through agent, tools and scoring without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gymgate.api import load_catalog
+from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
+from gymgate.cli.output import Log
+from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
+from gymgate.cli.run_spec import environment_of, overridden, runtime_of
+from gymgate.collection.metrics import parse_ks
+from gymgate.collection.plan import WHOLE, parse_shard
+from gymgate.collection.rescore import Rescoring, StoredRun
+from gymgate.collection.spec import RunSpec
+from gymgate.config import ReplayEndpoint, RuntimeConfig
+from gymgate.errors import ConfigError, DivergedError
+from gymgate.stack.needs import require_needs
+
+
+@click.command("rescore", cls=GroupedCommand)
+@click.argument("stored", metavar="RUN", type=click.Path(path_type=Path))
+@option("Rows", "--judge-failed", is_flag=True, help="Only rollouts whose judge failed.")
+@option(
+    "Rows",
+    "--env",
+    "named",
+    multiple=True,
+    metavar="ENV",
+    shell_complete=complete_environments,
+    help="Environment that plays the rollouts, e.g. the path of your own config. Repeatable. [those of RUN]",
+)
+@SHARD_OPTION
+@add_options(CONDUCT_OPTIONS)
+@option(
+    "Output",
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Directory of the new run, where the same command resumes.",
+)
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    stored: Path,
+    output: Path,
+    judge_failed: bool,
+    named: tuple[str, ...],
+    shard: str | None,
+    rerun_failed: bool,
+    budget: float | None,
+    ks: str | None,
+    as_json: bool,
+    wide: bool,
+    **_: Any,
+) -> None:
+    """Play stored rollouts again, and score them anew. No model is called.
+
+    RUN is a directory or file of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Each rollout goes through its agent,
+    tools and scoring once more, with the settings of RUN and those given here: another release, config, judge or code. A
+    rollout that does not go exactly as recorded is diverged: it has no reward and counts as failed. Judges are asked again, so
+    they need their endpoints. Exits as gymgate run.
+
+    \b
+    gymgate rescore runs/base -o runs/base-0.6 --gym 0.6.0
+    gymgate rescore runs/base -o runs/strict --set mcqa.resources_servers.mcqa.KEY=VALUE
+    gymgate compare runs/base runs/strict
+    """
+    chosen = parse_ks(ks) if ks else None
+    with showing_run() as (show, log):
+        run = StoredRun(stored, judge_failed_only=judge_failed)
+        for count, what in (
+            (run.silent, "are stored without the whole of what the policy said, and are left out"),
+            (run.twice, "are stored twice, and are taken once"),
+        ):
+            if count:
+                log(f"{stored}: {count} rollouts {what}")
+        spec = _spec(context, run, named, log)
+        catalog = load_catalog(spec.stack.runtime, roots=spec.stack.component_roots, progress=log)
+        found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
+        require_needs(spec.stack, found, replayed=True)
+        rescoring = Rescoring(
+            stack=spec.stack,
+            policy=ReplayEndpoint(rollouts=(str(stored),)),
+            plan=run.plan(parse_shard(shard) if shard is not None else WHOLE),
+            names=[str(stored)],
+            limits=spec.limits,
+            pace=spec.pace,
+            record_bodies=spec.record_bodies,
+            output=output,
+            rerun_failed=rerun_failed,
+            log=log,
+            stored=run,
+        )
+        end = conduct(rescoring, show, budget)
+    if diverged := sum(
+        count
+        for metrics in rescoring.progress.environments.values()
+        for cause, count in metrics.causes.items()
+        if cause.startswith(DivergedError.__name__)
+    ):
+        log(
+            f"{diverged} of {rescoring.progress.total} rollouts diverged from what was recorded, and have no reward"
+        )
+    finish(rescoring, end, output, ks=chosen, as_json=as_json, wide=wide, base=stored)
+
+
+def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: Log) -> RunSpec:
+    """Return the stack, limits and pace of the new run: those of the stored one, with the options' values.
+
+    Raises `ConfigError` for an environment that is not known.
+    """
+    settings = run.settings
+    stack: dict[str, Any] = {}
+    file: dict[str, Any] = {"stack": stack}
+    if settings:
+        stack["runtime"] = {"version": settings["nemo_gym"]}
+        stack["environments"] = settings["environments"]
+        stack["models"] = {
+            name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
+        }
+        file["limits"] = _limits(settings["limits"])
+    runtime = RuntimeConfig.model_validate(runtime_of(context, file))
+    before = {config["name"]: config for config in settings.get("environments", ())}
+    names: list[Any] = [before.get(name, name) for name in named]
+    if not named and not before:
+        names = run.environments
+        if run.is_gym:
+            catalog = load_catalog(runtime, progress=log)
+            names = sorted({_environment_of(agent, run, catalog) for agent in run.environments})
+    return overridden(context, file, names)
+
+
+def _environment_of(agent: str, run: StoredRun, catalog: Any) -> str:
+    if (name := environment_of(agent, catalog)) is None:
+        raise ConfigError(f"{run.path}: no environment has agent {agent!r}; name the environment: --env ENV")
+    return name
+
+
+def _limits(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return limits as a run's settings hold them: `None` for the default number of calls, a text for no bound."""
+    limits = {"timeout_s": settings["timeout_s"]}
+    if settings["max_calls"] is not None:
+        limits["max_calls"] = settings["max_calls"] if isinstance(settings["max_calls"], int) else None
+    return limits

@@ -1,0 +1,160 @@
+"""Which stored rollouts are played again, by what plan, and when one of them has diverged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gymgate.collection.plan import Identity, Shard
+from gymgate.collection.record import CollectedRollout, failure_line
+from gymgate.collection.rescore import StoredRun, as_recorded
+from gymgate.errors import ConfigError, DataError
+from gymgate.rollout import Rollout, RolloutError
+from gymgate.rollout.record import ModelCall
+
+POLICY_GONE = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": True}
+SAID = {"response": {"output": [{"role": "assistant", "content": "x"}]}}
+
+
+def line(key: int = 1, occurrence: int = 0, repeat: int = 0, **fields: Any) -> dict[str, Any]:
+    identity = {"row_key": f"{key:016x}", "occurrence": occurrence, "repeat": repeat, "seed": None}
+    where = {"task": key, "source": "rows.jsonl", "line": key, "environment": "e", "agent": "a"}
+    return {**identity, **where, "status": "completed", "reward": 1.0, "calls": [], "result": SAID, **fields}
+
+
+def stored(path: Path, *lines: dict[str, Any], **options: Any) -> StoredRun:
+    path.write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in lines))
+    return StoredRun(path, **options)
+
+
+def call(**details: Any) -> dict[str, Any]:
+    return {
+        "index": 0,
+        "dialect": "chat",
+        "status_code": 200,
+        "request": {"messages": []},
+        "details": details,
+    }
+
+
+def rows_at(path: Path, *texts: str) -> list[str]:
+    """A file of rows with these inputs; their keys."""
+    from gymgate.dataset import open_rows
+
+    rows = [{"responses_create_params": {"input": text}} for text in texts]
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return [row.key for row in open_rows(str(path), environment=None)]
+
+
+def test_a_plan_has_the_stored_rollouts_and_no_other(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    one, two, _ = rows_at(source, "one", "two", "two")
+    lines = [
+        line(repeat=2, row_key=one, source=str(source)),
+        line(occurrence=1, repeat=1, row_key=two, source=str(source)),
+    ]
+    run = stored(tmp_path / "r.jsonl", *lines)
+    plan = run.plan()
+    found = [*plan.rollouts()]
+    assert {each.identity for each in found} == {Identity(one, 0, 2, None), Identity(two, 1, 1, None)}
+    assert {each.row.data["responses_create_params"]["input"] for each in found} == {"one", "two"}
+    assert plan.total() == 2
+    both = [line(occurrence=each, row_key=two, line=each + 2, source=str(source)) for each in (1, 0)]
+    found = [*stored(tmp_path / "both.jsonl", *both).plan().rollouts()]
+    assert {each.row.line - each.identity.occurrence for each in found} == {2}
+    assert sum(run.plan(Shard(index, 3)).total() for index in (1, 2, 3)) == 2
+    source.write_text('{"responses_create_params": {"input": "other"}}\n')
+    with pytest.raises(DataError, match="has changed"):
+        run.plan()
+
+
+def test_the_position_is_that_of_the_replay(tmp_path: Path) -> None:
+    (path := tmp_path / "r.jsonl").write_bytes(
+        b"\n" + orjson.dumps(line(1)) + b"\n\n" + orjson.dumps(line(2)) + b'\n{"torn'
+    )
+    assert [each.position for each in StoredRun(path).rollouts.values()] == [0, 1]
+
+
+def test_what_finished_counts_before_what_failed(tmp_path: Path) -> None:
+    failed = line(error={**POLICY_GONE, "kind": "environment"}, result=None, calls=[call()])
+    run = stored(tmp_path / "r.jsonl", failed, failed, line(), line(), failed)
+    [each] = run.rollouts.values()
+    assert (each.position, each.failed, run.twice) == (2, False, 1)
+    [each] = stored(tmp_path / "r.jsonl", failed, failed).rollouts.values()
+    assert (each.position, each.failed) == (1, True)
+
+
+def test_a_rollout_whose_policy_failed_cannot_be_played(tmp_path: Path) -> None:
+    gone = line(2, error=POLICY_GONE, result=None, calls=[call(), {**call(), "status_code": 502}])
+    judge = line(3, error=POLICY_GONE, result=None, calls=[call(), {**call(), "model_server": "judge"}])
+    other = line(4, error={**POLICY_GONE, "type": "DivergedError"}, result=None, calls=[call()])
+    lines = (line(1), gone, judge, other)
+    run = stored(tmp_path / "r.jsonl", *lines)
+    assert ([each.position for each in run.rollouts.values()], run.silent) == ([0, 2, 3], 1)
+    run = stored(tmp_path / "r.jsonl", *lines, judge_failed_only=True)
+    assert [each.position for each in run.rollouts.values()] == [2]
+
+
+def test_seeds_are_those_of_the_run(tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    [key] = rows_at(source, "one")
+    seeded = [line(row_key=key, source=str(source), seed=seed) for seed in (7, 3)]
+    assert stored(tmp_path / "r.jsonl", *seeded).plan().seeds == (3, 7)
+    mixed = stored(tmp_path / "r.jsonl", *seeded, line(row_key=key, source=str(source)))
+    with pytest.raises(ConfigError, match="with seeds and without"):
+        mixed.plan()
+
+
+def test_a_last_failure_keeps_the_calls_whose_bodies_were_kept() -> None:
+    error = RolloutError(kind="policy", message="m", type="PolicyError")
+    for request in ({"messages": []}, None):
+        made = ModelCall(index=0, dialect="chat", status_code=200, request=request)
+        rollout = CollectedRollout(
+            id="", environment="e", agent="a", status="failed", error=error, row_key="0" * 16, calls=[made]
+        )
+        kept = orjson.loads(failure_line(rollout, final=True)).get("calls")
+        assert (kept is None) == (request is None)
+        assert "calls" not in orjson.loads(failure_line(rollout, final=False))
+
+
+@pytest.mark.parametrize(
+    ("calls", "reason"),
+    [
+        ([call(match="exact", turn=0, turns=2), call(match="exact", turn=1, turns=2)], None),
+        (
+            [call(match="exact", turn=0, turns=2), call(match="loose", turn=1, turns=2)],
+            "at call 2: the environment said something else than recorded",
+        ),
+        (
+            [call(match="exact", turn=0, turns=2)],
+            "after call 1: the agent ended there, and 2 calls are recorded",
+        ),
+        (
+            [
+                {**call(), "status_code": 422, "error": "no answer; nearest is r.jsonl:5, which differs"},
+                call(match="exact", turn=0, turns=1),
+            ],
+            "at call 1: r.jsonl:5, which differs",
+        ),
+        (
+            [call(match="exact", turn=0, turns=1), {**call(), "status_code": 502, "model_server": "judge"}],
+            None,
+        ),
+    ],
+)
+def test_a_rollout_has_diverged_unless_every_call_went_as_recorded(
+    calls: list[dict[str, Any]], reason: str | None
+) -> None:
+    models = [ModelCall.model_validate(each) for each in calls]
+    rollout = Rollout(id="r", environment="e", agent="a", status="completed", reward=1.0, calls=models)
+    seen = as_recorded(rollout)
+    if reason is None:
+        assert seen is rollout
+        return
+    assert seen.error is not None
+    assert (seen.status, seen.reward, seen.error.type) == ("failed", None, "DivergedError")
+    assert seen.error.message == f"diverged {reason}"
+    assert not seen.error.retryable
