@@ -29,7 +29,7 @@ from gymgate.runtime.installer import find_uv
 from gymgate.runtime.interpreters import find_interpreters
 
 if TYPE_CHECKING:
-    from gymgate.integrations.verifiers.evaluation import TimedMetrics
+    from gymgate.integrations.verifiers.evaluation import TimedCounts
 
 Order = Literal["one after another", "all at once"]
 
@@ -146,7 +146,7 @@ def _scored_at(run: Path) -> float | None:
     return metrics.end if metrics.scored else None
 
 
-def read_metrics(run: Path) -> TimedMetrics:
+def read_metrics(run: Path) -> TimedCounts:
     """Read the outcomes of a run of one environment that `vf-eval` saved."""
     from verifiers.v1.utils.trace_store import read_episodes
 

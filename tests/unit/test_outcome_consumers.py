@@ -12,6 +12,7 @@ import pytest
 from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
 from gymgate.collection.aggregate import Runs, read_runs, read_tasks
+from gymgate.collection.counts import RolloutCounts
 from gymgate.collection.export import export_dataset
 from gymgate.collection.gym_rollouts import from_gym, to_gym
 from gymgate.collection.metrics import keep, summary_rows, task_rows
@@ -72,8 +73,8 @@ def test_the_live_mean_of_a_collection() -> None:
     progress = RunProgress(total=9)
     for name in FINISHED:
         progress.count(made(name))
-    assert (progress.mean_reward, progress.scored, progress.finished) == (0.75, 2, 4)
-    assert progress.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
+    assert (progress.counts.mean_reward, progress.counts.scored, progress.finished) == (0.75, 2, 4)
+    assert progress.counts.outcomes == {"completed": 1, "truncated": 1, "masked": 1, "unscored": 1}
     shown = state(progress)
     assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
 
@@ -115,6 +116,20 @@ def test_metrics_of_runs(run: Path) -> None:
     assert row["mean_reward"] == row["pass@1"] == task["mean_reward"] == 0.75
     assert (task["rewards"], task["min_reward"]) == ([1.0, 0.5], 0.5)
     assert len(list(keep(collected, 0.7, 0.8))) == 1
+
+
+def test_a_permanent_failure_counts_alike_in_a_directory_and_without_one(run: Path) -> None:
+    """A directory keeps it apart from the rollouts that finished."""
+    tasks = CollectedTasks()
+    for number, name in enumerate(FIELDS):
+        tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
+    *finished, failed = (run / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    (run / "rollouts.jsonl").write_bytes(b"".join(finished))
+    (run / "failures.jsonl").write_bytes(orjson.dumps({**orjson.loads(failed), "final": True}) + b"\n")
+    (live,), (kept,) = summary_rows(tasks), summary_rows(read_runs([run]))
+    counts = RolloutCounts().columns()
+    assert {name: live[name] for name in counts} == {name: kept[name] for name in counts}
+    assert (live["rollouts"], live["failed"]) == (5, 1)
 
 
 def test_the_report(run: Path) -> None:

@@ -16,6 +16,7 @@ from gymgate.cli.run import command
 from gymgate.collection import progress as progress_module
 from gymgate.collection.progress import RunProgress
 from gymgate.errors import ConfigError
+from gymgate.rollout import Outcome
 
 
 def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def test_the_line_shows_each_replica(clock: Clock) -> None:
 
 def test_a_resumed_run_shows_no_mean_of_its_last_part() -> None:
     progress = RunProgress(total=10, finished=4)
-    progress.environments["e"].add("completed", 1.0)
+    progress.environments["e"].add(Outcome(True, True, True, False, "completed", 1.0))
     assert state(progress).startswith("mean reward 1.000")
     progress.resumed = 3
     assert "mean" not in state(progress)

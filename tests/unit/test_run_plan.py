@@ -123,7 +123,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         )
     rows = summary_rows(tasks)
     print_results(rows, replayed=False)
-    print_causes(progress.environments)
+    print_causes(progress.counts.causes)
     out, err = capsys.readouterr()
     head, a, b, whole = out.splitlines()
     counts = ["environment", "rollouts", "failed", "masked", "unscored", "truncated"]

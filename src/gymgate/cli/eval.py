@@ -37,6 +37,7 @@ from gymgate.cli.options import (
 )
 from gymgate.cli.output import log
 from gymgate.cli.policies import asked_endpoint, endpoint_list, sampling_fields
+from gymgate.collection.counts import RolloutCounts
 from gymgate.collection.metrics import parse_ks, summary_rows
 from gymgate.config import HTTPEndpoint, validation_message
 from gymgate.errors import ConfigError
@@ -314,20 +315,20 @@ def _evaluate(config: EvalConfig, path: Path, table: Mapping[str, Any], *, repla
     if not episodes:
         return 0
     environments, tasks = metrics_of(episodes, since=started)
-    failed = any(metrics.failed for metrics in environments.values())
+    counts = RolloutCounts.total(environments.values())
     rates = {name: metrics.rate for name, metrics in environments.items()}
     rows = [
         {**row, "rollouts_per_s": rates.get(row["environment"])} for row in summary_rows(tasks, table["ks"])
     ]
     click.echo()
     print_results(rows, replayed=replayed, **table)
-    print_causes(environments)
+    print_causes(counts.causes)
     click.echo(f"results: {path}")
     log(
         f"  look:   {path / 'traces.jsonl'} has one rollout per line, {path / 'logs/latest/eval.log'} is the log"
     )
-    if failed:
+    if counts.failed:
         log(resume)
     if replayed:
         log("  next:   the same with your model: add -b http://host:8000/v1 -m MODEL")
-    return int(failed)
+    return int(counts.failed > 0)

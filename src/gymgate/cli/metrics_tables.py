@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, log, print_columns
-from gymgate.collection.progress import EnvironmentMetrics
 from gymgate.rollout.outcome import Reason
 
 SHOWN_CAUSES = 5
@@ -18,14 +17,8 @@ REPLAYED = "replayed"
 Rows = Sequence[Mapping[str, Any]]
 
 
-def all_causes(environments: Mapping[str, EnvironmentMetrics]) -> Counter[str]:
-    """Why rollouts failed or were masked, all environments together."""
-    return sum((metrics.causes for metrics in environments.values()), Counter())
-
-
-def print_causes(environments: Mapping[str, EnvironmentMetrics]) -> None:
+def print_causes(causes: Counter[str]) -> None:
     """Print to stderr why rollouts failed or were masked, the most frequent reasons first."""
-    causes = all_causes(environments)
     shown = causes.most_common(SHOWN_CAUSES)
     for cause, count in shown:
         log(f"{count} x {cause}")

@@ -58,10 +58,10 @@ def state(progress: RunProgress) -> str:
     A resumed run has no mean here: that of this process's rollouts would not be the run's.
     """
     parts = []
-    if (mean := progress.mean_reward) is not None and not progress.resumed:
+    counts = progress.counts
+    if (mean := counts.mean_reward) is not None and not progress.resumed:
         parts.append(f"mean reward {mean:.3f}")
-    outcomes = progress.outcomes
-    parts += [f"{count} {name}" for name in OTHER_OUTCOMES if (count := outcomes[name])]
+    parts += [f"{count} {name}" for name in OTHER_OUTCOMES if (count := counts.outcomes[name])]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     if (rate := progress.rate) is not None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import all_causes, print_causes, print_results
+from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     EndpointOptions,
@@ -286,7 +286,7 @@ def finish(
             log(note)
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
-        print_causes(run.progress.environments)
+        print_causes(run.progress.counts.causes)
         if output is not None and run.progress.total:
             _log_output(run, output, base)
     if error is not None:
@@ -380,7 +380,7 @@ def summary_of(
         invalid_rows=len(run.plan.invalid),
         seconds=progress.last_finished - progress.started,
         failed_attempts=progress.attempts_failed,
-        reasons=all_causes(progress.environments),
+        reasons=progress.counts.causes,
         interrupted=interrupted,
         error=str(error) if error else None,
         environments={row["environment"]: row for row in (rows if len(rows) == 1 else rows[:-1])},

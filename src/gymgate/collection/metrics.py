@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gymgate.collection import statistics as st
+from gymgate.collection.counts import RolloutCounts
 from gymgate.collection.tasks import CollectedTasks, Task
 from gymgate.errors import OptionError
 
@@ -155,13 +155,9 @@ def _vote(task: Task, k: int) -> float:
 
 
 def _counts(tasks: Sequence[Task]) -> dict[str, int]:
-    outcomes = [score.outcome for task in tasks for score in task.scores]
-    reasons = Counter(outcome.reason for outcome in outcomes)
-    return {
-        "rollouts": len(outcomes) + sum(task.failed for task in tasks),
-        "scored": sum(outcome.counted for outcome in outcomes),
-        "masked": reasons["masked"],
-        "unscored": reasons["unscored"],
-        "truncated": reasons["truncated"],
-        "failed": reasons["failed"] + sum(task.failed for task in tasks),
-    }
+    counts = RolloutCounts()
+    for task in tasks:
+        counts.outcomes["failed"] += task.failed
+        for score in task.scores:
+            counts.add(score.outcome)
+    return counts.columns()

@@ -2,77 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymgate.rollout import Rollout, outcome_of
-from gymgate.rollout.outcome import Reason
+from gymgate.collection.counts import RolloutCounts
+from gymgate.rollout import Rollout
 
 _WINDOW_S = 60.0
 _REPLICA_SAMPLES = 7
-_MOST_CAUSES = 1000
-"""Distinct messages that are counted; later ones count as one."""
-_ROUTE = re.compile(r"/ng-rollout/[^/\s]+")
-"""Left out of messages: rollouts that differ only in their gateway URL were masked for one reason."""
-
-
-@dataclass
-class EnvironmentMetrics:
-    """Outcomes and rewards of one environment's rollouts."""
-
-    outcomes: Counter[Reason] = field(default_factory=Counter)
-    """Rollouts by outcome."""
-    scored: int = 0
-    """Rollouts whose rewards are in `reward_sum`."""
-    reward_sum: float = 0.0
-    causes: Counter[str] = field(default_factory=Counter)
-    """Why rollouts failed or were masked."""
-
-    def add(self, reason: Reason, reward: float | None) -> None:
-        """Count a rollout by its outcome; `reward` is `None` where none counts."""
-        self.outcomes[reason] += 1
-        if reward is not None:
-            self.scored += 1
-            self.reward_sum += reward
-
-    def add_cause(self, text: str) -> None:
-        """Count why a rollout failed or was masked."""
-        line = one_line(text)
-        known = line in self.causes or len(self.causes) < _MOST_CAUSES
-        self.causes[line if known else "other causes"] += 1
-
-    def add_rollout(self, rollout: Rollout) -> None:
-        """Count a rollout that finished or failed permanently."""
-        outcome = outcome_of(rollout)
-        self.add(outcome.reason, outcome.reward)
-        if rollout.error is not None:
-            self.add_cause(f"{rollout.error.type}: {rollout.error.message}")
-        elif outcome.reason == "masked":
-            result = rollout.result or {}
-            kind, why = result.get("failure_kind") or "no reason given", result.get("failure_reason") or ""
-            self.add_cause(f"masked: {kind} {_ROUTE.sub('', str(why))}")
-
-    @property
-    def rollouts(self) -> int:
-        return self.outcomes.total()
-
-    @property
-    def failed(self) -> int:
-        return self.outcomes["failed"]
-
-    @property
-    def ok(self) -> int:
-        """Rollouts that did not fail, scored or not."""
-        return self.rollouts - self.failed
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Mean of the rewards that count; `None` without any."""
-        return self.reward_sum / self.scored if self.scored else None
 
 
 @dataclass
@@ -103,9 +43,7 @@ class RunProgress:
     finished: int = 0
     failed: int = 0
     """Given up in this process."""
-    environments: defaultdict[str, EnvironmentMetrics] = field(
-        default_factory=lambda: defaultdict(EnvironmentMetrics)
-    )
+    environments: defaultdict[str, RolloutCounts] = field(default_factory=lambda: defaultdict(RolloutCounts))
     attempts_failed: int = 0
     failed_in_a_row: int = 0
     output_tokens: int = 0
@@ -155,19 +93,9 @@ class RunProgress:
         return max(0, self.total - self.done)
 
     @property
-    def outcomes(self) -> Counter[Reason]:
-        """Rollouts of this process by outcome, over all environments."""
-        return sum((each.outcomes for each in self.environments.values()), Counter())
-
-    @property
-    def scored(self) -> int:
-        return sum(each.scored for each in self.environments.values())
-
-    @property
-    def mean_reward(self) -> float | None:
-        """Mean of this process's rewards that count."""
-        total = sum(each.reward_sum for each in self.environments.values())
-        return total / self.scored if self.scored else None
+    def counts(self) -> RolloutCounts:
+        """This process's rollouts, over all environments."""
+        return RolloutCounts.total(self.environments.values())
 
     @property
     def rate(self) -> float | None:
@@ -198,9 +126,3 @@ class RunProgress:
             self._recent.append((now, self.finished + self.failed, self.output_tokens))
         while len(self._recent) > 2 and now - self._recent[0][0] > _WINDOW_S:
             self._recent.popleft()
-
-
-def one_line(text: str, longest: int = 300) -> str:
-    """The text on one line of bounded length."""
-    line = " ".join(text.split())
-    return line if len(line) <= longest else f"{line[: longest - 3]}..."

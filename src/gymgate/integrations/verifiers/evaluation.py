@@ -26,7 +26,7 @@ from verifiers.v1.utils.interrupt import install_interrupt
 from verifiers.v1.utils.logging import setup_logging
 from verifiers.v1.utils.trace_store import TRACES_FILE
 
-from gymgate.collection.progress import EnvironmentMetrics
+from gymgate.collection.counts import RolloutCounts
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.config import validation_message
 from gymgate.errors import ConfigError
@@ -156,7 +156,7 @@ def _lines(path: Path) -> int:
 
 
 @dataclass
-class TimedMetrics(EnvironmentMetrics):
+class TimedCounts(RolloutCounts):
     """With the time that the rollouts of this eval took, those that a resumed run kept left out."""
 
     start: float = math.inf
@@ -172,25 +172,26 @@ class TimedMetrics(EnvironmentMetrics):
 
 def metrics_of(
     episodes: Iterable[Episode[Any, Any, Any]], since: float = 0.0
-) -> tuple[dict[str, TimedMetrics], CollectedTasks]:
+) -> tuple[dict[str, TimedCounts], CollectedTasks]:
     """Return the outcomes of each environment's rollouts, and the tasks; rates are of rollouts that began after `since`."""
-    environments: defaultdict[str, TimedMetrics] = defaultdict(TimedMetrics)
+    environments: defaultdict[str, TimedCounts] = defaultdict(TimedCounts)
     tasks = CollectedTasks()
     for episode in episodes:
         data = episode.task.data.model_dump(mode="json", include={"id", "idx", "gym"})
         name = (data.get("gym") or {}).get("environment") or episode.env.id or "?"
         metrics, row_key = environments[name], str(data.get("id") or data.get("idx"))
-        metrics.causes.update(map(_line, episode.errors))
+        for error in episode.errors:
+            metrics.add_cause(_line(error))
         traces: list[Trace[Any] | None] = [*episode.traces]
         for trace in traces or [None]:
             rollout: dict[str, Any] = {"status": "failed"} if trace is None else _rollout(trace)
             outcome = outcome_of(rollout)
-            metrics.add(outcome.reason, outcome.reward)
+            metrics.add(outcome)
             tasks.add({"environment": name, "row_key": row_key, **rollout})
             if trace is None:
                 continue
-            if outcome.reason == "failed":
-                metrics.causes.update(map(_line, trace.errors[-1:]))
+            if outcome.reason == "failed" and trace.errors:
+                metrics.add_cause(_line(trace.errors[-1]))
             timing = trace.timing
             if timing.start > since:
                 spans = (timing.boot, timing.setup, timing.agent, timing.finalize, timing.scoring)
@@ -210,4 +211,4 @@ def _rollout(trace: Trace[Any]) -> dict[str, Any]:
 
 
 def _line(error: Error) -> str:
-    return " ".join(f"{error.type}: {error.message}".split())[:300]
+    return f"{error.type}: {error.message}"
