@@ -219,7 +219,7 @@ def test_info(runtime: Runtime) -> None:
     described = json.loads(run("info", "resources_servers/mcqa", "--json", *version))
     assert described["default_config"] == "mcqa"
     assert {"name": "example", "kind": "rows"}.items() <= described["data"][0].items()
-    assert described["data"][0]["rows"] == 5
+    assert described["data"][0]["lines"] == 5
     assert described["configs"][0]["requirements"] == ["tiktoken"]
 
 

@@ -21,6 +21,7 @@ from gymgate.config import HTTPEndpoint
 from gymgate.errors import ConfigError
 from support.checks import PARIS, recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
+from support.json_output import read_output
 from support.stacks import SIMPLE
 from support.upstream import scripted_chat
 
@@ -128,7 +129,7 @@ def test_what_is_kept_is_shown_and_judged_again(asked: list[CheckRequest], tmp_p
 
 def test_json_is_the_records(asked: list[CheckRequest], tmp_path: Path) -> None:
     done = check("calendar", "mcqa", "--json", "--memory", "9", "--record", str(tmp_path))
-    results = json.loads(done.stdout)
+    results = read_output("check", done.stdout)
     assert [each["environment"] for each in results] == ["calendar", "mcqa"]
     (path,) = tmp_path.rglob("mcqa-*.json")
     assert json.loads(path.read_text()) == results[1]

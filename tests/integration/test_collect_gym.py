@@ -25,6 +25,7 @@ from aiohttp import web
 import gymgate
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import FAILURES, ROLLOUTS
+from support.json_output import read_output
 from support.stacks import ROW, SIMPLE, runtime, stack_config
 from support.upstream import Seen, answering, drop, upstream_in_thread
 
@@ -81,9 +82,9 @@ def test_a_killed_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(found) == 200
     assert set(found.values()) == {1}
     again = gymgate_run(*arguments, "--json")
-    assert orjson.loads(again.stdout)["resumed"] == 200
-    assert orjson.loads(again.stdout)["finished"] == 0
-    overall = orjson.loads(again.stdout)["overall"]
+    summary = read_output("run", again.stdout)
+    assert (summary["resumed"], summary["finished"]) == (200, 0)
+    overall = summary["overall"]
     assert (overall["mean_reward"], overall["rollouts"], overall["scored"]) == (0.6, 200, 200)
     other = gymgate_run(*arguments[:-2], "--max-calls", "7")
     assert other.returncode == 1

@@ -21,6 +21,7 @@ from gymgate.cli import main
 from gymgate.cli.serve import ReplayServer
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import summary_rows
+from support.json_output import read_output
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
@@ -65,7 +66,7 @@ def test_without_an_endpoint_the_recordings_are_the_policy(tmp_path: Path) -> No
     assert (metrics["rollouts"], metrics["pass@10"]) == (20, 1.0)
     again = run("example_session_state_mgmt", "--replay-file", str(output), "--json")
     assert again.returncode == 0, again.stderr
-    (metrics,) = json.loads(again.stdout)["environments"].values()
+    (metrics,) = read_output("run", again.stdout)["environments"].values()
     assert (metrics["rollouts"], metrics["mean_reward"]) == (2, 1.0)
     assert "3 of 5 rows" in again.stderr
 

@@ -18,6 +18,7 @@ from gymgate.runtime import clean_env, ensure_runtime, find_interpreters, find_r
 from gymgate.runtime.cache import cache_entries
 from gymgate.stack import acquire
 from support.faulty import with_recordings
+from support.json_output import read_output
 from support.stacks import SIMPLE
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(600)]
@@ -76,7 +77,8 @@ def test_setup_a_second_time_says_where_it_is(tmp_path: Path) -> None:
     done = gymgate("setup", cwd=tmp_path, **DEAD_INDEX)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"nemo-gym 0.7.0 at {made.python}\n"
-    report = json.loads(gymgate("setup", "workplace_assistant", "--json", cwd=tmp_path, **DEAD_INDEX).stdout)
+    listed = gymgate("setup", "workplace_assistant", "--json", cwd=tmp_path, **DEAD_INDEX)
+    report = read_output("setup", listed.stdout)
     assert [runtime["python"] for runtime in report["runtimes"]] == [str(made.python)]
 
 
@@ -122,7 +124,7 @@ def test_setup_installs_what_an_index_has_and_says_what_it_cannot(tmp_path: Path
     config = with_recordings(tmp_path)
     (config.parents[1] / "requirements.txt").write_text(f"tiktoken\n{ELSEWHERE}\n")
     done = gymgate("setup", str(config), "mcqa", "bird_sql", "--json", cwd=tmp_path, UV_HTTP_RETRIES="0")
-    report = json.loads(done.stdout)
+    report = read_output("setup", done.stdout)
     assert done.returncode == 1
     [failed] = report["failed"]
     assert failed["environment"] == str(config)
@@ -147,7 +149,7 @@ def test_setup_uses_the_commands_that_are_there(tmp_path: Path, version: str) ->
     (programs / "codex").chmod(0o755)
     variables = {"PATH": f"{programs}:/nowhere", "GYMGATE_CACHE": str(cache)}
     done = gymgate("setup", "codex_reasoning_gym", "--json", cwd=tmp_path, **variables)
-    report = json.loads(done.stdout)
+    report = read_output("setup", done.stdout)
     assert (done.returncode, report["commands"], report["failed"]) == (0, [], [])
     told = f"warning: {programs}/codex is not codex 0.144.4; it is used because npm is not installed"
     assert (told in done.stderr.splitlines()) == (version != "0.144.4")

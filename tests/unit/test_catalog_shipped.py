@@ -48,7 +48,7 @@ def test_a_release_is_described_before_it_is_installed(fresh: Path, version: str
     assert len(json.loads(run("list", "--kind", "agent", "--json", "--gym", version))) > 5
     described = json.loads(run("info", "mcqa", "--json", "--gym", version))
     assert described["path"] == "resources_servers/mcqa"
-    assert described["data"][0]["rows"] == 5
+    assert described["data"][0]["lines"] == 5
     assert described["configs"][0]["requirements"] == ["tiktoken"]
     images = json.loads(run("info", "terminal_bench_2_1", "--json", "--gym", version))["row_images"]
     assert images[0] == "alexgshaw/path-tracing:20251031"

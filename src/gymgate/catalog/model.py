@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import orjson
 
@@ -33,7 +33,8 @@ AGENT_KIND: EnvironmentKind = "responses_api_agents"
 """Agents that ship data or need no resources server. They are found by their full name only."""
 
 
-class Dataset(NamedTuple):
+@dataclass(frozen=True)
+class Dataset:
     """A dataset that an agent's config declares; its file may not be packaged."""
 
     name: str

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,6 +23,17 @@ from gymgate.collection.metrics import (
 )
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class AggregatedRuns:
+    """What `gymgate aggregate --json` prints."""
+
+    environments: Sequence[Mapping[str, Any]]
+    """Metrics of each environment and, if there are several, over all tasks (`all`)."""
+    replayed: bool
+    """Whether recorded rollouts answered for the policy."""
+    notes: Sequence[str]
 
 
 @click.command("aggregate")
@@ -92,7 +106,7 @@ def command(
     if summary is not None:
         write_table(summary, metrics)
     if as_json:
-        print_json({"environments": metrics, "replayed": collected.replayed, "notes": notes})
+        print_json(AggregatedRuns(metrics, collected.replayed, notes))
     else:
         print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
     if complete and collected.missing:

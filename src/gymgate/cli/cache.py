@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +16,46 @@ from gymgate.cli.output import log, print_json, print_table
 
 if TYPE_CHECKING:
     from gymgate.runtime.cache import CacheEntry
+
+
+@dataclass(frozen=True)
+class CachePart:
+    """A part of the cache."""
+
+    kind: str
+    path: Path
+    detail: str
+    """Its content, on one line."""
+    requirements: Sequence[str]
+    """Requirements that a runtime has in addition to nemo-gym."""
+    bytes: int
+    """Size on disk."""
+    last_used: float
+    """Seconds since 1970."""
+    in_use: bool
+    processes: Sequence[int]
+    """Processes that use it, as far as they can be known."""
+
+
+@dataclass(frozen=True)
+class CacheListing:
+    """What `gymgate cache --json` prints."""
+
+    path: Path
+    parts: Sequence[CachePart]
+
+
+@dataclass(frozen=True)
+class RemovedPart:
+    """A part of the cache that `gymgate cache clean --json` lists: removed, or due and kept."""
+
+    kind: str
+    path: Path
+    removed: bool
+    bytes: int
+    why: str | None
+    """Why it was kept."""
+
 
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -43,7 +86,7 @@ def command(context: click.Context, as_json: bool) -> None:
 
     found = cache_entries()
     if as_json:
-        print_json({"path": str(cache_dir()), "parts": [_description(entry) for entry in found]})
+        print_json(CacheListing(cache_dir(), [_description(entry) for entry in found]))
         return
     if not found:
         click.echo(f"nothing in {cache_dir()}")
@@ -81,14 +124,8 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     if as_json:
         print_json(
             [
-                {
-                    "kind": removal.entry.kind,
-                    "path": str(removal.entry.path),
-                    "removed": not removal.kept,
-                    "bytes": removal.size,
-                    "why": removal.kept or None,
-                }
-                for removal in removals
+                RemovedPart(entry.kind, entry.path, not kept, size, kept or None)
+                for entry, size, kept in removals
             ]
         )
         return
@@ -117,20 +154,20 @@ def _name(entry: CacheEntry) -> str:
     return name if entry.path.parent.name not in ("npm", "data") else f"{entry.path.parent.name}/{name}"
 
 
-def _description(entry: CacheEntry) -> dict[str, object]:
+def _description(entry: CacheEntry) -> CachePart:
     from gymgate.runtime.cache import measure
 
     users = entry.users()
-    return {
-        "kind": entry.kind,
-        "path": str(entry.path),
-        "detail": entry.detail,
-        "requirements": list(entry.requirements),
-        "bytes": measure(entry.path),
-        "last_used": entry.last_used,
-        "in_use": users is not None,
-        "processes": users or [],
-    }
+    return CachePart(
+        kind=entry.kind,
+        path=entry.path,
+        detail=entry.detail,
+        requirements=entry.requirements,
+        bytes=measure(entry.path),
+        last_used=entry.last_used,
+        in_use=users is not None,
+        processes=users or [],
+    )
 
 
 def size_text(size: float) -> str:

@@ -253,7 +253,7 @@ def command(
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
     results = [*kept.values(), *(each for each in outcomes if not isinstance(each, GymgateError))]
     if as_json:
-        print_json([result.model_dump(mode="json") for result in results])
+        print_json(results)
     else:
         _print_summary(results)
     if error := next((outcome for outcome in outcomes if isinstance(outcome, GymgateError)), None):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,34 @@ SHOWN_FLIPS = 5
 ON_PAGE = 50
 """Rows whose conversations the HTML file shows."""
 WORSE = 1
+
+
+@dataclass(frozen=True)
+class DifferingRow:
+    """A row whose mean reward differs between two runs."""
+
+    row: str
+    """`ENVIRONMENT:LINE`."""
+    difference: float
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run compared with the first one."""
+
+    run: Path
+    environments: Sequence[Mapping[str, Any]]
+    """Columns of the table for each environment and, if there are several, over all."""
+    flips: Sequence[DifferingRow]
+    """The largest differences first."""
+
+
+@dataclass(frozen=True)
+class ComparedRuns:
+    """What `gymgate compare --json` prints."""
+
+    base: Path
+    compared: Sequence[ComparedRun]
 
 
 @click.command("compare")
@@ -67,7 +96,8 @@ def command(
             openings[key] = opening(value)
 
     collected = read_tasks(base, see=see)
-    worse, documents = False, []
+    worse = False
+    documents: list[ComparedRun] = []
     for other in others:
         runs = Runs([other], first_of_overlap=overlap == "first")
         against = read_tasks(runs)
@@ -78,8 +108,8 @@ def command(
             for note in notes:
                 log(note if str(path) in note else f"{path}: {note}")
         if as_json:
-            flips = [{"row": flip.task.name, "difference": flip.difference} for flip in compared.flips]
-            documents.append({"run": str(other), "environments": compared.rows, "flips": flips})
+            flips = [DifferingRow(flip.task.name, flip.difference) for flip in compared.flips]
+            documents.append(ComparedRun(other, compared.rows, flips))
         else:
             click.echo(f"{other} compared with {first}")
             _print(compared.rows)
@@ -88,7 +118,7 @@ def command(
             write_comparison(output, compared, (base, runs), (str(first), str(other)), ON_PAGE)
             log(f"page: {output}")
     if as_json:
-        print_json({"base": str(first), "compared": documents})
+        print_json(ComparedRuns(first, documents))
     if worse:
         raise click.exceptions.Exit(WORSE)
 

@@ -126,7 +126,7 @@ def prepare(
         click.echo(str(text))
         return
     if as_json:
-        click.echo(manifest.model_dump_json(indent=2))
+        print_json(manifest)
     else:
         _print(manifest, target)
 
@@ -195,9 +195,7 @@ def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_
     parsed = [parse_blend_file(text) for text in files]
     result = blend_files(parsed, output, rows=rows, seed=seed)
     if as_json:
-        print_json(
-            {"path": str(result.path), "rows": result.rows, "sha256": result.sha256, "taken": result.taken}
-        )
+        print_json(result)
     else:
         print_table(("file", "rows"), [(name, str(count)) for name, count in result.taken.items()])
         click.echo(f"{result.path}: {result.rows} rows, sha256 {result.sha256[:16]}")

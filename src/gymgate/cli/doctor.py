@@ -59,7 +59,7 @@ def command(as_json: bool, **options: Any) -> None:
 
     asyncio.run(check())
     if as_json:
-        print_json([finding._asdict() for finding in findings])
+        print_json(findings)
     sys.exit(int(any(finding.ok is False for finding in findings)))
 
 

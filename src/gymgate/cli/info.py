@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from gymgate.catalog import DataFile, EnvConfig, Environment
+from gymgate.catalog.model import Dataset
+from gymgate.catalog.needs import Need
 from gymgate.catalog.resolve import MISSING, SandboxReference, walk
 from gymgate.catalog.scan import images_of_rows
 from gymgate.cli.options import gym_option, json_option
@@ -15,12 +21,71 @@ from gymgate.config import RuntimeConfig
 from gymgate.runtime import open_catalog
 
 if TYPE_CHECKING:
-    from gymgate.catalog import EnvConfig, Environment
     from gymgate.check import CheckResult
 
 _IMAGE = re.compile(r"(?:^|[._])(?:image|container_formatter)$")
 """Settings that name an image."""
 IMAGES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class AgentDescription:
+    """An agent of a config."""
+
+    name: str
+    type: str
+    resources_server: str | None
+
+
+@dataclass(frozen=True)
+class SandboxDescription:
+    """A setting with which a server chooses its sandbox."""
+
+    server: str
+    setting: str
+    """Its dotted key."""
+    name: str | None
+    """The block of the config that it names."""
+    provider: str | None
+    """`None`: to be chosen with `--sandbox`."""
+    images: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ConfigDescription:
+    """A config of an environment."""
+
+    name: str
+    path: Path
+    agents: Sequence[AgentDescription]
+    model_servers: Sequence[str]
+    """Model servers other than the policy's."""
+    datasets: Sequence[Dataset]
+    needs: Sequence[Need]
+    sandboxes: Sequence[SandboxDescription]
+    requirements: Sequence[str]
+    """Python requirements that the release does not meet."""
+    missing: Sequence[str]
+    """Dotted keys without a value."""
+
+
+@dataclass(frozen=True)
+class EnvironmentDescription:
+    """What `gymgate info --json` prints."""
+
+    name: str
+    kind: str
+    path: Path
+    domain: str | None
+    description: str | None
+    default_config: str
+    configs: Sequence[ConfigDescription]
+    data: Sequence[DataFile]
+    recordings: Sequence[str]
+    row_images: Sequence[str]
+    """Images that its packaged rows name."""
+    record: CheckResult | None
+    """What was measured before, and ships with gymgate."""
 
 
 @click.command()
@@ -46,8 +111,7 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
 
     record = shipped_record(found.kind, found.name, catalog.version)
     if as_json:
-        whole = description(found)
-        print_json({**whole, "record": record.model_dump(mode="json") if record is not None else None})
+        print_json(description(found, record))
         return
     _head(found)
     _configs(found, config)
@@ -58,40 +122,35 @@ def command(environment: str, config_names: tuple[str, ...], gym: RuntimeConfig,
         _record(record)
 
 
-def description(environment: Environment) -> dict[str, Any]:
-    """An environment as `--json` shows it, with row counts and every config."""
-    return {
-        "name": environment.name,
-        "kind": environment.kind,
-        "path": str(environment.path),
-        "domain": environment.domain,
-        "description": environment.description,
-        "default_config": environment.config().name,
-        "configs": [_config_description(item) for item in environment.configs],
-        "data": [
-            {"name": file.name, "kind": file.kind, "rows": file.rows(), "path": str(file.path)}
-            for file in environment.data
-        ],
-        "recordings": [file.name for file in environment.recordings()],
-        "row_images": [*images_of_rows(environment)],
-    }
+def description(environment: Environment, record: CheckResult | None) -> EnvironmentDescription:
+    """Return an environment as `--json` shows it, with the lines of its data counted."""
+    return EnvironmentDescription(
+        name=environment.name,
+        kind=environment.kind,
+        path=environment.path,
+        domain=environment.domain,
+        description=environment.description,
+        default_config=environment.config().name,
+        configs=[_config_description(config) for config in environment.configs],
+        data=[replace(file, lines=file.rows()) for file in environment.data],
+        recordings=[file.name for file in environment.recordings()],
+        row_images=images_of_rows(environment),
+        record=record,
+    )
 
 
-def _config_description(config: EnvConfig) -> dict[str, Any]:
-    return {
-        "name": config.name,
-        "path": str(config.path),
-        "agents": [
-            {"name": agent.name, "type": agent.type, "resources_server": agent.resources_server}
-            for agent in config.agents
-        ],
-        "model_servers": config.model_servers,
-        "datasets": [dataset._asdict() for dataset in config.datasets],
-        "needs": config.needs,
-        "sandboxes": [_sandbox_description(config, each) for each in config.sandboxes],
-        "requirements": config.requirements,
-        "missing": config.missing,
-    }
+def _config_description(config: EnvConfig) -> ConfigDescription:
+    return ConfigDescription(
+        name=config.name,
+        path=config.path,
+        agents=[AgentDescription(agent.name, agent.type, agent.resources_server) for agent in config.agents],
+        model_servers=config.model_servers,
+        datasets=config.datasets,
+        needs=config.needs,
+        sandboxes=[_sandbox_description(config, reference) for reference in config.sandboxes],
+        requirements=config.requirements,
+        missing=config.missing,
+    )
 
 
 def _record(record: CheckResult) -> None:
@@ -183,9 +242,9 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
             ("sandbox of", "provider", "image"),
             (
                 (
-                    each["server"],
-                    each["provider"] or f"to be chosen: --sandbox (block {each['name']!r})",
-                    ", ".join(each["images"]) or "named by the rows or the server's code",
+                    each.server,
+                    each.provider or f"to be chosen: --sandbox (block {each.name!r})",
+                    ", ".join(each.images) or "named by the rows or the server's code",
                 )
                 for each in described
             ),
@@ -195,20 +254,20 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
         click.echo(f"images of its packaged rows: {', '.join(images[:IMAGES_SHOWN])}{more}")
 
 
-def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> dict[str, Any]:
+def _sandbox_description(config: EnvConfig, reference: SandboxReference) -> SandboxDescription:
     server = next(each for each in config.servers if reference.setting.startswith(f"{each.key}."))
     images = [
         value
         for path, value in walk(server.block)
         if _IMAGE.search(path) and isinstance(value, str) and value not in ("", MISSING)
     ]
-    return {
-        "server": server.name,
-        "setting": reference.setting,
-        "name": reference.name,
-        "provider": reference.provider,
-        "images": list(dict.fromkeys(images)),
-    }
+    return SandboxDescription(
+        server=server.name,
+        setting=reference.setting,
+        name=reference.name,
+        provider=reference.provider,
+        images=list(dict.fromkeys(images)),
+    )
 
 
 def _needs(config: EnvConfig) -> None:

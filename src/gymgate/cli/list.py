@@ -4,21 +4,42 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
 import click
 
+from gymgate.catalog import Environment
+from gymgate.catalog.needs import Need
 from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
 from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.runtime import open_catalog
 
-if TYPE_CHECKING:
-    from gymgate.catalog import Environment
-
 AGENTS = "responses_api_agents"
 NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search")
+
+
+@dataclass(frozen=True)
+class ListedEnvironment:
+    """An environment as `gymgate list --json` prints it."""
+
+    environment: str
+    """What to type for it."""
+    name: str
+    kind: str
+    """Directory of the release that holds it."""
+    domain: str | None
+    description: str | None
+    config: str
+    """The default config, to which agents and needs belong."""
+    agents: Sequence[str]
+    """Types of its agents."""
+    needs: Sequence[Need]
+    data: Sequence[str]
+    """Packaged files of rows."""
+    recordings: Sequence[str]
+    """Packaged files of recorded rollouts."""
 
 
 @click.command()
@@ -100,21 +121,21 @@ def short_names(environments: Iterable[Environment]) -> dict[str, str]:
     return {item.known_as: short.get(item.known_as, item.known_as) for item in environments}
 
 
-def summary(environment: Environment, names: dict[str, str]) -> dict[str, Any]:
-    """An environment as `--json` shows it."""
+def summary(environment: Environment, names: dict[str, str]) -> ListedEnvironment:
+    """Return an environment as `--json` shows it."""
     config = environment.config()
-    return {
-        "environment": names[environment.known_as],
-        "name": environment.name,
-        "kind": environment.kind,
-        "domain": environment.domain,
-        "description": environment.description,
-        "config": config.name,
-        "agents": [agent.type for agent in config.agents],
-        "needs": config.needs,
-        "data": [file.name for file in environment.data if file.kind == "rows"],
-        "recordings": [file.name for file in environment.recordings()],
-    }
+    return ListedEnvironment(
+        environment=names[environment.known_as],
+        name=environment.name,
+        kind=environment.kind,
+        domain=environment.domain,
+        description=environment.description,
+        config=config.name,
+        agents=[agent.type for agent in config.agents],
+        needs=config.needs,
+        data=[file.name for file in environment.data if file.kind == "rows"],
+        recordings=[file.name for file in environment.recordings()],
+    )
 
 
 def _row(environment: Environment, names: dict[str, str]) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ def log(message: str) -> None:
     click.echo(message, err=True)
 
 
-def print_json(value: Any, *, indent: bool = True) -> None:
-    """Print a value as one JSON document to stdout; dataclasses become objects."""
-    import orjson
+def print_json(value: Any) -> None:
+    """Print a value as one JSON document to stdout; dataclasses and models become objects, paths become texts."""
+    from pydantic_core import to_json
 
-    click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2 if indent else None))
+    click.echo(to_json(value, indent=2, inf_nan_mode="null"))
 
 
 SHORT = 12

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -34,7 +35,7 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
     sets up the others, and exits with 1.
     """
     config = gym.model_copy(update={"python": python})
-    report = _Report()
+    report = SetupReport()
     with _progress() as progress:
         if environments:
             from gymgate.api import load_catalog
@@ -53,16 +54,54 @@ def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None,
         click.get_current_context().exit(1)
 
 
-@dataclass
-class _Report:
-    """The result. Each entry, except for the first runtime, names its environment."""
+@dataclass(frozen=True)
+class InstalledRuntime:
+    """A runtime that is there now."""
 
-    runtimes: list[dict[str, Any]] = field(default_factory=list)
-    commands: list[dict[str, str]] = field(default_factory=list)
-    needs: list[dict[str, str]] = field(default_factory=list)
-    """Needs that the user has to meet: no package index does."""
-    failed: list[dict[str, str]] = field(default_factory=list)
-    """Packages and commands that could not be installed, with the reason."""
+    environment: str | None
+    """Whose requirements it has; `None`: the release alone."""
+    nemo_gym: str
+    python: Path
+    site: Path
+    """The directory of its packages."""
+    requirements: Sequence[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class InstalledCommand:
+    """A command that an agent runs."""
+
+    environment: str
+    agent: str
+    command: str
+
+
+@dataclass(frozen=True)
+class OpenNeed:
+    """A need that the user has to meet: no package index does."""
+
+    environment: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class FailedSetup:
+    """Packages or a command that could not be installed."""
+
+    environment: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class SetupReport:
+    """What `gymgate setup --json` prints."""
+
+    runtimes: list[InstalledRuntime] = field(default_factory=list)
+    commands: list[InstalledCommand] = field(default_factory=list)
+    needs: list[OpenNeed] = field(default_factory=list)
+    failed: list[FailedSetup] = field(default_factory=list)
 
     def add_runtime(
         self,
@@ -76,14 +115,14 @@ class _Report:
         started = time.monotonic()
         runtime = ensure_runtime(config, requirements, progress=progress)
         self.runtimes.append(
-            {
-                "environment": environment,
-                "nemo_gym": runtime.version,
-                "python": str(runtime.python),
-                "site": str(runtime.site),
-                "requirements": list(runtime.requirements),
-                "seconds": round(time.monotonic() - started, 1),
-            }
+            InstalledRuntime(
+                environment,
+                nemo_gym=runtime.version,
+                python=runtime.python,
+                site=runtime.site,
+                requirements=runtime.requirements,
+                seconds=round(time.monotonic() - started, 1),
+            )
         )
 
     def add_environments(self, config: RuntimeConfig, names: Sequence[str], progress: Progress) -> None:
@@ -98,33 +137,32 @@ class _Report:
             scripts = [f"({agent.type}/setup_" for agent in chosen.agents if agent.type in AGENT_COMMANDS]
             for need in chosen.needs:
                 if need.kind != "package" and not any(script in need.detail for script in scripts):
-                    self.needs.append({"environment": name, "kind": need.kind, "detail": need.detail})
+                    self.needs.append(OpenNeed(name, need.kind, need.detail))
             try:
                 if chosen.requirements:
                     self.add_runtime(config, progress, chosen.requirements, name)
             except SetupError as error:
-                self.failed.append({"environment": name, "detail": str(error)})
+                self.failed.append(FailedSetup(name, str(error)))
             for agent in chosen.agents:
                 try:
                     if command := ensure_agent_command(agent.type, agent.block, progress):
-                        entry = {"environment": name, "agent": agent.name, "command": str(command)}
-                        self.commands.append(entry)
+                        self.commands.append(InstalledCommand(name, agent.name, str(command)))
                 except NeedMissingError as error:
-                    self.needs.append({"environment": name, "kind": "binary", "detail": str(error)})
+                    self.needs.append(OpenNeed(name, "binary", str(error)))
                 except SetupError as error:
-                    self.failed.append({"environment": name, "detail": str(error)})
+                    self.failed.append(FailedSetup(name, str(error)))
 
     def print(self) -> None:
         for runtime in self.runtimes:
-            beside = f" with {', '.join(runtime['requirements'])}" if runtime["requirements"] else ""
-            user = f"{runtime['environment']}: " if runtime["environment"] else ""
-            click.echo(f"{user}nemo-gym {runtime['nemo_gym']}{beside} at {runtime['python']}")
-        for each in self.commands:
-            click.echo(f"{each['environment']}: {each['agent']} runs {each['command']}")
+            beside = f" with {', '.join(runtime.requirements)}" if runtime.requirements else ""
+            user = f"{runtime.environment}: " if runtime.environment else ""
+            click.echo(f"{user}nemo-gym {runtime.nemo_gym}{beside} at {runtime.python}")
+        for installed in self.commands:
+            click.echo(f"{installed.environment}: {installed.agent} runs {installed.command}")
         for need in self.needs:
-            log(f"{need['environment']} also needs {need['kind']}: {need['detail']}")
-        for each in self.failed:
-            log(f"gymgate: {each['environment']} is not set up: {each['detail']}")
+            log(f"{need.environment} also needs {need.kind}: {need.detail}")
+        for failure in self.failed:
+            log(f"gymgate: {failure.environment} is not set up: {failure.detail}")
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """The result of one check."""
 
     name: str
