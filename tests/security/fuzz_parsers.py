@@ -26,6 +26,7 @@ with atheris.instrument_imports(include=["gymgate.gateway"]):
         translate_answer,
         translate_request,
     )
+    from gymgate.gateway.dialects.reading import fault_of
     from gymgate.gateway.dialects.usage import usage_of
     from gymgate.gateway.requests import parse_path, take_routing_entry
 
@@ -86,6 +87,8 @@ def _request(body: dict[str, Any], source: Any, target: Any) -> None:
 
 
 def _answer(body: dict[str, Any], source: Any, target: Any) -> None:
+    if source != "messages" and fault_of(body, source) is not None:
+        return
     answer = translate_answer(body, {"messages": [], "input": []}, source, target, ConversationMemory())
     usage_of(answer, target)
     list(encode_stream(answer, target, {}))

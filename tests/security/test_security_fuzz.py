@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.backends.callable import CallableBackend
-from gymgate.gateway.dialects import ConversationMemory, translate_answer, translate_request
+from gymgate.gateway.dialects import ConversationMemory, translate_request
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.server import Gateway
+from support.translation import checked_translation
 
 ANSWER = {
     "id": "chatcmpl-1",
@@ -174,7 +175,7 @@ def test_answers_translate_or_are_refused(answer: dict[str, Any], source: Any, t
     """An endpoint's answer is no more to be trusted than a request: one that is taken is an answer in the agent's dialect."""
     before = copy.deepcopy(answer)
     try:
-        translated = translate_answer(
+        translated = checked_translation(
             answer, {"messages": [], "input": []}, source, target, ConversationMemory()
         )
     except PolicyError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from collections import Counter
@@ -165,3 +166,9 @@ def test_how_the_agents_of_every_packaged_config_are_routed(version: str) -> Non
         for strategy in strategies(config.agents, version)
     )
     assert found == ROUTED[version]
+
+
+def test_a_scan_names_no_directory_whatever_its_characters(tmp_path: Path) -> None:
+    site = tmp_path / 'café "site'
+    environment = Environment("a", "resources_servers", site / "resources_servers" / "a")
+    assert "caf" not in gzip.decompress(shipped.packed([environment], site)).decode()

@@ -8,6 +8,7 @@ import pytest
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.dialects import translate_answer, translate_request
+from support.translation import checked_translation
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
@@ -237,4 +238,4 @@ def test_logprobs() -> None:
 )
 def test_what_is_no_answer_is_a_policy_error(given: Json, word: str) -> None:
     with pytest.raises(PolicyError, match=word):
-        translate_answer(given, {"messages": [USER]}, "responses", "chat")
+        checked_translation(given, {"messages": [USER]}, "responses", "chat")

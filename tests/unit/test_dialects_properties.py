@@ -23,6 +23,7 @@ from gymgate.gateway.dialects import (
 )
 from gymgate.gateway.dialects.memory import message_fingerprint
 from gymgate.gateway.dialects.reading import fault_of
+from support.translation import checked_translation
 
 Json = dict[str, Any]
 FAST = settings(max_examples=60)
@@ -188,7 +189,7 @@ def test_nonsense_is_refused_with_one_of_our_errors(body: Json, source: Dialect,
         assert json.loads(json.dumps(request)) == request
         assert source == target or isinstance(request["input" if target == "responses" else "messages"], list)
     with contextlib.suppress(ConfigError if source == "messages" else PolicyError):
-        answer = translate_answer(body, {}, source, target, memory)
+        answer = checked_translation(body, {}, source, target, memory)
         assert json.loads(json.dumps(answer)) == answer
         assert source == target or fault_of(answer, target) is None
     for dialect in (source, target):

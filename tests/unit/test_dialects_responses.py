@@ -8,6 +8,7 @@ import pytest
 
 from gymgate.errors import ConfigError, PolicyError
 from gymgate.gateway.dialects import translate_answer, translate_request
+from support.translation import checked_translation
 
 Json = dict[str, Any]
 USER: Json = {"role": "user", "content": "hi"}
@@ -434,7 +435,7 @@ def test_logprobs_only_for_who_asked() -> None:
 )
 def test_what_is_no_answer_is_a_policy_error(given: Any, word: str) -> None:
     with pytest.raises(PolicyError, match=word):
-        translate_answer(given, {"input": "hi"}, "chat", "responses")
+        checked_translation(given, {"input": "hi"}, "chat", "responses")
 
 
 def test_unknown_direction() -> None:

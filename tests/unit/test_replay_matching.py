@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_replay_recordings import call, output, reasoning, record, recordings, said, user
 
 from gymgate.errors import ConfigError, DataError, UnknownConversationError
+from gymgate.gateway.dialects import translate_answer
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.conversation import blocks_of
 from gymgate.gateway.replay.index import KEPT_INDEXES, ReplayIndex, _load, load_index
@@ -300,7 +301,8 @@ async def test_answers_are_complete_responses(tmp_path: Path) -> None:
     assert {item["status"] for item in body["output"]} == {"completed"}
     assert all(item["id"] for item in body["output"])
     assert body["usage"]["total_tokens"] == 5
-    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    usage = translate_answer(body, {}, "responses", "responses")["usage"]
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 0}
     assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert answer.details == {"recording": "r.jsonl:1", "index": 0, "turn": 0, "turns": 1, "match": "exact"}
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog.needs import Need, judge_references, model_references
 from gymgate.catalog.resolve import (
     AGENTS,
@@ -133,8 +132,8 @@ def kind_of_file(path: Path) -> RowsKind:
     """Return the kind of a JSONL file, judged by its first line that is not blank."""
     try:
         with path.open("rb") as file:
-            return _kind_of_row(orjson.loads(next((line for line in file if not line.isspace()), b"")))
-    except (OSError, orjson.JSONDecodeError):
+            return _kind_of_row(codec.loads(next((line for line in file if not line.isspace()), b"")))
+    except (OSError, ValueError):
         return "other"
 
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog.model import DataFile, EnvConfig, Environment, EnvironmentKind, kind_of_file
 from gymgate.catalog.needs import Need, config_needs, missing_values, required_needs
 from gymgate.catalog.parse import ConfigProblem, ConfigReader
@@ -167,8 +166,8 @@ def images_of_rows(environment: Environment) -> tuple[str, ...]:
 
 def _images_of_row(line: bytes) -> Iterator[str]:
     try:
-        row = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        row = codec.loads(line)
+    except ValueError:
         return
     for path, value in walk(row):
         is_prompt = path.startswith(("responses_create_params.input", "responses_create_params.tools"))

@@ -6,9 +6,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from aiohttp import web
 
+from gymgate import codec
 from gymgate.errors import GymgateError
 from gymgate.rollout.record import ModelCall
 
@@ -77,10 +77,6 @@ class Call:
             "usage": self.record.usage.__dict__,
             "request": self.request,
             "upstream_request": self.upstream_request,
-            "response": _verbatim(self.response),
-            "upstream_response": _verbatim(self.upstream_response),
+            "response": self.response and codec.Verbatim(self.response),
+            "upstream_response": self.upstream_response and codec.Verbatim(self.upstream_response),
         }
-
-
-def _verbatim(answer: bytes | None) -> orjson.Fragment | None:
-    return None if answer is None else orjson.Fragment(answer)

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
 from gymgate.errors import EnvironmentServerError, GymgateError, PolicyError, described
@@ -29,7 +27,6 @@ from gymgate.gateway.dialects import (
     translate_request,
     usage_of,
     with_text_ids,
-    with_usage_details,
 )
 from gymgate.gateway.dialects.reading import without
 from gymgate.gateway.judging import JudgeCalls, KeylessJudgeCalls
@@ -116,7 +113,7 @@ class Route:
 
     def plain_calls(self) -> dict[str, Any]:
         """Return the calls so far for `codec.dumps`, and the requests that they refer to; see `record.read_calls`."""
-        requests = [orjson.Fragment(entry) for entry in self.requests.entries]
+        requests = [codec.Verbatim(entry) for entry in self.requests.entries]
         return {"calls": [call.plain() for call in self.log], "requests": requests}
 
     @property
@@ -244,32 +241,23 @@ class Route:
             call.finish()
 
     async def _ask(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
-        backend = target.backend
-        if backend.dialect == call.record.dialect:
-            upstream = _without_stream(body)
-            answer = await backend.call(upstream, raw=raw if upstream is body else None)
-            result = with_text_ids(answer.body, backend.dialect)
-            if call.record.dialect == "responses":
-                result = with_usage_details(result)
-            as_it_came = answer.raw if result is answer.body else None
-            response = as_it_came if as_it_came is not None else codec.dumps(result)
-        else:
-            upstream = _without_stream(
-                translate_request(body, call.record.dialect, backend.dialect, target.memory)
-            )
-            upstream_raw = codec.dumps(upstream)
-            answer = await backend.call(upstream, raw=upstream_raw)
-            named = with_text_ids(answer.body, backend.dialect)
-            result = translate_answer(named, body, backend.dialect, call.record.dialect, target.memory)
-            response = codec.dumps(result)
-            if self._record_bodies:
-                call.upstream_request = self.requests.add(upstream)
-                call.upstream_response = answer.raw or codec.dumps(answer.body)
+        backend, dialect = target.backend, call.record.dialect
+        upstream = translate_request(body, dialect, backend.dialect, target.memory)
+        if upstream.get("stream") is True:  # endpoints answer whole
+            upstream = without(upstream, "stream", "stream_options")
+        answer = await backend.call(upstream, raw=raw if upstream is body else None)
+        usage = usage_of(answer.body, backend.dialect)
+        named = with_text_ids(answer.body, backend.dialect)
+        result = translate_answer(named, body, backend.dialect, dialect, target.memory, usage=usage)
         if self.closed:  # a backend that cannot be cancelled; nothing is recorded any more
             return
+        response = answer.raw if result is answer.body and answer.raw is not None else codec.dumps(result)
         if self._record_bodies:
             call.response = response
-        call.record.usage = usage_of(answer.body, backend.dialect)
+            if backend.dialect != dialect:
+                call.upstream_request = self.requests.add(upstream)
+                call.upstream_response = answer.raw or codec.dumps(answer.body)
+        call.record.usage = usage
         call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
         tokens = token_data_of(answer.body, backend.dialect)
         call.record.prompt_token_ids, call.record.completion_token_ids, call.record.logprobs = tokens
@@ -333,10 +321,3 @@ def relayed_status(error: PolicyError) -> int:
     if code is not None and 400 <= code < 500 and code not in BUSY:
         return code
     return 504 if code in (408, 504) or isinstance(error.__cause__, TimeoutError) else 502
-
-
-def _without_stream(body: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields that ask for a stream: endpoints answer whole. The same object comes back if there are none."""
-    if body.get("stream") is not True:
-        return body
-    return without(body, "stream", "stream_options")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import NamedTuple
 
+from gymgate import codec
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, run_command
 from gymgate.runtime.environment import clean_env
@@ -58,10 +58,12 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
     All had some where docker fails: what there is cannot be known. Blocks.
     """
     try:
-        lines = _docker(
-            "ps", "-a", "--filter", f"label={STACK}={stack}", "--format", "{{json .}}"
-        ).splitlines()
-        labels = {each["ID"]: _labels(each["Labels"]) for each in map(json.loads, lines)}
+        lines = (
+            _docker("ps", "-a", "--filter", f"label={STACK}={stack}", "--format", "{{json .}}")
+            .encode()
+            .splitlines()
+        )
+        labels = {each["ID"]: _labels(each["Labels"]) for each in map(codec.loads, lines)}
         found = {
             each: [name for name in labels if labels[name].get(each.label) == each.value]
             for each in selections
@@ -92,11 +94,11 @@ def leftovers() -> list[Leftover]:
         return []
     mine = f"label={USER}={os.getuid()}"
     try:
-        lines = _docker("ps", "-a", "--filter", mine, "--format", "{{json .}}").splitlines()
+        lines = _docker("ps", "-a", "--filter", mine, "--format", "{{json .}}").encode().splitlines()
     except CommandError:
         return []
     containers = [
-        (each, has_ended(_labels(each["Labels"]).get(PROCESS, ""))) for each in map(json.loads, lines)
+        (each, has_ended(_labels(each["Labels"]).get(PROCESS, ""))) for each in map(codec.loads, lines)
     ]
     return [
         Leftover(each["ID"], each["Names"], each["Image"], ended is True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gymgate import codec
 from gymgate.errors import SetupError
 from gymgate.runtime.command import Progress
 from gymgate.runtime.environment import clean_env, offline
@@ -80,7 +80,7 @@ def find_interpreters(request: str = _SUPPORTED) -> list[Interpreter]:
             f"uv cannot list this machine's interpreters: {error}; name one with --python PATH"
         ) from error
     found: dict[Path, Interpreter] = {}
-    for entry in json.loads(listed):
+    for entry in codec.loads(listed.encode()):
         release = _RELEASED.fullmatch(entry["version"])
         if release and (entry["implementation"], entry["variant"]) == ("cpython", "default"):
             path, (major, minor, patch) = Path(entry["path"]), map(int, release.groups())

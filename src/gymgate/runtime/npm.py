@@ -6,7 +6,6 @@ downloading Node.js; and it would use whatever version is on `PATH`.
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import shutil
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gymgate import codec
 from gymgate.config import cache_dir
 from gymgate.errors import NeedMissingError, SetupError
 from gymgate.runtime.command import CommandError, Progress, run_command
@@ -126,9 +126,7 @@ def install_package(npm: str, package: str, version: str, command: str, prefix: 
 
 def _node_for(module: Path) -> str | None:
     """Return the npm package with a Node.js that this package accepts; `None` if it does not say, or has none here."""
-    required = (
-        json.loads((module / "package.json").read_text(encoding="utf-8")).get("engines", {}).get("node")
-    )
+    required = codec.loads((module / "package.json").read_bytes()).get("engines", {}).get("node")
     name = _NODES.get(platform.machine())
     return f"{name}@{required}" if name and required else None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gymgate import codec
 from gymgate.errors import SetupError
 from gymgate.runtime.command import CommandError, Progress, run_command
 from gymgate.runtime.environment import clean_env
@@ -60,7 +60,7 @@ Make = Callable[[Path, int], dict[str, Any]]
 def read_marker(path: Path) -> dict[str, Any] | None:
     """Return the content of the marker in a directory; `None` if there is none, or it is not ours."""
     try:
-        content = json.loads((path / MARKER).read_text(encoding="utf-8"))
+        content = codec.loads((path / MARKER).read_bytes())
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
@@ -86,7 +86,7 @@ def inspect_runtime(python: Path, requirements: tuple[str, ...]) -> Runtime:
     """Return the runtime of an interpreter that has nemo-gym. Raises `SetupError`."""
     try:
         answer = run_command([python, "-I", "-c", _INSPECT], env=clean_env(), timeout_s=_INSPECT_TIMEOUT_S)
-        site, release, (major, minor, patch) = json.loads(answer)
+        site, release, (major, minor, patch) = codec.loads(answer.encode())
     except CommandError as error:
         raise SetupError(f"interpreter {str(python)!r} does not run: {error.last_line}") from error
     except ValueError as error:
@@ -113,7 +113,7 @@ def build_once(
         unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{UNFINISHED}", dir=root))
         try:
             marker = make(unfinished, lock)
-            (unfinished / MARKER).write_text(json.dumps(marker, indent=2), encoding="utf-8")
+            (unfinished / MARKER).write_bytes(codec.dumps(marker))
             discard(place)
             unfinished.rename(place)
             hold(place / MARKER)

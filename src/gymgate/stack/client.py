@@ -118,7 +118,7 @@ class Lease:
         if name not in self.callables:
             known = ", ".join(sorted(self.callables)) or "none"
             raise ConfigError(f"no callable is registered as {name!r} (registered: {known})")
-        answer = await self.callables[name].call(codec.loads(request))
+        answer = await self.callables[name].call(codec.loads_own(request))
         assert answer.raw is not None
         return Reply(None, answer.raw)
 

@@ -171,7 +171,7 @@ class Peer(asyncio.Protocol):
             if len(buffer) < end:
                 break
             start = end
-            self._handle(codec.loads(bytes(buffer[at : at + head])), bytes(buffer[at + head : end]))
+            self._handle(codec.loads_own(bytes(buffer[at : at + head])), bytes(buffer[at + head : end]))
         if start:
             del buffer[:start]
 

@@ -14,7 +14,6 @@ from gymgate.gateway.dialects.usage import (
     finish_reason_of,
     token_data_of,
     usage_of,
-    with_usage_details,
 )
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "translate_request",
     "usage_of",
     "with_text_ids",
-    "with_usage_details",
 ]

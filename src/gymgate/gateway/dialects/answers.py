@@ -19,11 +19,12 @@ from gymgate.gateway.dialects.content import (
 from gymgate.gateway.dialects.reading import Json, as_text, joined_text, new_id, objects, part_of
 from gymgate.gateway.dialects.responses_request import wants_logprobs
 from gymgate.gateway.dialects.usage import (
-    chat_usage_to_anthropic,
-    chat_usage_to_responses,
     finish_reason_of,
-    responses_usage_to_chat,
+    usage_for_chat,
+    usage_for_messages,
+    usage_for_responses,
 )
+from gymgate.rollout.record import Usage
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal", "tool_calls": "tool_use"}
@@ -102,9 +103,8 @@ def read_content(answer: Json) -> AnswerContent:
     return AnswerContent(thoughts, style, text, str(message.get("refusal") or ""), calls, finish)
 
 
-def chat_answer_to_responses(answer: Json, request: Json) -> Json:
+def chat_answer_to_responses(answer: Json, content: AnswerContent, usage: Usage, request: Json) -> Json:
     """Make the Responses object for a checked chat answer to `request` (the agent's Responses request)."""
-    content = read_content(answer)
     reason = _INCOMPLETE.get(content.finish_reason)
     logprobs = answer["choices"][0].get("logprobs") if wants_logprobs(request) else None
     status = "incomplete" if reason else "completed"
@@ -116,7 +116,7 @@ def chat_answer_to_responses(answer: Json, request: Json) -> Json:
         "incomplete_details": {"reason": reason} if reason else None,
         "model": answer.get("model") or request.get("model") or "",
         "reasoning": request.get("reasoning"),
-        "usage": chat_usage_to_responses(answer.get("usage")),
+        "usage": usage_for_responses(usage, answer.get("usage")),
         **{name: request[name] for name in _ECHOED if request.get(name) is not None},
     }
 
@@ -221,7 +221,7 @@ def _logprob(entry: Json) -> Json:
     }
 
 
-def responses_answer_to_chat(answer: Json, request: Json) -> Json:
+def responses_answer_to_chat(answer: Json, usage: Usage, request: Json) -> Json:
     """Make the chat completion for a checked Responses answer to `request` (the agent's chat request)."""
     logprobs = _chat_logprobs(answer["output"]) if request.get("logprobs") else None
     completion: Json = {
@@ -237,7 +237,7 @@ def responses_answer_to_chat(answer: Json, request: Json) -> Json:
                 "finish_reason": finish_reason_of(answer, "responses"),
             }
         ],
-        "usage": responses_usage_to_chat(answer.get("usage")),
+        "usage": usage_for_chat(usage, answer.get("usage")),
     }
     if answer.get("service_tier") is not None:
         completion["service_tier"] = answer["service_tier"]
@@ -277,9 +277,8 @@ def _chat_logprobs(items: list[Json]) -> Json | None:
     return {"content": content, "refusal": None} if content else None
 
 
-def chat_answer_to_messages(answer: Json, request: Json) -> Json:
+def chat_answer_to_messages(answer: Json, content: AnswerContent, usage: Usage, request: Json) -> Json:
     """Make the Anthropic message for a checked chat answer to `request` (the agent's messages request)."""
-    content = read_content(answer)
     stopped_by = answer["choices"][0].get("stop_reason")  # vLLM: the stop string, or a token id
     sequence = stopped_by if stopped_by in (request.get("stop_sequences") or ()) else None
     return {
@@ -290,7 +289,7 @@ def chat_answer_to_messages(answer: Json, request: Json) -> Json:
         "content": _blocks(content),
         "stop_reason": "stop_sequence" if sequence else _stop_reason(content),
         "stop_sequence": sequence,
-        "usage": chat_usage_to_anthropic(answer.get("usage")),
+        "usage": usage_for_messages(usage),
     }
 
 

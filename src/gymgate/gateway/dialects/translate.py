@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from gymgate.config import Dialect
 from gymgate.errors import ConfigError, GymgateError, PolicyError
 from gymgate.gateway.dialects.answers import (
@@ -17,8 +14,10 @@ from gymgate.gateway.dialects.answers import (
 from gymgate.gateway.dialects.chat_request import request_to_responses
 from gymgate.gateway.dialects.memory import ConversationMemory, fingerprints_of_answer
 from gymgate.gateway.dialects.messages_request import messages_to_chat
-from gymgate.gateway.dialects.reading import Json, fault_of
+from gymgate.gateway.dialects.reading import Json
 from gymgate.gateway.dialects.responses_request import request_to_chat
+from gymgate.gateway.dialects.usage import usage_of, with_usage_details
+from gymgate.rollout.record import Usage
 
 _ERROR_KINDS = {401: "authentication_error", 404: "not_found_error"}
 _ANTHROPIC_KINDS = {
@@ -28,6 +27,8 @@ _ANTHROPIC_KINDS = {
     429: "rate_limit_error",
     529: "overloaded_error",
 }
+_UNEXPECTED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What a field of an unexpected type raises where it is first used."""
 
 
 def translate_request(
@@ -40,21 +41,20 @@ def translate_request(
     """
     if source == target:
         return body
-    with _errors(ConfigError, f"the {source} request is malformed"):
-        return _translated_request(
-            body, source, target, memory if memory is not None else ConversationMemory()
-        )
-
-
-def _translated_request(body: Json, source: Dialect, target: Dialect, memory: ConversationMemory) -> Json:
-    if source == "responses" and target == "chat":
-        return request_to_chat(body, memory)
-    if source == "chat" and target == "responses":
-        return request_to_responses(body, memory)
-    if source == "messages" and target == "chat":
-        return messages_to_chat(body, memory, "chat")
-    if source == "messages" and target == "responses":
-        return request_to_responses(messages_to_chat(body, memory, "responses"), memory)
+    memory = memory if memory is not None else ConversationMemory()
+    try:
+        if source == "responses" and target == "chat":
+            return request_to_chat(body, memory)
+        if source == "chat" and target == "responses":
+            return request_to_responses(body, memory)
+        if source == "messages" and target == "chat":
+            return messages_to_chat(body, memory, "chat")
+        if source == "messages" and target == "responses":
+            return request_to_responses(messages_to_chat(body, memory, "responses"), memory)
+    except GymgateError:
+        raise
+    except _UNEXPECTED as error:
+        raise ConfigError(f"the {source} request is malformed: {type(error).__name__}: {error}") from error
     raise ConfigError(f"a {source} request cannot be sent to an endpoint that speaks {target}")
 
 
@@ -64,56 +64,41 @@ def translate_answer(
     source: Dialect,
     target: Dialect,
     memory: ConversationMemory | None = None,
+    *,
+    usage: Usage | None = None,
 ) -> Json:
-    """Translate an endpoint's answer in `source` for the agent that sent `request` (in `target`).
+    """Translate an endpoint's answer in `source`, checked by `fault_of`, for the agent that sent `request` (in `target`).
 
-    With a memory, the answer is remembered there, and comes back unchanged in that rollout's next requests.
-    `PolicyError` if `answer` is not a valid answer, or says that the model failed.
+    With a memory, the answer is remembered there, and comes back unchanged in that rollout's next requests. `usage` is
+    the answer's, if it was read already. `PolicyError` if a field of `answer` is not what it should be.
     """
-    with _errors(PolicyError, f"the endpoint's answer is malformed ({source})"):
-        if source != "messages" and (fault := fault_of(answer, source)) is not None:
-            raise PolicyError(f"the endpoint {fault}")
-        if source == target:
-            return answer
-        checked = with_call_ids(answer) if source == "chat" else answer
-        translated = _translated(checked, request, source, target)
-        if memory is not None:
-            _remember(checked, translated, source, target, memory)
-        return translated
-
-
-@contextmanager
-def _errors(kind: type[GymgateError], what: str) -> Iterator[None]:
-    """Turn the failure at a field of an unexpected type, wherever it is first used, into a typed error."""
+    usage = usage if usage is not None else usage_of(answer, source)
+    if source == target:
+        return with_usage_details(answer, usage) if source == "responses" else answer
     try:
-        yield
+        if source == "chat":
+            answer = with_call_ids(answer)
+            content, originals = read_content(answer), [answer["choices"][0]["message"]]
+            if memory is not None and content.style is not None:
+                memory.learn_reasoning_style(content.style)
+            make = chat_answer_to_responses if target == "responses" else chat_answer_to_messages
+            translated = make(answer, content, usage, request)
+        elif source == "responses":
+            originals = answer["output"]
+            translated = responses_answer_to_chat(answer, usage, request if target == "chat" else {})
+            if target == "messages":
+                content = read_content(translated)
+                translated = chat_answer_to_messages(translated, content, usage, request)
+        else:
+            raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
+        if memory is not None:
+            memory.record(target, source, fingerprints_of_answer(translated, target), originals)
     except GymgateError:
         raise
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise kind(f"{what}: {type(error).__name__}: {error}") from error
-
-
-def _translated(answer: Json, request: Json, source: Dialect, target: Dialect) -> Json:
-    if source == "responses":
-        chat = responses_answer_to_chat(answer, request if target == "chat" else {})
-        return chat if target == "chat" else chat_answer_to_messages(chat, request)
-    if source == "chat" and target == "responses":
-        return chat_answer_to_responses(answer, request)
-    if source == "chat" and target == "messages":
-        return chat_answer_to_messages(answer, request)
-    raise ConfigError(f"an endpoint that speaks {source} cannot answer a {target} request")
-
-
-def _remember(
-    answer: Json, translated: Json, source: Dialect, target: Dialect, memory: ConversationMemory
-) -> None:
-    if source == "chat":
-        if (style := read_content(answer).style) is not None:
-            memory.learn_reasoning_style(style)
-        originals = [answer["choices"][0]["message"]]
-    else:
-        originals = answer["output"]
-    memory.record(target, source, fingerprints_of_answer(translated, target), originals)
+    except _UNEXPECTED as error:
+        message = f"the endpoint's answer is malformed ({source}): {type(error).__name__}: {error}"
+        raise PolicyError(message) from error
+    return translated
 
 
 def error_body(dialect: Dialect, status: int, message: str) -> Json:

@@ -49,26 +49,25 @@ def _detail(usage: Json, group: str, name: str) -> Any:
     return details.get(name) if isinstance(details, dict) else usage.get(name)
 
 
-def chat_usage_to_responses(usage: Any) -> Json | None:
-    return _responses_usage(usage_of({"usage": usage}, "chat"), usage) if isinstance(usage, dict) else None
-
-
-def with_usage_details(answer: Json) -> Json:
+def with_usage_details(answer: Json, counts: Usage) -> Json:
     """Return a Responses answer whose usage, if it has one, lacks no detail; else NeMo Gym refuses it.
 
     The same object comes back where nothing was missing.
     """
-    usage = answer.get("usage")
-    if not isinstance(usage, dict):
-        return answer
-    known = _responses_usage(usage_of(answer, "responses"), usage)
-    if all(usage.get(name) == value for name, value in known.items()):
+    usage: Any = answer.get("usage")
+    known = usage_for_responses(counts, usage)
+    if known is None or all(usage.get(name) == value for name, value in known.items()):
         return answer
     return {**answer, "usage": {**usage, **known}}
 
 
-def _responses_usage(counts: Usage, given: Json) -> Json:
-    """Counts as a Responses object has them: never absent; an unknown detail is 0, which nemo-gym 0.4.0 insists on."""
+def usage_for_responses(counts: Usage, given: Any) -> Json | None:
+    """Return the usage of a Responses object; `None` if the endpoint's answer, of which `given` is the usage, has none.
+
+    No count is absent: an unknown detail is 0, which nemo-gym 0.4.0 insists on.
+    """
+    if not isinstance(given, dict):
+        return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
     cached, reasoning = counts.cached_tokens or 0, counts.reasoning_tokens or 0
     return {
@@ -80,15 +79,15 @@ def _responses_usage(counts: Usage, given: Json) -> Json:
     }
 
 
-def responses_usage_to_chat(usage: Any) -> Json | None:
-    if not isinstance(usage, dict):
+def usage_for_chat(counts: Usage, given: Any) -> Json | None:
+    """Return the usage of a chat completion; `None` if the endpoint's answer, of which `given` is the usage, has none."""
+    if not isinstance(given, dict):
         return None
-    counts = usage_of({"usage": usage}, "responses")
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
     chat: Json = {
         "prompt_tokens": read,
         "completion_tokens": written,
-        "total_tokens": _or_sum(usage, read, written),
+        "total_tokens": _or_sum(given, read, written),
     }
     if counts.cached_tokens is not None:
         chat["prompt_tokens_details"] = {"cached_tokens": counts.cached_tokens}
@@ -102,8 +101,8 @@ def _or_sum(usage: Json, read: int, written: int) -> int:
     return read + written if total is None else total
 
 
-def chat_usage_to_anthropic(usage: Any) -> Json:
-    counts = usage_of({"usage": usage}, "chat")
+def usage_for_messages(counts: Usage) -> Json:
+    """Return the usage of an Anthropic message, which counts cached input apart."""
     cached = min(counts.cached_tokens or 0, counts.input_tokens or 0)
     return {
         "input_tokens": (counts.input_tokens or 0) - cached,

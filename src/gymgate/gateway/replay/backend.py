@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gymgate.config import Dialect
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.dialects import answers, with_usage_details
+from gymgate.gateway.dialects import answers
 from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.replay.index import Match, ReplayIndex, load_index
 
@@ -76,7 +76,7 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
     )
     if last and (details := response.get("incomplete_details")):
         answer.update(status="incomplete", incomplete_details=details)
-    return with_usage_details(answer)
+    return answer
 
 
 def response_object(

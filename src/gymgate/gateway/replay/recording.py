@@ -12,6 +12,7 @@ from gymgate.config import POLICY, Dialect
 from gymgate.dataset.rowfile import RowFile
 from gymgate.errors import ConfigError, DataError, GymgateError
 from gymgate.gateway.dialects import translate_answer, translate_request
+from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.replay.conversation import Block, Item, blocks_of, is_policy_item, items_of
 
 _RUN_FIELDS = {"calls", "result", "status"}
@@ -149,6 +150,8 @@ def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]
         if request and answer:
             asked = translate_request(request, call["dialect"], "responses")
             dialect: Dialect = "chat" if "choices" in answer else "responses"
+            if (fault := fault_of(answer, dialect)) is not None:
+                raise DataError(f"the endpoint {fault}")
             record["response"] = translate_answer(answer, asked, dialect, "responses")
             turns.append(Turn(items_of(asked), record["response"]["output"]))
     if turns:
