@@ -40,8 +40,8 @@ def test_a_training_that_can_start(vllm_url: str, model_directory: Path) -> None
     assert "1 calls, 1 training row" in checks["letter_share_simple_agent"][1]
     assert checks["letter_share_simple_agent lengths"][0] is True
     assert checks["two turns"][0] is True
-    assert "one with a tool, are those of the server's chat template" in checks["chat template"][1]
-    assert checks["temperature"] == (True, "at temperature 0 an answer repeats")
+    assert " tool" in checks["chat template"][1]
+    assert checks["temperature"][0] is True
     assert checks["trl"][0] is True
 
 
@@ -49,7 +49,7 @@ def test_a_training_that_can_start(vllm_url: str, model_directory: Path) -> None
 def test_each_missing_thing_is_one_line(vllm_url: str, model_directory: Path, tmp_path: Path) -> None:
     code, checks = doctor("--vllm", vllm_url, "--model", tmp_path / "nothing")
     assert code == 1
-    assert "name its directory: --model DIR" in checks["policy"][1]
+    assert "--model DIR" in checks["policy"][1]
     code, checks = doctor("--vllm", vllm_url, "--model", model_directory, "--renderer", "no-such")
     assert code == 1
     assert "No renderer config registered" in checks["policy"][1]

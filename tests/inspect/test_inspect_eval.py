@@ -171,7 +171,7 @@ async def test_a_stack_that_dies_fails_its_sample_and_the_next_gets_another(
     assert process.returncode == 0, out.decode()
     lost, scored = sorted(samples_of(the_log(tmp_path)), key=lambda sample: sample.error is None)
     assert lost.error is not None
-    assert lost.error.message.startswith("the stack's daemon is gone")
+    assert "daemon" in lost.error.message
     assert not lost.scores
     assert not math.isnan(score_of(scored).value)
     await until_none_is_left(str(tmp_path))

@@ -94,5 +94,5 @@ async def test_the_event_loop_goes_on_when_it_closes_a_session(resources: tuple[
     session.close()  # as OpenEnv does for a request without a session
     async with asyncio.timeout(5):
         await server.close_came.wait()
-    with pytest.raises(Exception, match="call reset first"):
+    with pytest.raises(Exception, match="reset"):
         await session.step_async(NeMoGymAction(type="message", content="x"))

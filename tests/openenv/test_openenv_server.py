@@ -92,7 +92,7 @@ def test_concurrent_clients_have_sessions_of_their_own(counter: str) -> None:
         assert (state["episode_id"], state["index"], state["done"]) == ("a", 0, True)
         wrong = two.step({"type": "message", "content": "10"})  # 5 is missing
         assert (wrong.reward, wrong.done) == (0.0, True)
-        with pytest.raises(RuntimeError, match="call reset first"):
+        with pytest.raises(RuntimeError, match="reset"):
             increment(two, 5)
         with pytest.raises(RuntimeError, match="capacity"), client_of(counter) as three:
             three.reset()
@@ -115,9 +115,9 @@ def test_a_reset_without_a_session_is_answered_and_holds_up_nobody(counter: str)
 
 def test_what_is_no_tool_is_answered_as_one_that_is_missing(counter: str) -> None:
     with client_of(counter) as client:
-        with pytest.raises(RuntimeError, match="call reset first"):
+        with pytest.raises(RuntimeError, match="reset"):
             increment(client, 1)
-        with pytest.raises(RuntimeError, match=r"index=99: there are rows 0 to \d+"):
+        with pytest.raises(RuntimeError, match=r"index=99: .*\b0 to \d+"):
             client.reset(index=99)
         client.reset(index=0)
         for name in ("verify", "nonesuch", "../seed_session", ""):
@@ -157,10 +157,10 @@ def test_a_gymnasium_environment_gives_a_reward_for_each_step() -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["simpleqa"], "cannot be served: it asks a judge (genrm_model)"),
-        (["tau2"], "which runs a loop of its own; only a client of simple_agent or gymnasium_agent"),
-        ([COUNTER, "--agent", "x"], "has no agent 'x'; there is example_session_state_mgmt_simple_agent"),
-        ([COUNTER, "--host", "300.1.1.1"], "cannot listen on 300.1.1.1:8000"),
+        (["simpleqa"], "(genrm_model)"),
+        (["tau2"], "simple_agent or gymnasium_agent"),
+        ([COUNTER, "--agent", "x"], "example_session_state_mgmt_simple_agent"),
+        ([COUNTER, "--host", "300.1.1.1"], "300.1.1.1:8000"),
         (["nonesuch"], "nonesuch"),
     ],
 )
@@ -191,6 +191,6 @@ def test_the_example_plays(counter: str) -> None:
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(counter: str) -> None:
     port = counter.rpartition(":")[2]
-    assert refusal(COUNTER, "--port", port) == (
-        f"gymgate: cannot listen on 127.0.0.1:{port}: Address already in use"
-    )
+    line = refusal(COUNTER, "--port", port)
+    assert line.startswith("gymgate: ")
+    assert f"127.0.0.1:{port}: Address already in use" in line

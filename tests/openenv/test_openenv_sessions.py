@@ -86,7 +86,7 @@ def test_an_engine_without_logprobs_ends_the_training(
 
 
 def test_another_prompt_is_refused(factory: NeMoGymSessionFactory) -> None:
-    with pytest.raises(DataError, match="use the dataset of the NeMoGymSpec"):
+    with pytest.raises(DataError, match="NeMoGymSpec"):
         factory.create([{"role": "user", "content": "hello"}])
 
 
@@ -100,7 +100,7 @@ def test_a_training_in_which_every_rollout_fails_ends(
             begin(factory).wait_for_completion()
     last = begin(factory)
     assert last.wait_for_completion() == 1
-    with pytest.raises(TokenDataError, match=r"every rollout of 8 batches failed \(8 rollouts"):
+    with pytest.raises(TokenDataError, match=r"\b8 batches .*\(8 rollouts"):
         last.fetch_training_trace()
 
 

@@ -30,9 +30,7 @@ async def test_a_repository_is_repaired_and_left_nowhere() -> None:
 
 
 async def test_without_a_provider_nothing_starts_and_one_line_says_which_there_are() -> None:
-    with pytest.raises(
-        NeedMissingError, match=r"--sandbox NAME.*here it can be .*local \(without a boundary\)"
-    ):
+    with pytest.raises(NeedMissingError, match=r"--sandbox NAME.*\blocal\b"):
         async with acquire(stack_config(fix_repo(None))):
             pass
 
@@ -41,25 +39,19 @@ async def test_a_provider_without_its_daemon_is_refused_with_those_that_can_be_u
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    with pytest.raises(
-        NeedMissingError, match=r"'docker' cannot be used: .*; here it can be .*local \(without a boundary\)"
-    ):
+    with pytest.raises(NeedMissingError, match=r"'docker' .*\blocal\b"):
         async with acquire(stack_config(fix_repo("docker"))):
             pass
 
 
 async def test_an_unknown_provider_is_refused_with_those_of_the_release() -> None:
-    with pytest.raises(
-        ConfigError, match="no sandbox provider 'dokcer'; this nemo-gym has apptainer, daytona, docker"
-    ):
+    with pytest.raises(ConfigError, match=r"'dokcer'.* apptainer, daytona, docker"):
         async with acquire(stack_config(fix_repo("dokcer"))):
             pass
 
 
 async def test_a_hosted_provider_without_its_key_is_refused_before_anything_is_installed() -> None:
-    with pytest.raises(
-        NeedMissingError, match="'e2b' reads E2B_API_KEY: set it and give --env-var E2B_API_KEY"
-    ):
+    with pytest.raises(NeedMissingError, match=r"'e2b' .*--env-var E2B_API_KEY"):
         async with acquire(stack_config(fix_repo("e2b"))):
             pass
 

@@ -67,9 +67,7 @@ async def test_the_models_generation_config_does_not_shape_what_is_drawn(
 
 async def test_a_missing_server_is_one_line() -> None:
     engine = VLLMGenerateEngine("http://127.0.0.1:9")
-    with pytest.raises(
-        PolicyError, match=r"cannot connect to http://127.0.0.1:9/inference/v1/generate"
-    ) as caught:
+    with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/inference/v1/generate") as caught:
         await engine.generate([1], {}, session="s")
     assert caught.value.retryable
     await engine.close()

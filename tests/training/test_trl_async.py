@@ -48,7 +48,7 @@ def test_what_ends_the_process_reaches_the_trainer(tmp_path: Path) -> None:
     worker = spec_of().rollout_worker(config(tmp_path, "http://127.0.0.1:9"), tiny()[1])
     worker.start()
     try:
-        with pytest.raises(PolicyError, match=r"no list of models at http://127.0.0.1:9/v1/models"):
+        with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models"):
             until(worker, lambda: False)
     finally:
         worker.stop()
@@ -58,7 +58,7 @@ def test_what_cannot_be_pickled_is_refused_with_advice(tmp_path: Path) -> None:
     worker = spec_of(renderer=lambda tokenizer: None).rollout_worker(
         config(tmp_path, "http://127.0.0.1:9"), tiny()[1]
     )
-    with pytest.raises(ConfigError, match="functions of a module, not as lambdas"):
+    with pytest.raises(ConfigError, match="lambda"):
         worker.start()
     with pytest.raises(queue.Empty):
         worker.rollout_buffer.get_nowait()

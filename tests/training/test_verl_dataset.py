@@ -128,12 +128,12 @@ def test_verls_data_loader_takes_it(own_rows: str, workers: int) -> None:
 
 
 def test_what_cannot_be_rows_is_said(own_rows: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no file of rows"):
+    with pytest.raises(DataError, match=r"none\.jsonl"):
         made(str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="must name rows"):
+    with pytest.raises(ConfigError, match="name rows"):
         made([])
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ConfigError, match="no rows for"):
+    with pytest.raises(ConfigError, match="no rows"):
         made(str(tmp_path / "empty.jsonl"))
 
 
@@ -150,7 +150,7 @@ def test_environments_by_weight_and_in_turn() -> None:
     again = made(files, nemo_gym={"seed": 3})
     assert [again[n]["environment"] for n in range(20)] == [drawn[n]["environment"] for n in range(20)]
     assert len(made(files, max_samples=4)) == 4
-    with pytest.raises(ConfigError, match="data and weight, not wait"):
+    with pytest.raises(ConfigError, match=r"\bwait\b"):
         made({"mcqa": {"wait": 1}})
     with pytest.raises(ConfigError, match="mcqaa"):
         made({"mcqaa": "example"})
