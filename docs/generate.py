@@ -1,8 +1,8 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `errors`, `commands`, `settings` (of an
-eval), `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`, or a public name of gymgate: a
-config class, another class or a function.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `home` (the README's first screens), `errors`,
+`commands`, `settings` (of an eval), `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`,
+or a public name of gymgate: a config class, another class or a function.
 """
 
 from __future__ import annotations
@@ -190,7 +190,15 @@ def class_text(cls: type) -> str:
     return "\n".join(parts)
 
 
+def home() -> str:
+    """The README up to its installation, with links that hold within the site."""
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    return text.partition("\n## Install")[0].replace("](docs/", "](") + "\n"
+
+
 def render(name: str) -> str:
+    if name == "home":
+        return home()
     if name == "errors":
         return errors_tree()
     if name == "commands":

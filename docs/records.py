@@ -169,7 +169,7 @@ def findings_page(records: Iterable[CheckResult]) -> str:
     for record in records:
         if found := list(findings(record)):
             command = f"gymgate check {record.kind}/{record.environment} --gym {record.nemo_gym}"
-            lines += [f"## {record.environment}", "", *(f"- {text(each)}" for each in found), ""]
+            lines += [unsearched(record.environment), "", *(f"- {text(each)}" for each in found), ""]
             lines += [
                 "```bash",
                 " ".join([command, *record.options, "--record records"]),
@@ -199,14 +199,14 @@ def environment_page(record: CheckResult) -> str:
         ),
     ]
     if found := list(findings(record)):
-        lines += ["## Findings", "", *(f"- {text(each)}" for each in found), ""]
+        lines += [unsearched("Findings"), "", *(f"- {text(each)}" for each in found), ""]
     if record.trivial and record.trivial.answers:
         rows = [
             [name, shown(each.mean), shown(each.highest), f"{each.above_zero} of {each.rows}"]
             for name, each in record.trivial.answers.items()
         ]
         lines += [
-            "## Answers that solve nothing",
+            unsearched("Answers that solve nothing"),
             "",
             f"Mean of the recorded rewards: {shown(record.trivial.recorded_mean)}.",
             "",
@@ -223,10 +223,14 @@ def environment_page(record: CheckResult) -> str:
             ]
             for name, case in cases
         ]
-        lines += ["## If something fails", "", *table(("case", "rollouts", "rewards", "first error"), rows)]
+        lines += [
+            unsearched("If something fails"),
+            "",
+            *table(("case", "rollouts", "rewards", "first error"), rows),
+        ]
     if (oracle := record.oracle) is not None:
         lines += [
-            "## The right answer",
+            unsearched("The right answer"),
             "",
             text(f"Field `{oracle.field}`: {oracle}." if oracle.field else f"{oracle}."),
             "",
@@ -246,8 +250,13 @@ def environment_page(record: CheckResult) -> str:
         lines += (
             table(("phrasing", "full", "part", "none", "another row's answer: full"), rows) if rows else []
         )
-    lines += ["## Figures", "", *table(("figure", "value"), figures(record))]
+    lines += [unsearched("Figures"), "", *table(("figure", "value"), figures(record))]
     return "\n".join(lines)
+
+
+def unsearched(title: str) -> str:
+    """A heading whose section the site's search leaves out: the page itself is found."""
+    return f'<h2 id="{title.lower().replace(" ", "-")}" data-search-exclude>{title}</h2>'
 
 
 def figures(record: CheckResult) -> Iterator[list[str]]:
