@@ -17,6 +17,7 @@ import gymgate
 from gymgate.collection.record import read_values
 from support.checks import PARIS, recorded
 from support.faulty import faulty, row, with_recordings
+from support.json_output import read_output
 from support.stacks import SIMPLE
 from support.upstream import Seen, chat_answer, responses_answer, upstream_in_thread
 
@@ -41,7 +42,9 @@ def command(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
 
 
 def compared(first: Path, second: Path) -> dict[str, Any]:
-    value: dict[str, Any] = json.loads(command("compare", first, second, "--json").stdout)["compared"][0]
+    value: dict[str, Any] = read_output("compare", command("compare", first, second, "--json").stdout)[
+        "compared"
+    ][0]
     return value
 
 
@@ -110,7 +113,7 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
             )
             if stored == lines:
                 words += ("--set", settings[1])
-            summary = json.loads(command(*words).stdout)
+            summary = read_output("rescore", command(*words).stdout)
             assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
             assert summary["overall"]["mean_reward"] == 1.0
         nothing = command("rescore", again, "-o", tmp_path / "d", "--judge-failed", code=1)
@@ -157,7 +160,7 @@ def test_a_rescoring_is_resumed_and_split(tmp_path: Path) -> None:
     command("rescore", base, "-o", whole)
     lines = (whole / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (whole / "rollouts.jsonl").write_bytes(b"".join(lines[:7]) + lines[7][:30])
-    summary = json.loads(command("rescore", base, "-o", whole, "--json").stdout)
+    summary = read_output("rescore", command("rescore", base, "-o", whole, "--json").stdout)
     assert (summary["resumed"], summary["finished"], summary["left"]) == (7, 13, 0)
     assert "holds a run with other settings" in command("run", SIMPLE, "-o", whole, code=1).stderr
     other = command("rescore", whole, "-o", whole, code=1)

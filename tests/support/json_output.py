@@ -29,6 +29,7 @@ OUTPUTS: dict[str, Any] = {
     "doctor": list[Finding],
     "info": info.EnvironmentDescription,
     "list": list[ListedEnvironment],
+    "rescore": RunSummary,
     "run": RunSummary,
     "setup": SetupReport,
 }
