@@ -11,10 +11,15 @@ from pathlib import Path
 import pytest
 
 from gymgate.check import CheckRequest, CheckResult, check_all
+from gymgate.check.record.files import load_record
 from gymgate.errors import ConfigError
 from gymgate.stack.forkserver import descendants
-from support.checks import PARIS, checked, made_in, recorded
+from support.checks import PARIS, checked, made_in, message, recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
+from support.stacks import SIMPLE
+
+COMMAND = (sys.executable, "-m", "gymgate", "check")
+NAME_ERROR = "NameError: name 'txt' is not defined"
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(900)]  # the first use of a release installs it
 
@@ -50,80 +55,94 @@ async def test_the_older_release_is_checked_alike(tmp_path: Path) -> None:
 
 
 async def test_recordings_are_compared_line_by_line(tmp_path: Path) -> None:
-    """One comes out, one is broken, one differs, one has a row that lacks a field, one was made by an agent that is gone."""
+    """One comes out, one is broken, one differs, one has a row that lacks a field, one was made by an agent that is gone, one
+    was judged."""
+    judged = {"judge_evaluations": [{"response": {"output": message("It is Paris.")}}]}
     lines = (
         PARIS,
         "<PLACEHOLDER>",
         recorded("of Italy?", "Rome", 0.0),
         recorded("of Spain?", "Madrid", 1.0),
         recorded("of Italy?", "Rome", 1.0, agent_ref={"type": "responses_api_agents", "name": "retired"}),
+        recorded("capital of France?", "Lyon", 1.0, **judged),
     )
-    check = await checked(with_recordings(tmp_path, *lines), "writes")
+    check = await checked(with_recordings(tmp_path, *lines), "writes judge")
     assert (check.kind, check.environment) == ("config", "faulty")
-    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 2, 4, True)
-    assert [row.verdict for row in check.rows] == ["match", "differs", "incomplete", "match"]
-    assert [row.packaged for row in check.rows] == [True, True, False, True]
+    assert (check.verdict, check.matched, check.compared, check.rewarded) == ("differs", 3, 5, True)
+    assert [row.verdict for row in check.rows] == ["match", "differs", "incomplete", "match", "match"]
+    assert [row.packaged for row in check.rows] == [True, True, False, True, True]
+    assert [row.judged_by for row in check.rows][3:] == [None, "recorded"]
     assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
-    assert check.rows[2].cause == "no packaged row was recorded, and the record lacks wanted"
-    assert check.notes == ("recorded agent 'retired' no longer exists",)
+    assert str(check.rows[2].cause).endswith(" wanted")
+    (note,) = check.notes
+    assert "'retired'" in note
     assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
     assert made_in(tmp_path)
 
 
 async def test_one_that_takes_too_much_memory_is_ended(tmp_path: Path) -> None:
     check = await checked(with_recordings(tmp_path, PARIS), "memory", memory_gb=2.0)
-    assert (check.verdict, check.detail) == ("blocked", "memory: more than 2 GB")
-    assert "the limit is 2 GB" in check.evidence
+    assert check.verdict == "blocked"
+    assert check.detail.startswith("memory: ")
+    assert " 2 GB" in check.detail
+    assert " 2 GB" in check.evidence
     assert not check.rewarded
 
 
-async def test_requirements_that_conflict_block_it(tmp_path: Path) -> None:
+async def test_requirements_that_conflict_block_it_and_an_unknown_name_costs_itself(tmp_path: Path) -> None:
     config = with_recordings(tmp_path, PARIS)
     (config.parents[1] / "requirements.txt").write_text("openai==1.3.0\n")
-    check = await checked(config)
+    names = (str(config), "no_such_thing")
+    check, unknown = await check_all([CheckRequest(environment=name, version="0.7.0") for name in names])
+    assert isinstance(check, CheckResult), check
     assert (check.verdict, check.need) == ("blocked", "conflict"), check
     assert check.detail.count("openai") >= 2, "the requirement, and nemo-gym's own"
+    assert isinstance(unknown, ConfigError)
 
 
-async def test_a_value_that_the_config_lacks_blocks_it_until_it_is_given(tmp_path: Path) -> None:
-    config = with_recordings(tmp_path, PARIS)
-    config.write_text(
-        RECORDED_CONFIG.replace("fault: none", "fault: none\n      service_key: ${service_api_key}")
-    )
-    check = await checked(config)
-    assert (check.verdict, check.need, check.detail) == ("blocked", "config", "config: service_api_key")
-    given = (("faulty.resources_servers.faulty.fault", "none"), ("service_api_key", "x"))
-    (check,) = await check_all([CheckRequest(environment=str(config), version="0.7.0", overrides=given)])
-    assert isinstance(check, CheckResult)
-    assert check.verdict == "match", check
-
-
-async def test_an_unknown_environment_is_an_error() -> None:
-    (outcome,) = await check_all([CheckRequest(environment="no_such_thing", version="0.7.0")])
-    assert isinstance(outcome, ConfigError)
-
-
-def test_nothing_is_left_of_a_check_that_is_killed(tmp_path: Path) -> None:
-    config = with_recordings(tmp_path, PARIS)
-    command = [
-        sys.executable,
-        "-m",
-        "gymgate",
-        "check",
-        str(config),
-        "--set",
-        "faulty.resources_servers.faulty.fault=hang",
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as check:
-        assert check.stderr is not None
-        assert any(line.endswith("checking\n") for line in check.stderr)
-        family = descendants(check.pid)
-        check.kill()
+def test_a_check_that_is_killed_leaves_nothing_but_what_it_had_and_goes_on_there(tmp_path: Path) -> None:
+    """Of two at once, one hangs; the other one's result is on disk before the command ends."""
+    hanging, store = with_recordings(tmp_path), tmp_path / "records"
+    record = store / "resources_servers" / f"{SIMPLE}-0.7.0.json"
+    hanging.write_text(RECORDED_CONFIG.replace("fault: none", "fault: hang"))
+    both = [*COMMAND, str(hanging), SIMPLE, "--jobs", "2", "--record", str(store)]
+    with subprocess.Popen(both, stderr=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 140  # before the hanging one's own is over
+        while not record.exists() and time.monotonic() < deadline:
+            assert killed.poll() is None
+            time.sleep(0.05)
+        family = descendants(killed.pid)
+        killed.kill()
+    assert family
     deadline = time.monotonic() + 20
     while (left := [pid for pid in family if runs(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert family
     assert not left
+    kept = load_record(record)
+    assert kept is not None
+    assert (kept.environment, kept.verdict) == (SIMPLE, "match")
+    again = [*COMMAND, SIMPLE, "--record", str(store)]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=60, check=True)
+    assert "1 of 1" in done.stderr
+    assert load_record(record) == kept
+
+
+def test_the_author_of_a_server_sees_its_exception_and_its_output(tmp_path: Path) -> None:
+    config, logs = with_recordings(tmp_path, PARIS), tmp_path / "logs"
+    app = config.parents[1] / "app.py"
+    fault = ("--set", "faulty.resources_servers.faulty.fault=name")
+    command = [*COMMAND, str(config), *fault, "--logs", str(logs), "-v"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done.stderr
+    first, *more = done.stdout.splitlines()
+    assert first.startswith("faulty: failed 0/1")
+    assert more[0].startswith(f'  File "{app}", line ')
+    for text in ("text = txt", NAME_ERROR):
+        assert any(text in line for line in more), more
+    output = (logs / "faulty" / "faulty.log").read_text()
+    assert NAME_ERROR in output
+    assert output in done.stderr
+    assert {path.suffix for path in (logs / "faulty").iterdir()} == {".log"}
 
 
 def runs(pid: int) -> bool:

@@ -115,7 +115,7 @@ class Faulty(SimpleResourcesServer):
         if fault == "memory":
             self.__dict__["hoard"] = bytearray(b"x") * (3 << 30)
             time.sleep(600)
-        if fault == "writes":
+        if "writes" in fault:
             open(os.path.join(os.path.dirname(__file__), "made_at_start.txt"), "w").close()
         if fault == "host":
             urllib.request.urlopen("https://data.invalid/file.zip", timeout=5)
@@ -160,13 +160,8 @@ class Faulty(SimpleResourcesServer):
             raise RequestValidationError(
                 [{"type": "missing", "loc": ("body", "wanted"), "msg": "Field required", "input": None}])
         fault, text = self.config.fault, body.response.output[-1].content[0].text
-        if "judge" in fault or "swallows" in fault:
-            try:
-                text = (await self.judged(text))[1]["output"][0]["content"][0]["text"]
-            except Exception:
-                if "swallows" not in fault:
-                    raise
-                text = ""
+        if "judge" in fault and text == "Lyon":
+            text = (await self.judged(text))[1]["output"][0]["content"][0]["text"]
         if fault == "name":
             text = txt
         reward = random.random() if "random" in fault else float(body.wanted in text)

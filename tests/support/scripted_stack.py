@@ -41,12 +41,16 @@ class ScriptedStack:
         self._callables[name] = policy
         return CallableEndpoint(name=name, dialect=dialect)
 
+    def unregister(self, name: str) -> None:
+        del self._callables[name]
+
     async def status(self) -> dict[str, Any]:
         return {"environments": {self.name: {"logs": str(self.logs), "servers": {}}}}
 
     async def ask_judge(self, text: str) -> str:
         """What the stack's judge says; its endpoint is asked over HTTP, as every judge is."""
-        endpoint: Any = dict(self.config.models)["*"]
+        models: dict[str, Any] = dict(self.config.models)
+        endpoint = models.get("a_judge", models["*"])
         body = {"input": [{"role": "user", "content": text}]}
         self._calls.append(ModelCall(index=len(self._calls), model_server="a_judge", dialect="responses"))
         async with (
@@ -71,7 +75,8 @@ class ScriptedStack:
             reward = await self._score(self, row, text)
         except GymgateError as error:
             return failed_rollout(error, **about).model_copy(update={"calls": self._calls})
-        return Rollout(**about, status="completed", reward=reward, calls=self._calls)
+        status: Any = "truncated" if answer.get("status") == "incomplete" else "completed"
+        return Rollout(**about, status=status, reward=reward, calls=self._calls)
 
 
 async def wanted(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:

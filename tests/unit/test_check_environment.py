@@ -19,6 +19,7 @@ from gymgate.errors import (
 from support.checks import PARIS, message, recorded
 from support.faulty import RECORDED_CONFIG, with_recordings
 from support.scripted_stack import ScriptedStack, check_on, wanted
+from support.upstream import answering, responses_answer, upstream
 
 TRACEBACK = """Traceback (most recent call last):
   File "/g/stack/forkserver/server.py", line 127, in fork
@@ -138,6 +139,17 @@ async def test_a_judge_that_was_not_recorded_is_a_need(
     check, _ = await check_on(monkeypatch, with_recordings(tmp_path, PARIS), by_careless_judge)
     assert (check.verdict, check.rewarded, check.rows[0].reward) == ("blocked", False, 0.0)
     assert check.detail.startswith("judge: ")
+
+
+async def test_an_endpoint_of_the_users_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record does not hold what its judge said; with an endpoint it is scored."""
+    config = with_recordings(tmp_path, recorded("capital of France?", "Lyon", 1.0))
+    async with upstream(answering({"/v1/responses": responses_answer("No, it is Paris.")})) as judge:
+        models = (("a_judge", judge.endpoint()),)
+        check, _ = await check_on(monkeypatch, config, by_judge, models=models)
+    assert [seen.body["input"][0]["content"] for seen in judge.seen] == ["Is this right: Lyon"]
+    assert (check.verdict, check.matched, check.compared) == ("match", 1, 1)
+    assert check.rows[0].judged_by == "endpoint"
 
 
 LACKING = "agent 'faulty_agent': HTTP 500: a server that it called failed: wanted: Field required"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
+from click.testing import CliRunner
 
 from gymgate.check import CheckResult
 from gymgate.check.record.files import shipped_records
+from gymgate.cli import cli
 from gymgate.config import RuntimeConfig
 from gymgate.runtime import open_catalog
 
@@ -44,3 +46,12 @@ def test_its_rows_were_read(record: CheckResult) -> None:
     assert (data.shared is None) == ("shared" in data.missing)
     if record.shape is not None:
         assert record.shape.rows <= sum(data.files.values()), "raw rows are read too"
+
+
+def test_info_shows_them() -> None:
+    shown = CliRunner().invoke(cli, ["info", "calendar"]).output
+    assert "\nchecked 20" in shown
+    assert " with nemo-gym 0.7.0 (" in shown
+    assert "\n  verdict: match, 5 of 5 recorded rewards\n" in shown
+    shown = CliRunner().invoke(cli, ["info", "mcqa"]).output
+    assert re.search(r"\n  right answer: .*\\boxed\{answer\}; 10 of 10 rows ", shown)

@@ -32,6 +32,9 @@ from gymgate.stack import ray_nodes
         ("check mcqa --record {tmp}", "mcqa-0.7.0.json"),
         ("check mcqa calendar --config mcqa", "--config"),
         ("check mcqa -n 3", " -b"),
+        ("check", "--all"),
+        ("check mcqa calendar --set a=1", "--set"),
+        ("check no_such_environment", "'no_such_environment'"),
         (
             "check {tmp}/a/x.yaml {tmp}/b/x.yaml --record {tmp}",
             "/b/x.yaml",

@@ -1,0 +1,146 @@
+"""The command `gymgate check`: what it asks for, which records it keeps, what it shows, its exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import gymgate.check
+from gymgate.check import CheckRequest, CheckResult, RowResult
+from gymgate.cli import cli
+from gymgate.config import HTTPEndpoint
+from support.json_output import read_output
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[CheckRequest]:
+    """The jobs that the command would run; each fails, or matches if its memory is more than 8 GB."""
+    jobs: list[CheckRequest] = []
+
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        jobs.extend(wanted)
+        checks = [made(job) for job in wanted]
+        for job, check in zip(wanted, checks, strict=True):
+            done(job, check)
+        return checks
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    return jobs
+
+
+def made(job: CheckRequest, **fields: Any) -> CheckResult:
+    kind, _, name = job.environment.rpartition("/")
+    verdict = "match" if job.memory_gb > 8 else "failed"
+    return job.result(0.0, **{"environment": name, "kind": kind, "verdict": verdict, **fields})
+
+
+def check(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "version", "count"),
+    [
+        ([], "resources_servers", "0.7.0", 145),
+        (["--kind", "environment"], "environments", "0.7.0", 49),
+        (["--kind", "agent"], "responses_api_agents", "0.7.0", 13),
+        (["--gym", "0.6.0"], "resources_servers", "0.6.0", 116),
+    ],
+)
+def test_all_of_a_kind_of_a_release(
+    asked: list[CheckRequest], arguments: list[str], kind: str, version: str, count: int
+) -> None:
+    done = check("--all", *arguments)
+    assert done.exit_code == 1, "one that failed is the command's failure"
+    names = [job.environment for job in asked]
+    assert len({*names}) == len(names) == count
+    assert {name.partition("/")[0] for name in names} == {kind}
+    assert {job.version for job in asked} == {version}
+    assert f"{count} environments: {count} failed; 0 " in done.output
+
+
+def test_settings_endpoints_and_limits_reach_the_job(asked: list[CheckRequest], tmp_path: Path) -> None:
+    (tmp_path / "more.yaml").write_text("a: {b: 2}")
+    settings = ("--set", "x.y=1", "--set", f"@{tmp_path}/more.yaml", "--env-var", "HOME")
+    limits = ("--start-timeout", "1", "--timeout", "2", "--environment-timeout", "3", "--memory", "4")
+    check("calendar", *settings, "--judge", "judge=http://h/v1", "--judge", "sim=policy", *limits)
+    (job,) = asked
+    assert (job.environment, dict(job.overrides), job.env_vars) == (
+        "resources_servers/calendar",
+        {"x.y": 1, "a.b": 2},
+        ("HOME",),
+    )
+    assert dict(job.models) == {"judge": HTTPEndpoint(base_url="http://h/v1"), "sim": "policy"}
+    assert (job.start_timeout_s, job.row_timeout_s, job.timeout_s, job.memory_gb) == (1, 2, 3, 4)
+
+
+def test_a_record_of_the_same_options_that_did_not_fail_is_not_made_again(
+    asked: list[CheckRequest], tmp_path: Path
+) -> None:
+    store = tmp_path / "deep"
+    both = ["resources_servers/calendar", "resources_servers/mcqa"]
+    for arguments, again in (
+        (["--memory", "9"], both),
+        (["--memory", "9"], []),
+        (["--memory", "10"], both),
+        (["--memory", "10", "--gym", "0.6.0"], both),
+        (["--memory", "4"], both),
+        (["--memory", "4"], both),  # they failed
+    ):
+        asked.clear()
+        done = check("calendar", "mcqa", "--record", str(store), *arguments)
+        assert [job.environment for job in asked] == again, arguments
+        assert ("2 of 2" in done.stderr) == (not again)
+    assert len([*store.rglob("*.json")]) == 4, "of each release"
+
+
+def test_what_is_kept_is_shown_and_judged_again(asked: list[CheckRequest], tmp_path: Path) -> None:
+    arguments = ("calendar", "--record", str(tmp_path), "--memory", "9", "--deterministic")
+    first, second = check(*arguments), check(*arguments)
+    assert len(asked) == 1
+    for done in (first, second):
+        assert done.exit_code == 1
+        assert "calendar: match [" in done.stdout
+        assert "--deterministic: not measured" in done.stderr
+
+
+def test_json_is_the_records(asked: list[CheckRequest], tmp_path: Path) -> None:
+    done = check("calendar", "mcqa", "--json", "--memory", "9", "--record", str(tmp_path))
+    results = read_output("check", done.stdout)
+    assert [each["environment"] for each in results] == ["calendar", "mcqa"]
+    (path,) = tmp_path.rglob("mcqa-*.json")
+    assert json.loads(path.read_text()) == results[1]
+
+
+def test_rewards_by_stand_in_are_counted_and_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    rewards = ({"rewarded": True}, {"rewarded_by_stand_in": True}, {})
+
+    async def check_all(wanted: Sequence[CheckRequest], **settings: Any) -> list[CheckResult]:
+        return [made(job, **fields) for job, fields in zip(wanted, rewards, strict=True)]
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    done = check("calendar", "mcqa", "equivalence_rule")
+    assert re.search("2 returned .*, 1 of them", done.stdout)
+
+
+def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = tuple(
+        RowResult(recording=f"r:{number}", recorded=1.0, reward=0.5, verdict="differs")
+        for number in range(1, 8)
+    )
+
+    async def check_all(wanted: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        result = made(wanted[0], verdict="differs", rows=rows)
+        done(wanted[0], result)
+        return [result]
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    done = check("calendar")
+    assert done.exit_code == 1
+    assert "  r:5: expected 1, got 0.5\n  and 2 more\n" in done.output
