@@ -55,9 +55,20 @@ def loads(data: bytes) -> Any:
     return parse(data)[0]
 
 
-def loads_own(data: bytes) -> Any:
+def loads_own(data: bytes, *, only_fast: bool = False) -> Any:
     """Parse what `dumps` wrote around values that `loads` accepted, or text inside of one: strict JSON, nested as it is."""
-    return _read(data)
+    holds_long = _LONG_NUMBER in data.translate(_DIGITS_ALONE) and _LONG_INTEGER in data.translate(
+        _DIGITS_TO_ZERO
+    )
+    if holds_long and only_fast:
+        raise _too_slow()
+    value = orjson.loads(data)
+    if not holds_long and not isinstance(value, float):
+        return value
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def loads_object(line: bytes) -> dict[str, Any]:
@@ -77,7 +88,7 @@ def parse(data: bytes, *, only_fast: bool = False) -> tuple[Any, bytes]:
     With `only_fast`, raises `TooLargeError` where the standard library would have to read the document.
     """
     try:
-        value, lenient = _read(data, only_fast=only_fast), False
+        value, lenient = loads_own(data, only_fast=only_fast), False
     except orjson.JSONDecodeError:
         if only_fast:
             raise _too_slow() from None
@@ -128,21 +139,6 @@ def clean_text(text: str) -> str:
         # A pair of surrogates, one escape each, is a character.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
-
-
-def _read(data: bytes, *, only_fast: bool = False) -> Any:
-    holds_long = _LONG_NUMBER in data.translate(_DIGITS_ALONE) and _LONG_INTEGER in data.translate(
-        _DIGITS_TO_ZERO
-    )
-    if holds_long and only_fast:
-        raise _too_slow()
-    value = orjson.loads(data)
-    if not holds_long and not isinstance(value, float):
-        return value
-    try:
-        return json.loads(data)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
 
 
 def _too_slow() -> TooLargeError:

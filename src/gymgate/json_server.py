@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -57,17 +58,12 @@ class JSONServer:
     rate_limit: PolicyError | None = None
     """The last answer of all, if it was a 429."""
 
-    async def post(
-        self, client: HTTPClient, payload: bytes, headers: Callable[[int], Mapping[str, str]]
-    ) -> JSONAnswer:
-        """Return the answer to `payload`; `headers` are those of each attempt, given the number of retries so far.
+    async def post(self, client: HTTPClient, payload: bytes, headers: Mapping[str, str]) -> JSONAnswer:
+        """Return the answer to `payload`. Retries say so in a header, as the OpenAI SDK's do.
 
         Raises `PolicyError` for every failure, with the status code, where the server gave one.
         """
-
-        async def attempt(retries: int) -> Response:
-            return await self._attempt(client, payload, header_lines(headers(retries)))
-
+        attempt = functools.partial(self._attempt, client, payload, headers)
         response, retries = await with_retries(attempt, self.max_retries, rate_limit_s=self.rate_limit_s)
         try:
             body, raw = codec.parse_bounded(response.body)
@@ -91,9 +87,12 @@ class JSONServer:
             body = body.replace(secret.encode(), b"***")
         return response._replace(body=body)
 
-    async def _attempt(self, client: HTTPClient, payload: bytes, headers: bytes) -> Response:
+    async def _attempt(
+        self, client: HTTPClient, payload: bytes, headers: Mapping[str, str], retries: int
+    ) -> Response:
+        lines = header_lines({**headers, "x-stainless-retry-count": str(retries)} if retries else headers)
         try:
-            response = await client.send(self.request, payload, headers=headers, timeout_s=self.timeout_s)
+            response = await client.send(self.request, payload, headers=lines, timeout_s=self.timeout_s)
         except TimeoutError as error:
             message = f"{self.shown}: no answer in {self.timeout_s:g} s"
             raise PolicyError(message, endpoint=self.shown, retryable=False) from error

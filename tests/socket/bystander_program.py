@@ -30,7 +30,7 @@ async def outcome(url: str) -> dict[str, Any]:
 
         async def ask(what: str) -> str | None:
             try:
-                await server.post(client, json.dumps(what).encode(), lambda retries: {})
+                await server.post(client, json.dumps(what).encode(), {})
             except PolicyError as error:
                 return error.message
             return None

@@ -37,19 +37,15 @@ class Scripted:
     """An environment whose agent listens at `port`."""
 
     name = "scripted"
-    plan = SimpleNamespace(default_agent="agent")
+    plan = SimpleNamespace(
+        default_agent="agent", strategy=lambda agent: "body", policies={"agent": frozenset[str]()}
+    )
     judges: frozenset[str] = frozenset()
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.agents = {"agent": "simple_agent"}
         self.agent_processes: dict[str, Any] = {}
-
-    def strategy(self, agent: str) -> str:
-        return "body"
-
-    def policy_servers(self, agent: str) -> frozenset[str]:
-        return frozenset()
 
     async def server_set(self) -> ServerSet:
         return ServerSet(0)

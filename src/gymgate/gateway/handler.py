@@ -105,7 +105,11 @@ class Handler:
         else:
             logger.info("rollout %s: call %d was sent again and joined", route.rollout_id, call.record.index)
             call.connection = connection
-        response, written = await _deliver(request, call, self.gateway.stream_times)
+        times = self.gateway.stream_times
+        if await call.wait(times.hold_s if call.streamed else None):
+            response, written = await _write(request, _response(call))
+        else:
+            response, written = await _deliver_late_stream(request, call, times)
         if call.connection is connection or written:
             route.settle(call_key, call, written=written)
         return response
@@ -226,15 +230,6 @@ def _error_response(dialect: Dialect, status: int, message: str) -> web.Response
     return web.Response(body=body, status=status, headers=ERROR_HEADERS)
 
 
-async def _deliver(
-    request: web.BaseRequest, call: Call, times: StreamTimes
-) -> tuple[web.StreamResponse, bool]:
-    """Wait for the call and write its answer; return also whether it was fully written to the connection."""
-    if not await call.wait(times.hold_s if call.streamed else None):
-        return await _deliver_late_stream(request, call, times)
-    return await _write(request, _response(call))
-
-
 def _response(call: Call) -> web.Response:
     if call.record.status_code is None:
         return _error_response(call.record.dialect, 404, _RELEASED)
@@ -244,6 +239,7 @@ def _response(call: Call) -> web.Response:
 
 
 async def _write(request: web.BaseRequest, response: web.StreamResponse) -> tuple[web.StreamResponse, bool]:
+    """Write an answer; return also whether it was fully written to the connection."""
     if (transport := request.transport) is None or transport.is_closing():
         return response, False
     # With no buffer allowed, write_eof returns when the kernel has taken everything.
@@ -259,6 +255,7 @@ async def _write(request: web.BaseRequest, response: web.StreamResponse) -> tupl
 async def _deliver_late_stream(
     request: web.BaseRequest, call: Call, times: StreamTimes
 ) -> tuple[web.StreamResponse, bool]:
+    """Write signs of life until the call ends, then its answer; see `_write`."""
     response = web.StreamResponse(headers=STREAM_HEADERS)
     ping = (
         b'event: ping\ndata: {"type": "ping"}\n\n' if call.record.dialect == "messages" else b": waiting\n\n"

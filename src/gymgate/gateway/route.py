@@ -261,7 +261,9 @@ class Route:
         call.record.finish_reason = finish_reason_of(answer.body, backend.dialect)
         tokens = token_data_of(answer.body, backend.dialect)
         call.record.prompt_token_ids, call.record.completion_token_ids, call.record.logprobs = tokens
-        call.record.details = answer.noted()
+        call.record.details = (
+            {**answer.details, "retries": answer.retries} if answer.retries else answer.details
+        )
         call.answer_id = answer.body.get("id")
         call.payload = (
             b"".join(encode_stream(result, call.record.dialect, body)) if call.streamed else response

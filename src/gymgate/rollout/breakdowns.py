@@ -63,17 +63,16 @@ def _by_collector_keys(result: Result, row: Mapping[str, Any]) -> str | None:
         return f"{kind}: {_why(result)}"
     if (dropped := result.get("_ng_no_persist")) and row.get("_ng_no_persist") != dropped:
         return _why(result)
-    if is_masked(result) and (kind := result.get("failure_kind")):
+    if (kind := result.get("failure_kind")) and is_masked(result):
         return f"{kind}: {_why(result)}"
     return None
 
 
 def _scoring(result: Result, row: Mapping[str, Any]) -> str | None:
     """Why resources servers that score in a sandbox could not: a reward of 0 stands for the missing one."""
-    if is_masked(result):
-        return None
-    reason = next((why for read in SCORINGS.values() if (why := read(result, row)) is not None), None)
-    return None if reason is None else f"the scoring did not complete: {reason}"
+    readers = [read for path, read in SCORINGS.items() if path.partition(".")[0] in result]
+    reason = next((why for read in readers if (why := read(result, row)) is not None), None)
+    return None if reason is None or is_masked(result) else f"the scoring did not complete: {reason}"
 
 
 def _incomplete(result: Result, row: Mapping[str, Any]) -> str | None:

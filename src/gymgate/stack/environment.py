@@ -54,7 +54,6 @@ from gymgate.stack.needs import require_sandboxes
 from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
-from gymgate.stack.routing import Strategy
 from gymgate.stack.server_code import component_roots
 from gymgate.stack.workers import worker_name
 from gymgate.task_groups import task_group
@@ -170,14 +169,6 @@ class RunningEnvironment:
     def judges(self) -> frozenset[str]:
         """Model servers other than the policy's that its servers may call; empty until the config is read."""
         return self._plan.judges if self._plan else frozenset()
-
-    def strategy(self, agent: str) -> Strategy:
-        """Return how the keys of an agent's rollouts reach its model calls. Raises `ConfigError` if they cannot."""
-        return self.plan.strategy(agent)
-
-    def policy_servers(self, agent: str) -> frozenset[str]:
-        """Return the model servers that are an agent's policy."""
-        return self.plan.policies[agent]
 
     @contextlib.contextmanager
     def agent_port(self, agent: str) -> Iterator[int]:

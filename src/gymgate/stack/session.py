@@ -75,11 +75,12 @@ class Session:
         started = time.monotonic()
         stack = self.daemon.running
         environment, agent = stack.choose(message["environment"], message["agent"])
-        strategy = environment.strategy(agent)
+        plan = environment.plan
+        strategy = plan.strategy(agent)
         route = self._open(
             message,
             metadata_routing=strategy in routing.BY_METADATA,
-            policy_servers=environment.policy_servers(agent),
+            policy_servers=plan.policies[agent],
         )
         try:
             body = routing.routed_row(
@@ -110,7 +111,7 @@ class Session:
             rollout_id=message["rollout_id"],
             judges=self._judges,
             judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
-            limits=RolloutLimits.model_construct(**message["limits"]),
+            limits=RolloutLimits(**message["limits"]),
             policy_servers=policy_servers,
             record_bodies=message["record_bodies"],
             metadata_routing=metadata_routing,

@@ -19,10 +19,6 @@ class BackendAnswer:
     details: dict[str, Any] = field(default_factory=dict)
     """Further facts for the call's record (replica, matched recording, ...)."""
 
-    def noted(self) -> dict[str, Any]:
-        """The details, with the number of retries if there were any."""
-        return {**self.details, "retries": self.retries} if self.retries else self.details
-
 
 class Backend(Protocol):
     """Answers model calls in one dialect. One backend serves many rollouts at once.

@@ -38,13 +38,17 @@ class HTTPBackend:
 
     def __init__(self, endpoint: HTTPEndpoint, client: HTTPClient, *, rate_limit_s: float = math.inf) -> None:
         endpoint = endpoint.resolved()
+        try:
+            request = _request(endpoint.base_url, endpoint.dialect, tuple(request_headers(endpoint).items()))
+        except ValueError as error:
+            raise ConfigError(f"endpoint {endpoint.base_url!r}: {error}") from error
         self.dialect = endpoint.dialect
         self.model = endpoint.model
         self._endpoint = endpoint
         self._key = endpoint.api_key.get_secret_value() if endpoint.api_key is not None else None
         self._server = JSONServer(
-            _request(endpoint),
-            str(_base_url(endpoint.base_url).with_user(None)),  # without credentials
+            request,
+            str(request.url.with_user(None)).removesuffix(f"/{_PATHS[self.dialect]}"),  # without credentials
             timeout_s=endpoint.timeout_s,
             max_retries=endpoint.max_retries,
             rate_limit_s=rate_limit_s,
@@ -55,7 +59,8 @@ class HTTPBackend:
         self._numbers = itertools.count()
         self._client = client
         self._sampling = dict(endpoint.sampling)
-        self._dropped = _shadowed(self._sampling)
+        # Fields of the caller's that an override in `sampling` replaces under another name.
+        self._dropped = {name for names in _SAME_MEANING if names & self._sampling.keys() for name in names}
         self._drops_strict = self.dialect == "chat" and not endpoint.strict_tools
 
     def __repr__(self) -> str:
@@ -69,13 +74,7 @@ class HTTPBackend:
     async def call(self, body: dict[str, Any], *, raw: bytes | None = None) -> BackendAnswer:
         """See `Backend.call`. Retries as the endpoint's `max_retries` says, with backoff."""
         # Lets an endpoint that keeps the calls it answered tell our retry from a new call.
-        number = f"{self._name}-{next(self._numbers)}"
-
-        def headers(retries: int) -> dict[str, str]:
-            if retries:
-                return {"Idempotency-Key": number, "x-stainless-retry-count": str(retries)}
-            return {"Idempotency-Key": number}
-
+        headers = {"Idempotency-Key": f"{self._name}-{next(self._numbers)}"}
         answer = await self._server.post(self._client, self._payload(body, raw), headers)
         if (fault := fault_of(answer.body, self.dialect)) is not None:
             raise self._server.error(fault, answer.status)
@@ -114,13 +113,6 @@ class HTTPBackend:
         )
 
 
-def _base_url(text: str) -> URL:
-    try:
-        return URL(text.rstrip("/"))
-    except ValueError as error:
-        raise ConfigError(f"base_url {text!r} is not a URL: {error}") from error
-
-
 def _secrets(endpoint: HTTPEndpoint) -> list[str]:
     """The values that no message may hold. Short ones are words that messages need."""
     values = [value.get_secret_value() for _, value in endpoint.headers]
@@ -136,18 +128,10 @@ def request_headers(endpoint: HTTPEndpoint) -> CIMultiDict[str]:
     return headers
 
 
-def _request(endpoint: HTTPEndpoint) -> Request:
-    headers = request_headers(endpoint)
-    try:
-        return _prepared(endpoint.base_url, endpoint.dialect, tuple(headers.items()))
-    except ValueError as error:
-        raise ConfigError(f"endpoint {endpoint.base_url!r}: {error}") from error
-
-
 @functools.lru_cache(maxsize=256)
-def _prepared(base_url: str, dialect: Dialect, headers: tuple[tuple[str, str], ...]) -> Request:
+def _request(base_url: str, dialect: Dialect, headers: tuple[tuple[str, str], ...]) -> Request:
     """Every rollout has a backend, and most have the same request to send."""
-    return Request(_base_url(base_url) / _PATHS[dialect], dict(headers))
+    return Request(URL(base_url.rstrip("/")) / _PATHS[dialect], dict(headers))
 
 
 def _without_strict(tools: Any) -> list[Any] | None:
@@ -158,8 +142,3 @@ def _without_strict(tools: Any) -> list[Any] | None:
         {**tool, "function": without(tool["function"], "strict")} if part_of(tool, "function") else tool
         for tool in tools
     ]
-
-
-def _shadowed(sampling: dict[str, Any]) -> frozenset[str]:
-    """Fields of the caller's that an override in `sampling` replaces under another name."""
-    return frozenset(name for names in _SAME_MEANING if names & sampling.keys() for name in names)

@@ -106,10 +106,10 @@ def read_content(answer: Json) -> AnswerContent:
 def chat_answer_to_responses(answer: Json, content: AnswerContent, usage: Usage, request: Json) -> Json:
     """Make the Responses object for a checked chat answer to `request` (the agent's Responses request)."""
     reason = _INCOMPLETE.get(content.finish_reason)
-    logprobs = answer["choices"][0].get("logprobs") if wants_logprobs(request) else None
+    logprobs = _output_logprobs(answer["choices"][0].get("logprobs")) if wants_logprobs(request) else None
     status = "incomplete" if reason else "completed"
     return {
-        **response_object(_output(content, _output_logprobs(logprobs), status), request),
+        **response_object(_output(content, logprobs, status), request),
         # An integer: verifiers and others refuse a fraction.
         "created_at": _seconds(answer.get("created")),
         "status": status,

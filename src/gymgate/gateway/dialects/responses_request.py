@@ -34,7 +34,11 @@ def request_to_chat(body: Json, memory: ConversationMemory) -> Json:
 
     `ConfigError` for what a chat-completions endpoint cannot do (stored conversations, built-in tools, ...).
     """
-    _refuse_inexpressible(body)
+    for name, advice in _INEXPRESSIBLE.items():
+        if body.get(name):
+            raise ConfigError(
+                f"{name}={body[name]!r} cannot be sent to a chat-completions endpoint, which keeps no state; {advice}"
+            )
     shared = {
         name: value
         for name, value in body.items()
@@ -42,14 +46,6 @@ def request_to_chat(body: Json, memory: ConversationMemory) -> Json:
     }
     chat = {**shared, "messages": _messages(body, memory), **_settings(body), **_tools(body)}
     return apply_gym_metadata(chat)
-
-
-def _refuse_inexpressible(body: Json) -> None:
-    for name, advice in _INEXPRESSIBLE.items():
-        if body.get(name):
-            raise ConfigError(
-                f"{name}={body[name]!r} cannot be sent to a chat-completions endpoint, which keeps no state; {advice}"
-            )
 
 
 def _settings(body: Json) -> Json:

@@ -165,14 +165,13 @@ def token_data_of(answer: Json, dialect: Dialect) -> TokenData:
     `return_tokens_as_token_ids` (tokens that read `token_id:17`). Either dialect: NeMo Gym's bundle of
     `prompt_token_ids`, `generation_token_ids`, `generation_log_probs` on the message or the last item.
     """
-    if dialect == "chat":
-        return _of_chat(answer)
-    if dialect == "responses":
-        return _of_responses(answer)
-    return TokenData(None, None, None)
+    if dialect == "messages":
+        return TokenData(None, None, None)
+    prompt, completion, logprobs = _of_chat(answer) if dialect == "chat" else _of_responses(answer)
+    return TokenData(_list_of(prompt, int), _list_of(completion, int), _list_of(logprobs, float))
 
 
-def _of_chat(answer: Json) -> TokenData:
+def _of_chat(answer: Json) -> tuple[Any, Any, Any]:
     choice = next(iter(objects(answer.get("choices"))), {})
     message = part_of(choice, "message")
     content = objects(part_of(choice, "logprobs").get("content"))
@@ -181,17 +180,17 @@ def _of_chat(answer: Json) -> TokenData:
     )
     completion = message.get("generation_token_ids") or choice.get("token_ids") or _ids_in_tokens(content)
     logprobs = message.get("generation_log_probs") or [entry.get("logprob") for entry in content]
-    return _numbers(prompt, completion, logprobs)
+    return prompt, completion, logprobs
 
 
-def _of_responses(answer: Json) -> TokenData:
+def _of_responses(answer: Json) -> tuple[Any, Any, Any]:
     items = objects(answer.get("output"))
     bundle: Json = next((item for item in reversed(items) if "generation_token_ids" in item), {})
     if bundle:
         ids = bundle.get("generation_token_ids")
-        return _numbers(bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs"))
+        return bundle.get("prompt_token_ids"), ids, bundle.get("generation_log_probs")
     content = [entry for item in items for entry in _item_logprobs(item)]
-    return _numbers(None, _ids_in_tokens(content), [entry.get("logprob") for entry in content])
+    return None, _ids_in_tokens(content), [entry.get("logprob") for entry in content]
 
 
 def _item_logprobs(item: Json) -> list[Json]:
@@ -205,10 +204,6 @@ def _ids_in_tokens(content: list[Json]) -> list[int] | None:
         return None
     digits = [token.removeprefix(_TOKEN_ID) for token in tokens]
     return [int(digit) for digit in digits] if all(digit.isdecimal() for digit in digits) else None
-
-
-def _numbers(prompt: Any, completion: Any, logprobs: Any) -> TokenData:
-    return TokenData(_list_of(prompt, int), _list_of(completion, int), _list_of(logprobs, float))
 
 
 def _list_of(value: Any, kind: type) -> list[Any] | None:

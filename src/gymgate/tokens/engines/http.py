@@ -59,8 +59,7 @@ class HTTPEngine:
         # Sent as null: where the field is missing, vLLM samples 16 ids and SGLang 128.
         body = self.request(list(prompt_ids), {"max_tokens": None, **sampling}, session)
         payload = orjson.dumps(body)
-        headers = {"X-Session-ID": session}
-        answer = await self._server.post(self._client(), payload, lambda retries: headers)
+        answer = await self._server.post(self._client(), payload, {"X-Session-ID": session})
         try:
             return self.sample(answer.body)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
