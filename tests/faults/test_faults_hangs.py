@@ -228,7 +228,7 @@ async def test_a_stopped_daemon_is_noticed_and_replaced(monkeypatch: pytest.Monk
     assert client.PING_S * (1 + client.MAX_MISSED) <= 60
     async with acquire(stack_config(SIMPLE)) as stack:
         monkeypatch.setattr(client, "PING_S", 0.1)
-        stack._connection._watch(0, 0)
+        stack._lease._watch(0, 0)
         gate, asked = asyncio.Event(), asyncio.Event()
 
         async def wait(body: dict[str, object]) -> dict[str, object]:

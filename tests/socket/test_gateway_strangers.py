@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 
 from gymgate.gateway import handler, peers
-from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import METADATA_KEY
+from gymgate.gateway.senders import uid_of
 from gymgate.gateway.server import Gateway
 from support.upstream import RawConnection, Upstream
 
@@ -80,7 +80,7 @@ async def test_who_is_not_known_to_be_the_user_is_refused(
     owner: int | None, gateway: Gateway, policy: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = gateway.open(policy.endpoint(), metadata_routing=True)
-    monkeypatch.setattr(handler, "owner_of", lambda transport: owner)
+    monkeypatch.setattr(handler, "uid_of", lambda transport: owner)
     async with aiohttp.ClientSession() as http:
         for port in (gateway.port, await gateway.port_for("judge")):
             for what, body in (
@@ -111,7 +111,7 @@ async def test_the_owner_of_a_connection_is_found(
     owners: list[int | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        owners.append(owner_of(writer.transport))
+        owners.append(uid_of(writer.transport))
         writer.close()
 
     async with await asyncio.start_server(connected, host, 0) as server:

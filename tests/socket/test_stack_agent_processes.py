@@ -162,13 +162,13 @@ async def test_a_process_that_dies_in_use_ends_its_rollout_and_is_replaced() -> 
     async with running_pool(2) as (pool, servers, gateway), route_of(gateway) as route:
         async with pool.lease(route) as process:
             task = asyncio.create_task(asyncio.Event().wait())
-            process.users[task] = 0.0
+            process.rollouts[task] = 0.0
             assert process.server is not None
             servers.kill(process.server)
             await asyncio.wait([task], timeout=5)
             assert task.cancelled()
             assert "process 1" in str(process.error)
-            process.users.clear()
+            process.rollouts.clear()
         async with pool.lease(route) as first, pool.lease(route) as second:
             assert first.alive
             assert second.alive

@@ -148,7 +148,7 @@ def test_a_killed_stack_costs_a_batch_and_is_started_again(spec: NeMoGymSpec, tm
 
     def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
         if not killed:
-            killed.append(spec._runner._stack.value._connection.daemon.pid)
+            killed.append(spec._runner._stack.value._lease.daemon.pid)
             os.kill(killed[0], signal.SIGKILL)
         return Sample(good, [-1.0] * len(good), "stop")
 

@@ -83,7 +83,7 @@ async def test_a_lost_stack_is_connected_again_by_who_asks_next(leases: FakeLeas
     stack = await connect(CONFIG, reconnect=True)
     leases.opened[0].peer.lost.set()
     leases.answering.clear()
-    waiting = [asyncio.create_task(stack._connected()) for _ in range(2)]
+    waiting = [asyncio.create_task(stack._current_lease()) for _ in range(2)]
     while len(leases.opened) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     leases.answering.set()
@@ -98,8 +98,8 @@ async def test_a_stack_that_cannot_be_connected_again_is_tried_again(leases: Fak
     leases.opened[0].peer.lost.set()
     leases.errors = [(StackStartError("no room"), True)]
     with pytest.raises(StackStartError, match="no room"):
-        await stack._connected()
-    await stack._connected()
+        await stack._current_lease()
+    await stack._current_lease()
     await stack.close()
     assert set(leases.closed) == set(leases.opened)
 
@@ -107,17 +107,17 @@ async def test_a_stack_that_cannot_be_connected_again_is_tried_again(leases: Fak
 async def test_without_reconnect_a_lost_stack_stays_lost(leases: FakeLeases) -> None:
     stack = await connect(CONFIG)
     leases.opened[0].peer.lost.set()
-    assert await stack._connected() is leases.opened[0]
+    assert await stack._current_lease() is leases.opened[0]
     await stack.close()
     with pytest.raises(StackLostError, match="closed"):
-        await stack._connected()
+        await stack._current_lease()
 
 
 async def test_closing_gives_up_a_connection_under_way(leases: FakeLeases) -> None:
     stack = await connect(CONFIG, reconnect=True)
     leases.opened[0].peer.lost.set()
     leases.answering.clear()
-    waiting = asyncio.create_task(stack._connected())
+    waiting = asyncio.create_task(stack._current_lease())
     while len(leases.opened) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
     await stack.close()

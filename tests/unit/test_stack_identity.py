@@ -20,9 +20,9 @@ from gymgate.errors import ConfigError
 from gymgate.stack import identity
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.identity import identity_of
+from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.paths import salt
 from gymgate.stack.protocol import PROTOCOL
-from gymgate.stack.session import Session
 from gymgate.stack.wire import endpoint_to_wire, stack_to_wire
 
 SALT = b"a secret of this user's"
@@ -212,10 +212,10 @@ async def test_a_connection_uses_the_judges_that_it_brought(tmp_path: Path) -> N
     run["record_bodies"] = True
     with socket.socket() as listener:
         daemon = Up(listener, tmp_path / "s.sock", tmp_path, os.getpid())
-        sessions = [Session(daemon), Session(daemon)]
-        for key, session in zip("ab", sessions, strict=True):
-            await session.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
+        holders = [LeaseHolder(daemon), LeaseHolder(daemon)]
+        for key, holder in zip("ab", holders, strict=True):
+            await holder.hello({"protocol": PROTOCOL, "config": stack_to_wire(judged(api_key=key))}, b"")
         await asyncio.sleep(0)
-        opened: list[Any] = [session._open(run, metadata_routing=False) for session in sessions]
+        opened: list[Any] = [holder._open(run, metadata_routing=False) for holder in holders]
         used = [given["judges"]["judge"] for given in opened]
         assert [judge.api_key.get_secret_value() for judge in used] == ["a", "b"]

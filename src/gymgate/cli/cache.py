@@ -114,12 +114,12 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     makes or downloads again what it needs later. uv has its own cache: `uv cache prune`.
     """
     from gymgate.runtime.cache import clean
-    from gymgate.runtime.containers import describe_unjudged, leftovers, remove
+    from gymgate.runtime.containers import describe_unjudged, leftovers, remove_leftovers
 
     found = leftovers()
     containers = [container for container in found if container.is_certain]
     if not dry_run:
-        remove(containers)
+        remove_leftovers(containers)
     removals = list(clean(None if everything else unused_for, dry_run=dry_run, progress=log))
     if as_json:
         print_json(

@@ -12,8 +12,6 @@ from gymgate import codec
 from gymgate.errors import GymgateError
 from gymgate.rollout.record import ModelCall
 
-Connection = web.RequestHandler
-
 
 @dataclass(slots=True, eq=False)
 class Call:
@@ -34,7 +32,7 @@ class Call:
     done: bool = False
     task: asyncio.Task[Any] | None = None
     """The task that performs the call, while it does."""
-    connection: Connection | None = None
+    connection: web.RequestHandler | None = None
     """The connection that waits for the answer, or that it was written to."""
     answer_id: str | None = None
     """The `id` that the endpoint gave its answer."""

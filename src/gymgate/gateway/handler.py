@@ -15,7 +15,6 @@ from gymgate.config import POLICY, Dialect
 from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import error_body
-from gymgate.gateway.peers import owner_of
 from gymgate.gateway.requests import (
     DIALECTS,
     METADATA_KEY,
@@ -31,6 +30,7 @@ from gymgate.gateway.requests import (
 )
 from gymgate.gateway.retries import RequestKey, is_marked_retry
 from gymgate.gateway.route import Route
+from gymgate.gateway.senders import uid_of
 
 if TYPE_CHECKING:
     from gymgate.gateway.server import Gateway
@@ -72,7 +72,7 @@ class StreamTimes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Handler:
+class PortHandler:
     """Answers the requests that arrive at one port of the gateway."""
 
     gateway: Gateway
@@ -154,7 +154,7 @@ class Handler:
 
     def _refuse_strangers(self, request: web.BaseRequest, path: RequestPath) -> None:
         """Without a live rollout's key, serve only processes of this user, and of root, who can act as any user."""
-        if not self.key_required and owner_of(request.transport) in (os.getuid(), 0):
+        if not self.key_required and uid_of(request.transport) in (os.getuid(), 0):
             return
         if _key_of(request, path) is not None:
             raise _unknown_key(path)

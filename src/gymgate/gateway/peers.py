@@ -18,7 +18,7 @@ _UID = _HEADER.size + 4 + _PORTS.size + len(_ANY) + 12
 _TIMEOUT_S = 1.0
 
 
-def owner_of(transport: asyncio.BaseTransport | None) -> int | None:
+def uid_of(transport: asyncio.BaseTransport | None) -> int | None:
     """Return the user whose process made a TCP connection; `None` if it came from elsewhere or the kernel does not say.
 
     Takes 20 us, or 2 ms where `/proc` has to be read.

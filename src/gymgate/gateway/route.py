@@ -12,11 +12,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aiohttp import web
+
 from gymgate import codec
 from gymgate.config import POLICY, Dialect, RolloutLimits
 from gymgate.errors import EnvironmentServerError, GymgateError, PolicyError, described
 from gymgate.gateway.backends.base import Backend
-from gymgate.gateway.call import Call, Connection
+from gymgate.gateway.call import Call
 from gymgate.gateway.dialects import (
     ConversationMemory,
     encode_stream,
@@ -150,7 +152,7 @@ class Route:
         return self._targets.get(model_server)
 
     async def start(
-        self, key: RequestKey, dialect: Dialect, body: dict[str, Any], connection: Connection
+        self, key: RequestKey, dialect: Dialect, body: dict[str, Any], connection: web.RequestHandler
     ) -> Call:
         """Make a new call and, unless it is streamed, wait for its end. It goes on if `connection` breaks.
 

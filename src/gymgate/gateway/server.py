@@ -30,7 +30,7 @@ from gymgate.gateway.agent_ports import AgentPorts
 from gymgate.gateway.backends.balance import BalancedBackend, ReplicaPool
 from gymgate.gateway.backends.base import Backend
 from gymgate.gateway.backends.http import HTTPBackend
-from gymgate.gateway.handler import Handler, StreamTimes
+from gymgate.gateway.handler import PortHandler, StreamTimes
 from gymgate.gateway.limits import raise_file_limit
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.replay.index import KEPT_INDEXES, stamps_of
@@ -232,13 +232,13 @@ class Gateway:
     async def _listen(self, model_server: str, agent_ports: AgentPorts | None = None) -> int:
         loop = asyncio.get_running_loop()
         is_policy = model_server == POLICY and agent_ports is None
-        server = _server(Handler(self, model_server, agent_ports))
+        server = _server(PortHandler(self, model_server, agent_ports))
         listener = await loop.create_server(server, self.host, self._port if is_policy else 0, backlog=4096)
         self._exits.push_async_callback(_stop, listener, server)
         bound: int = listener.sockets[0].getsockname()[1]
         logger.info("gateway: %s listens on %s:%d", model_server, self.host, bound)
         if is_policy and self.sandbox_host is not None:
-            keyed = _server(Handler(self, model_server, key_required=True))
+            keyed = _server(PortHandler(self, model_server, key_required=True))
             try:
                 outer = await loop.create_server(keyed, self.sandbox_host, bound, backlog=4096)
             except OSError as error:
@@ -254,7 +254,7 @@ class Gateway:
         await asyncio.gather(*(route.close() for route in routes))
 
 
-def _server(handler: Handler) -> web.Server:
+def _server(handler: PortHandler) -> web.Server:
     return web.Server(
         handler,
         access_log=None,

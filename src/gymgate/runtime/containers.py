@@ -117,7 +117,7 @@ def describe_unjudged(containers: list[Leftover]) -> str:
     )
 
 
-def remove(containers: list[Leftover]) -> None:
+def remove_leftovers(containers: list[Leftover]) -> None:
     """Remove containers. Raises `SetupError` if docker refuses."""
     try:
         if containers:

@@ -107,7 +107,7 @@ def build_once(
     place = root / name
     with writing(root), locked(root / LOCK, f"making {name}", progress) as lock:
         for leftover in root.glob(f"*{UNFINISHED}*"):
-            remove(leftover)
+            remove_tree(leftover)
         if usable(place) and hold(place / MARKER):
             return place
         unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{UNFINISHED}", dir=root))
@@ -118,7 +118,7 @@ def build_once(
             unfinished.rename(place)
             hold(place / MARKER)
         except BaseException:
-            remove(unfinished)
+            remove_tree(unfinished)
             raise
     return place
 
@@ -153,9 +153,9 @@ def discard(path: Path) -> None:
     if path.exists():
         aside = Path(tempfile.mkdtemp(prefix=f"{path.name}{UNFINISHED}", dir=path.parent))
         path.rename(aside / "old")
-        remove(aside)
+        remove_tree(aside)
 
 
-def remove(path: Path) -> None:
+def remove_tree(path: Path) -> None:
     """Remove a directory as far as that is possible."""
     shutil.rmtree(path, ignore_errors=True)

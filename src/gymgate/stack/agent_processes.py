@@ -33,7 +33,7 @@ class AgentProcess:
         self.gateway_ports = gateway_ports
         self.held = HeldPort()
         self.server: Child | None = None
-        self.users: dict[asyncio.Task[Any], float] = {}
+        self.rollouts: dict[asyncio.Task[Any], float] = {}
         """The rollout that holds it, and when it began (Unix time)."""
         self.error: ServerDiedError | None = None
         self.left_behind = False
@@ -62,10 +62,10 @@ class AgentProcess:
             self.left_behind = server.alive
 
     def _fail_users(self, server: Child, environment: str) -> None:
-        if self.users:
+        if self.rollouts:
             self.error = server.died(environment)
             logger.warning("%s", self.error)
-            for task in self.users:
+            for task in self.rollouts:
                 task.cancel()
 
 
@@ -130,7 +130,7 @@ class AgentProcessPool:
         for process in self.all:
             if process.server is not None and process.alive:
                 route = process.gateway_ports.route
-                yield process.server, process.port, bool(process.users) and not (route and route.in_flight)
+                yield process.server, process.port, bool(process.rollouts) and not (route and route.in_flight)
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """Return the servers, as `Stack.status` shows them."""

@@ -174,8 +174,8 @@ class Stack:
         self._take = take
         self._release = release
         self._reconnect = reconnect
-        self._lease = SharedStart(self._connect, lambda connection: not connection.peer.lost.is_set())
-        self._connection: Lease | None = None
+        self._leasing = SharedStart(self._take_lease, lambda lease: not lease.peer.lost.is_set())
+        self._lease: Lease | None = None
         """The latest, perhaps lost."""
         self._callables: dict[str, CallableBackend] = {}
         self._closed = False
@@ -192,7 +192,7 @@ class Stack:
         """Return a stack with its lease taken. Raises what keeps the stack from starting."""
         stack = cls(config, take, release, reconnect=reconnect)
         try:
-            await stack._lease.get()
+            await stack._leasing.get()
         except BaseException:
             await stack.close()
             raise
@@ -238,7 +238,7 @@ class Stack:
         rollout_id = rollout_id or secrets.token_hex(8)
         if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
             raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
-        connection: Lease | None = None
+        lease: Lease | None = None
         with contextlib.ExitStack() as registered:
             message = {
                 "policy": self._endpoint(policy, rollout_id, registered),
@@ -253,14 +253,14 @@ class Stack:
             }
             try:
                 async with asyncio.timeout(limits.timeout_s + GRACE_S) as deadline:
-                    connection = await self._connected()
-                    reply = await connection.peer.exchange("run", message, body)
+                    lease = await self._current_lease()
+                    reply = await lease.peer.exchange("run", message, body)
                 return unpack_rollout(reply)
             except TimeoutError:
                 if not deadline.expired():
                     raise
                 waited = f"the stack's daemon did not answer in {GRACE_S:g} s more"
-                if connection is None:
+                if lease is None:
                     waited = "the stack, which was lost, was not up again"
                 error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
                 return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
@@ -281,8 +281,8 @@ class Stack:
 
     async def status(self) -> dict[str, Any]:
         """Return the environments with their servers' pids and ports, the rollouts in flight, and the leases."""
-        connection = await self._connected()
-        status: dict[str, Any] = await connection.peer.call("status")
+        lease = await self._current_lease()
+        status: dict[str, Any] = await lease.peer.call("status")
         return status
 
     async def close(self) -> None:
@@ -300,31 +300,31 @@ class Stack:
     def __reduce__(self) -> NoReturn:
         raise TypeError(NOT_PICKLED)
 
-    async def _connect(self) -> Lease:
-        if self._connection is not None:
-            await self._release(self._connection)
-        self._connection = await self._take()
-        self._connection.callables = self._callables
-        return self._connection
+    async def _take_lease(self) -> Lease:
+        if self._lease is not None:
+            await self._release(self._lease)
+        self._lease = await self._take()
+        self._lease.callables = self._callables
+        return self._lease
 
     async def _give_back(self) -> None:
-        if (connection := await self._lease.stop()) is not None:
-            await self._release(connection)
+        if (lease := await self._leasing.stop()) is not None:
+            await self._release(lease)
 
-    async def _connected(self) -> Lease:
-        """Return the connection. A lost one is replaced if this stack reconnects."""
+    async def _current_lease(self) -> Lease:
+        """Return the lease. A lost one is replaced if this stack reconnects."""
         if self._closed:
             raise StackLostError("the stack was closed; acquire it again")
         if self._pid != os.getpid():
             raise StackLostError(
                 f"the stack was acquired by process {self._pid}; acquire it again in this one"
             )
-        return await self._lease.get() if self._reconnect else self._last
+        return await self._leasing.get() if self._reconnect else self._last
 
     @property
     def _last(self) -> Lease:
-        assert self._connection is not None, "_open has returned"
-        return self._connection
+        assert self._lease is not None, "_open has returned"
+        return self._lease
 
     def _endpoint(
         self, policy: Policy, rollout_id: str, registered: contextlib.ExitStack

@@ -50,7 +50,7 @@ class Containers:
                 self._remover = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         return labels_of(self._stack, f"{self._stack}.{next(self._numbers)}")
 
-    def remove(self, labels: dict[str, str]) -> None:
+    def remove_of_servers(self, labels: dict[str, str]) -> None:
         """Have the containers with these labels removed, whose servers have ended. Does not wait."""
         if labels:
             self._order(Selection(SERVERS, labels[SERVERS]), 0.0)

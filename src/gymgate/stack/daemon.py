@@ -26,11 +26,11 @@ from gymgate.config import StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
+from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import remove_traces
 from gymgate.stack.protocol import Peer
 from gymgate.stack.running import RunningStack
-from gymgate.stack.session import Session
 from gymgate.starting import SharedStart
 
 HELLO_TIMEOUT_S = 30.0
@@ -53,7 +53,7 @@ class Daemon:
         self.path = path
         self.directory = directory
         self.starter = starter
-        self.leases: set[Session] = set()
+        self.leases: set[LeaseHolder] = set()
         """The connections that have not said bye."""
         self._orphaned = False
         """Whether the process that started this one is gone."""
@@ -102,10 +102,10 @@ class Daemon:
             raise StackLostError("the stack is not up")
         return stack
 
-    def release(self, session: Session) -> bool:
+    def release(self, holder: LeaseHolder) -> bool:
         """Give a connection's lease back; idempotent. Returns whether everything stops now, as it was the last."""
-        if session in self.leases:
-            self.leases.remove(session)
+        if holder in self.leases:
+            self.leases.remove(holder)
             if not self.leases and not self.is_retired:
                 self._unused()
         return self.is_retired
@@ -137,8 +137,8 @@ class Daemon:
 
     def _send_progress(self, message: str) -> None:
         logger.info("%s", message)
-        for session in self.leases:
-            session.peer.tell("progress", message=message)
+        for holder in self.leases:
+            holder.peer.tell("progress", message=message)
 
     def _watch_starter(self) -> None:
         """Notice the end of the process that started this one."""
@@ -160,9 +160,9 @@ class Daemon:
             self._unused()
 
     def _connected(self) -> Peer:
-        session = Session(self)
-        self.leases.add(session)
-        return session.peer
+        holder = LeaseHolder(self)
+        self.leases.add(holder)
+        return holder.peer
 
     async def _start_stack(self, config: StackConfig) -> RunningStack:
         self._stack = RunningStack(config, self.directory, self._progress)
@@ -189,7 +189,7 @@ class Daemon:
     async def _stop(self) -> None:
         """Stop rollouts first, then servers, then everything that is left. Bounded."""
         is_up = self._start is not None and await self._start.stop() is not None
-        calls = {task for session in self.leases for task in session.peer.tasks.values()}
+        calls = {task for holder in self.leases for task in holder.peer.tasks.values()}
         if is_up:
             for call in calls:
                 call.cancel()

@@ -80,7 +80,7 @@ class StackContext:
 
 @dataclass(eq=False)
 class ServerSet:
-    """Servers that were started together. `error` is set, and `users` cancelled, when one of them dies."""
+    """Servers that were started together. `error` is set, and `rollouts` cancelled, when one of them dies."""
 
     generation: int = 0
     """Counts the sets of an environment, from 1."""
@@ -88,7 +88,7 @@ class ServerSet:
     """Labels of the Docker containers that these servers start."""
     ports: dict[Child, int] = field(default_factory=dict)
     """Each server's."""
-    users: dict[asyncio.Task[Any], float] = field(default_factory=dict)
+    rollouts: dict[asyncio.Task[Any], float] = field(default_factory=dict)
     """Rollouts in flight on these servers, and when each began (Unix time)."""
     error: ServerDiedError | None = None
     abandoned: list[tuple[float, float]] = field(default_factory=list)
@@ -194,7 +194,7 @@ class RunningEnvironment:
     def remove_unclaimed(self, servers: ServerSet) -> None:
         """Have the containers of cancelled rollouts removed that do not tell whose they are. Call it after each rollout."""
         for window in [*servers.abandoned]:
-            until = min([window[1], *servers.users.values()])
+            until = min([window[1], *servers.rollouts.values()])
             if until > window[0]:
                 self._stack.containers.remove_unclaimed(servers.labels, window[0], until)
             if until == window[1]:
@@ -256,7 +256,7 @@ class RunningEnvironment:
             "restarts": self.restarts.total,
             "recent_restarts": self.restarts.recent,
             "strategies": dict(self._plan.strategies) if self._plan else {},
-            "rollouts": len(self._servers.users),
+            "rollouts": len(self._servers.rollouts),
             "servers": servers,
             "logs": str(self._logs),
         }
@@ -265,7 +265,7 @@ class RunningEnvironment:
         """Yield each live server, its port, and whether a rollout may wait for it."""
         if self.state == "up":
             for child, port in self._servers.ports.items():
-                yield child, port, bool(self._servers.users)
+                yield child, port, bool(self._servers.rollouts)
         for pool in self.agent_processes.values():
             yield from pool.servers()
 
@@ -367,7 +367,7 @@ class RunningEnvironment:
                         group.create_task(children.until_listening(child, port.number, self.name))
         except BaseException:
             await asyncio.shield(children.end(servers.ports))
-            self._stack.containers.remove(labels)
+            self._stack.containers.remove_of_servers(labels)
             raise
 
     async def _start_agent(self, instance: ServerInstance, process: AgentProcess) -> Child:
@@ -386,7 +386,7 @@ class RunningEnvironment:
                 name = f"{instance.name} process {process.number}"
                 child = await self._start_server(fork_server, instance.name, name, config, labels)
                 started.append(child)
-                child.exited.add_done_callback(lambda _: self._stack.containers.remove(labels))
+                child.exited.add_done_callback(lambda _: self._stack.containers.remove_of_servers(labels))
                 await children.until_listening(child, process.port, self.name)
                 return child
         except BaseException:
@@ -444,13 +444,13 @@ class RunningEnvironment:
             await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
             self._fail_users(servers, next(child for child in servers.ports if not child.alive))
             await children.end(servers.ports)
-            self._stack.containers.remove(servers.labels)
+            self._stack.containers.remove_of_servers(servers.labels)
             await self._restart()
 
     def _fail_users(self, servers: ServerSet, dead: Child) -> None:
         self._set("restarting")
         servers.error = self._failure = dead.died(self.name)
-        for task in servers.users:
+        for task in servers.rollouts:
             task.cancel()
 
     async def _restart(self) -> None:

@@ -171,7 +171,7 @@ class RolloutRun:
         """Do the work, unless one of these servers dies meanwhile: then the rollout fails with the reason."""
         task = asyncio.current_task()
         assert task is not None
-        servers.users[task] = began = time.time()
+        servers.rollouts[task] = began = time.time()
         cancelled = False
         try:
             await work
@@ -181,7 +181,7 @@ class RolloutRun:
                 raise
             self._fail(servers.error)
         finally:
-            servers.users.pop(task, None)
+            servers.rollouts.pop(task, None)
             if isinstance(servers, ServerSet):
                 if self.fields.get("result") is None:
                     self.environment.remove_containers(servers, self.route.key, began, cancelled=cancelled)

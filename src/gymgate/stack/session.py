@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from gymgate.stack.daemon import Daemon
 
 
-class Session:
-    """One connection of an SDK process."""
+class LeaseHolder:
+    """One connection of an SDK process: a lease on the stack."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -122,7 +122,7 @@ class Session:
         return _RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
 
     def _watch_process(self) -> None:
-        """End the session with the process that made it, even if a child of it inherited the connection."""
+        """End the lease with the process that made it, even if a child of it inherited the connection."""
         pid = self.peer.peer_pid
         if pid is None or self._pidfd is not None:
             return
