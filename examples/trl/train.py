@@ -1,6 +1,7 @@
 """Train on NeMo Gym environments with TRL's GRPOTrainer, or its AsyncGRPOTrainer.
 
     python examples/trl/train.py --config examples/trl/tiny.yaml            # a minute on a CPU, no download
+    python examples/trl/train.py --config examples/trl/parts.yaml           # the same with two rewards
     python examples/trl/train.py --config examples/trl/workplace.yaml       # a real model; vLLM server at vllm_server_base_url
     python examples/trl/train.py --config examples/trl/async.yaml           # rollouts while the trainer trains
     python examples/trl/train.py --config ... --vllm_server_base_url URL --resume_from_checkpoint DIR
@@ -33,6 +34,7 @@ def train_in_turns(config: dict[str, Any], resume_from_checkpoint: str | None) -
     set_seed(grpo.seed)
     model, tokenizer = policy(config["model"])
     with NeMoGymSpec(**config["nemo_gym"]) as spec:
+        grpo.reward_weights = spec.reward_weights
         trainer = GRPOTrainer(
             model=model,
             args=grpo,

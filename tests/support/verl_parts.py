@@ -182,6 +182,8 @@ def script(row: Mapping[str, Any]) -> list[str]:
         {"name": call["name"], "arguments": json.loads(call["arguments"])}
         for call in row.get("ground_truth", ())
     ]
+    if "expected_call" in row:
+        calls = [row["expected_call"]]
     if "expected_count" in row:
         steps = row["expected_count"] - row["initial_count"]
         calls = [{"name": "increment_counter", "arguments": {"count": steps}}]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +13,45 @@ import transfer_queue as tq
 from omegaconf import DictConfig
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync
 
-from support.verl_parts import LOGPROB
+from gymgate.config import RuntimeConfig
+from gymgate.runtime import ensure_runtime
+from support.ray_cluster import ray_on_loopback
+from support.verl_parts import LOGPROB, Scripted, example_rows
+
+QUEUE = (
+    "data.dataloader_num_workers=0",
+    "data.shuffle=false",  # a prompt stays with its worker, where a plan counts its sessions
+    "transfer_queue.enable=true",
+    "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+    "trainer.v1.sampler.custom_sampler.path=pkg://gymgate.verl",
+    "trainer.v1.sampler.custom_sampler.name=NeMoGymReplayBuffer",
+    "trainer.logger=[file]",
+    "trainer.val_before_train=false",
+    "trainer.test_freq=1",
+    "trainer.save_freq=-1",
+)
+"""Of a trainer's config: NeMo Gym's replay buffer, verl's log as a file, a validation after each step."""
+
+
+@contextmanager
+def running_queue(config: DictConfig) -> Iterator[None]:
+    """Ray and verl's TransferQueue, on this machine's loopback."""
+    variables = {"PYTHONPATH": str(Path(__file__).parents[1]), "TRANSFER_QUEUE_ENABLE": "1"}
+    with ray_on_loopback(num_cpus=3, object_store_memory=200_000_000, runtime_env={"env_vars": variables}):
+        tq.init(config.transfer_queue)
+        yield
+        tq.close()
+
+
+def manager_of(config: DictConfig, environments: Sequence[str], plan: Sequence[str]) -> AgentLoopManagerTQ:
+    """verl's manager of agent loops, over servers that follow a plan (see `Scripted`)."""
+    site = ensure_runtime(RuntimeConfig()).site
+    server = Scripted([row for name in environments for row in example_rows(site, name)], plan)
+    return AgentLoopManagerTQ.create(
+        config=config, llm_client=server, teacher_client=None, reward_loop_worker_handles=[]
+    )
 
 
 class Weights:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import math
 import os
 import signal
 import time
@@ -20,7 +21,7 @@ pytest.importorskip("trl", reason="training tests need trl: see docs/training.md
 
 from trl import GRPOTrainer  # noqa: E402
 
-from gymgate.errors import PolicyError  # noqa: E402
+from gymgate.errors import ConfigError, PolicyError  # noqa: E402
 from gymgate.tokens import Sample  # noqa: E402
 from gymgate.tokens.engines import CallableEngine  # noqa: E402
 from gymgate.trl import NeMoGymSpec  # noqa: E402
@@ -100,6 +101,58 @@ def test_unscored_rollouts_enter_neither_baseline_nor_loss(spec: NeMoGymSpec, tm
     assert [entry["reward"] for entry in logged] == [0.75] * 3
     assert {entry["nemo_gym/letter_share/failed_policy"] for entry in logged} == {0.25}
     assert {entry["nemo_gym/letter_share/truncated"] for entry in logged} == {0.25}
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_parts_of_a_reward_have_their_weights_and_a_missing_one_is_none(
+    aggregation: str, tmp_path: Path
+) -> None:
+    """In a group: two answers, an empty one, which does not start with any letter, and a failure."""
+    tokenizer = tiny()[1]
+    answers, end, calls = ("aa", "ba", ""), tokenizer.eos_token_id, itertools.count()
+
+    def sample(prompt: list[int], sampling: dict[str, Any]) -> Sample:
+        if (number := next(calls) % 4) == 3:
+            raise PolicyError("out of memory", retryable=False)
+        ids = [*tokenizer.encode(answers[number], add_special_tokens=False), end]
+        return Sample(ids, [-1.0] * len(ids), "stop")
+
+    with NeMoGymSpec(
+        ENVIRONMENT, data=ONE_LETTER, engine=CallableEngine(sample), reward_parts={"start": 0.5}
+    ) as spec:
+        with pytest.raises(ConfigError, match=r"reward_weights=spec\.reward_weights"):
+            trainer_of(spec, tmp_path, max_steps=1).train()
+        trainer = trainer_of(
+            spec,
+            tmp_path,
+            max_steps=1,
+            reward_weights=spec.reward_weights,
+            multi_objective_aggregation=aggregation,
+        )
+        trainer.train()
+    (batch,) = trainer.batches
+    texts = tokenizer.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    failed = [not any(mask) for mask in (batch["completion_mask"] * batch["tool_mask"]).tolist()]
+    own = [
+        None if bad else text.count("a") / max(len(text), 1) for text, bad in zip(texts, failed, strict=True)
+    ]
+    start = [
+        None if bad or not text else float(text[0] == "a") for text, bad in zip(texts, failed, strict=True)
+    ]
+    assert (failed.count(True), own.count(None), start.count(None)) == (2, 2, 4)
+    kept = {
+        name: [None if math.isnan(each) else each for each in values]
+        for name, values in trainer._logs["rewards"].items()
+    }
+    assert kept == {"nemo_gym_reward": own, "start": start}
+    for row, (first, second) in enumerate(zip(own, start, strict=True)):
+        if first is None:
+            assert batch["advantages"][row] == 0
+        elif second is None:  # what it has counts
+            assert batch["advantages"][row] < 0
+    (logged,) = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert logged["rewards/start/mean"] == logged["nemo_gym/letter_share/reward/start"] == 0.5
+    assert logged["rewards/nemo_gym_reward/mean"] == logged["nemo_gym/reward"] == 0.5
 
 
 def test_a_batch_without_any_score_changes_no_weight(spec: NeMoGymSpec, tmp_path: Path) -> None:

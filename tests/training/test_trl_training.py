@@ -43,15 +43,16 @@ def test_a_shipped_config_is_one_that_trl_and_the_spec_take(name: str, tmp_path:
         AsyncGRPOConfig(**{**config["async_grpo"], **here})
 
 
-def test_the_reward_rises(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny", "parts"])
+def test_the_reward_rises(name: str, tmp_path: Path) -> None:
     """`examples/trl/train.py` as a user runs it."""
-    config = (ROOT / "examples/trl/tiny.yaml").read_text()
-    config = config.replace("outputs/trl-tiny", str(tmp_path / "run")).replace(
+    config = (ROOT / f"examples/trl/{name}.yaml").read_text()
+    config = config.replace(f"outputs/trl-{name}", str(tmp_path / "run")).replace(
         'save_strategy: "no"', "save_strategy: steps"
     )
-    (tmp_path / "tiny.yaml").write_text(config + "  save_steps: 40\n")
+    (tmp_path / f"{name}.yaml").write_text(config + "  save_steps: 40\n")
     done = subprocess.run(
-        [sys.executable, "examples/trl/train.py", "--config", str(tmp_path / "tiny.yaml")],
+        [sys.executable, "examples/trl/train.py", "--config", str(tmp_path / f"{name}.yaml")],
         cwd=ROOT,
         env={
             **os.environ,
@@ -65,7 +66,7 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     state = json.loads((tmp_path / "run" / "checkpoint-40" / "trainer_state.json").read_text())
     steps = [entry for entry in state["log_history"] if "reward" in entry]
-    assert mean(step["reward"] for step in steps[:3]) < 0.2
-    assert mean(step["reward"] for step in steps[-5:]) > 0.8
+    assert mean(step["rewards/nemo_gym_reward/mean"] for step in steps[:3]) < 0.2
+    assert mean(step["rewards/nemo_gym_reward/mean"] for step in steps[-5:]) > 0.8
     assert steps[-1]["nemo_gym/letter_share/prefix_misses"] == 0
     assert steps[-1]["nemo_gym/failed"] == 0

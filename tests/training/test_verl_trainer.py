@@ -18,19 +18,15 @@ pytest.importorskip("support.verl_quiet")
 
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
-from verl.trainer.ppo.v1 import AgentLoopManagerTQ
 
-from gymgate.config import RuntimeConfig
 from gymgate.errors import PolicyError
 from gymgate.integrations.verl.dataset import plain
 from gymgate.integrations.verl.metrics import PARTITION
 from gymgate.integrations.verl.worker import LoopConfig
-from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.verl import NeMoGymReplayBufferAsync
-from support.ray_cluster import ray_on_loopback
-from support.verl_parts import VERSION, Scripted, example_rows, make_config
-from support.verl_trainer import CPUTrainer
+from support.verl_parts import VERSION, make_config
+from support.verl_trainer import QUEUE, CPUTrainer, manager_of, running_queue
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
 
@@ -50,36 +46,15 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
         f"actor_rollout_ref.rollout.n={N}",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={ROWS}",
         f"data.train_batch_size={ROWS}",
-        "data.dataloader_num_workers=0",
-        "data.shuffle=false",  # a prompt stays with its worker, where `PLAN` counts its sessions
-        "transfer_queue.enable=true",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
-        "trainer.v1.sampler.custom_sampler.path=pkg://gymgate.verl",
-        "trainer.v1.sampler.custom_sampler.name=NeMoGymReplayBuffer",
-        "trainer.logger=[file]",
-        "trainer.val_before_train=false",
-        "trainer.test_freq=1",
-        "trainer.save_freq=-1",
+        *QUEUE,
         "trainer.total_training_steps=2",
     )
 
 
 @pytest.fixture(scope="module")
 def queue(config: DictConfig) -> Iterator[None]:
-    """Ray and verl's TransferQueue, on this machine's loopback."""
-    variables = {"PYTHONPATH": str(Path(__file__).parents[1]), "TRANSFER_QUEUE_ENABLE": "1"}
-    with ray_on_loopback(num_cpus=3, object_store_memory=200_000_000, runtime_env={"env_vars": variables}):
-        tq.init(config.transfer_queue)
+    with running_queue(config):
         yield
-        tq.close()
-
-
-def manager_of(config: DictConfig) -> AgentLoopManagerTQ:
-    site = ensure_runtime(RuntimeConfig()).site
-    server = Scripted([row for name in BLEND for row in example_rows(site, name)], PLAN)
-    return AgentLoopManagerTQ.create(
-        config=config, llm_client=server, teacher_client=None, reward_loop_worker_handles=[]
-    )
 
 
 async def leases_of(config: DictConfig) -> int:
@@ -104,7 +79,7 @@ def test_a_step_of_the_trainer_and_one_of_failures(
     trainer.init()
     told = r"75 of the 75 rollouts .* nothing to train on .*: policy: .*out of memory"
     with pytest.raises(PolicyError, match=told):
-        trainer.fit(manager_of(config))
+        trainer.fit(manager_of(config, BLEND, PLAN))
     assert asyncio.run(leases_of(config)) == 3  # two workers, and this one
 
     (trained,) = trainer.weights.trained

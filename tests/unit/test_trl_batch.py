@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from gymgate.errors import DataError, PolicyError
+from gymgate.errors import ConfigError, DataError, PolicyError
 from gymgate.integrations.training.rollouts import (
     MAX_FAILED_BATCHES,
     MIN_FAILED_GROUPS,
@@ -16,8 +18,9 @@ from gymgate.integrations.training.rollouts import (
     SampledRollout,
     count_errors,
 )
-from gymgate.integrations.trl.batch import nemo_gym_reward, to_batch
+from gymgate.integrations.trl.batch import check_weights, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
+from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
 
@@ -155,6 +158,49 @@ def test_the_reward_function_passes_none_on_and_logs_each_rollout() -> None:
     assert logged["nemo_gym/failed_policy"] == [0, 1, 1]
     assert (logged["nemo_gym/a/failed_policy"], logged["nemo_gym/b/failed_policy"]) == ([0, 1], [1])
     assert logged["nemo_gym/a/failed_timeout"] == [0, 0]
+
+
+def test_parts_of_a_reward_are_reward_functions_and_a_missing_one_stays_missing() -> None:
+    """A rollout without the part, one that failed, and one that is masked; the last two have no part either."""
+    parts = {"format": 0.25, "unused": 3.0}
+    rollouts = [
+        sampled(TokenTurn([1], [2], [-0.1]), reward_parts=parts),
+        sampled(TokenTurn([1], [3], [-0.1]), reward_parts={"unused": 3.0}),
+        failed(),
+        sampled(TokenTurn([1], [4], [-0.1]), status="masked", reward_parts=parts),
+    ]
+    spec = NeMoGymSpec("e", reward_parts={"format": 0.5})
+    assert spec.reward_weights == [1.0, 0.5]
+    own, part = spec.reward_funcs
+    assert part.__name__ == pickle.loads(pickle.dumps(part)).__name__ == "format"
+    made = to_batch(rollouts, filler_id=EOS, weights=spec.settings.weights)
+    columns = {name: made[name] for name in ("env_reward", "reward_parts", "rollout_metrics")}
+    assert own(completions=[""] * 4, **columns) == [1.0, 1.0, None, None]
+    assert part(completions=[""] * 4, **columns) == [0.25, None, None, None]
+    metrics = made["rollout_metrics"]
+    assert [each.get("reward/format") for each in metrics] == [0.25, None, None, None]
+
+
+def test_a_rollout_without_anything_that_weighs_is_left_out() -> None:
+    weights = NeMoGymSpec("e", reward_parts={"format": 1.0, "reward": 0.0}).settings.weights
+    assert weights == {"reward": 0.0, "format": 1.0}
+    rollouts = [sampled(TokenTurn([1], [2], [-0.1]), reward_parts=parts) for parts in ({"format": 0.0}, {})]
+    made = to_batch(rollouts, filler_id=EOS, weights=weights)
+    assert (made["env_reward"], made["reward_parts"]) == ([1.0, None], [{"format": 0.0}, {}])
+    assert made["env_mask"] == [[1], [0]]
+
+
+def test_weights_that_the_trainer_does_not_have_are_refused() -> None:
+    class Weights(list[float]):
+        tolist = list.copy
+
+    trainer = SimpleNamespace(reward_weights=Weights([1.0, 0.20000000298]))
+    check_weights(trainer, [1.0, 0.2])
+    check_weights(
+        SimpleNamespace(reward_weights=Weights([1.0, 0.2, 7.0])), [1.0, 0.2]
+    )  # and one of the user's
+    with pytest.raises(ConfigError, match=r"reward_weights=spec\.reward_weights"):
+        check_weights(trainer, [1.0, 0.3])
 
 
 def test_a_prompt_leads_back_to_its_row() -> None:

@@ -19,6 +19,7 @@ class LetterShareVerifyRequest(BaseVerifyRequest):
 class LetterShareVerifyResponse(BaseVerifyResponse):
     letter: str
     answer_length: int
+    reward_components: dict[str, float]
 
 
 class LetterShare(SimpleResourcesServer):
@@ -31,7 +32,11 @@ class LetterShare(SimpleResourcesServer):
             part.text for message in messages for part in message.content if part.type == "output_text"
         )
         share = text.count(body.letter) / len(text) if text else 0.0
-        return LetterShareVerifyResponse(**body.model_dump(), reward=share, answer_length=len(text))
+        # Trainers may weigh this part: whether the answer starts with the letter. An empty answer has no such part.
+        parts = {"start": float(text.startswith(body.letter))} if text else {}
+        return LetterShareVerifyResponse(
+            **body.model_dump(), reward=share, answer_length=len(text), reward_components=parts
+        )
 
 
 if __name__ == "__main__":

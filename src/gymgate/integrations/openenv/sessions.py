@@ -21,6 +21,7 @@ from openenv.core.harness import (
 from gymgate.errors import ConfigError, GymgateError, TokenDataError
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
+from gymgate.integrations.training.spec import training_reward
 from gymgate.integrations.trl.dataset import prompt_messages
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
 from gymgate.integrations.trl.spec import NeMoGymSpec
@@ -173,9 +174,10 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
         if not self._rollout.done():
             return VerifyResult()
         rollout = self._rollout.result().rollout
-        outcome = outcome_of(rollout, score_truncated=self._factory.spec.settings.score_truncated)
+        settings = self._factory.spec.settings
+        outcome = outcome_of(rollout, score_truncated=settings.score_truncated)
         return VerifyResult(
-            env_reward=outcome.taught,
+            env_reward=training_reward(rollout, outcome.taught, settings.weights),
             done=True,
             metrics={**rollout.metrics, **rollout.reward_parts},
             artifacts={"rollout_id": rollout.id, "outcome": outcome.reason},

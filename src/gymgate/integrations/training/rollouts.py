@@ -132,7 +132,8 @@ def rollout_metrics(sampled: SampledRollout, delivered: Segment | None = None) -
     """Return the numbers that trainers log for one rollout.
 
     `delivered` is the only segment that is trained on, for a trainer that takes one. A number that does not exist is
-    left out: `reward` of a rollout that does not count, `delivered_fraction` of one that is not trained on.
+    left out: `reward` and its parts (`reward/NAME`) of a rollout that does not count, `delivered_fraction` of one that is
+    not trained on.
     """
     rollout, outcome = sampled.rollout, outcome_of(sampled.rollout)
     kind = None if rollout.error is None else rollout.error.kind
@@ -152,6 +153,7 @@ def rollout_metrics(sampled: SampledRollout, delivered: Segment | None = None) -
         values["delivered_fraction"] = sum(delivered.mask) / sampled_ids
     if outcome.reward is not None:
         values["reward"] = outcome.reward
+        values |= {f"reward/{name}": part for name, part in rollout.reward_parts.items()}
     return values
 
 

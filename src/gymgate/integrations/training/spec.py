@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
 from gymgate.collection.spec import RolloutSpec
+from gymgate.rollout import Rollout
+
+REWARD = "reward"
+"""Name of the environment's own reward beside its parts."""
+
+
+def _items(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
 class TrainingSpec(RolloutSpec):
@@ -10,3 +23,23 @@ class TrainingSpec(RolloutSpec):
 
     score_truncated: bool = False
     """Train on rollouts that a limit ended, with the reward they got; by default they are left out."""
+    reward_parts: Annotated[tuple[tuple[str, float], ...], BeforeValidator(_items)] = ()
+    """Weights of the parts of a reward, by the environment's names for them: `{format: 0.2}`. `reward` is the environment's own
+    reward, of weight 1 unless it is named. A part that a rollout does not have stays missing."""
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weights of the environment's own reward, which comes first, and of the parts."""
+        return {REWARD: 1.0, **dict(self.reward_parts)}
+
+
+def training_reward(rollout: Rollout, reward: float | None, weights: Mapping[str, float]) -> float | None:
+    """Return the weighted sum of `reward`, which is the one to count, and of the rollout's parts.
+
+    `None` without a reward to count, and if the rollout has nothing that has a weight.
+    """
+    if reward is None:
+        return None
+    values = {**rollout.reward_parts, REWARD: reward}
+    weighted = [weight * values[name] for name, weight in weights.items() if weight and name in values]
+    return sum(weighted) if weighted else None

@@ -199,6 +199,7 @@ class Producer:
             prompt=[{"role": message["role"], "content": message["content"]} for message in record["prompt"]],
             decode=lambda ids: str(self.settings.tokenizer.decode(ids, skip_special_tokens=True)),
             score_truncated=self.spec.settings.score_truncated,
+            weights=self.spec.settings.weights,
         )
         try:
             self.channels.metrics.put_nowait(group_metrics(rollouts, environment))

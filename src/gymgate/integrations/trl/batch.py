@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean, pstdev
+from types import MappingProxyType
 from typing import Any, Literal
 
-from gymgate.errors import TokenDataError
+from gymgate.errors import ConfigError, TokenDataError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
     rollout_metrics,
     values_by_metric,
 )
-from gymgate.rollout import Segment, outcome_of
+from gymgate.integrations.training.spec import REWARD, training_reward
+from gymgate.rollout import Rollout, Segment, outcome_of
 
 SegmentChoice = Literal["longest", "last"]
 """The segment that stands for a rollout with several: the one with most sampled ids, or the last."""
+OWN_REWARD: Mapping[str, float] = MappingProxyType({REWARD: 1.0})
 EPSILON = 1e-8
 """Added to the deviation of a group's rewards, which is 0 where all are equal."""
 
@@ -28,14 +31,16 @@ def to_batch(
     filler_id: int,
     segment_choice: SegmentChoice = "longest",
     score_truncated: bool = False,
+    weights: Mapping[str, float] = OWN_REWARD,
 ) -> dict[str, Any]:
     """Return what a rollout function returns to `GRPOTrainer`: lists with one element per rollout, in order.
 
     `completion_ids`, `logprobs` and `env_mask` are of one length per rollout; `logprobs` is `None` for ids that were not
     sampled. A rollout that is left out of training (see `outcome_of`) keeps its place with reward `None` and a mask of
-    zeros, so it enters neither the baseline nor the loss. A rollout without sampled ids has one masked `filler_id`.
+    zeros, so it enters neither the baseline nor the loss. So does one that has nothing of what has a weight in `weights`
+    (see `training_reward`). A rollout without sampled ids has one masked `filler_id`.
     """
-    rewards = [outcome_of(each.rollout, score_truncated=score_truncated).taught for each in rollouts]
+    rewards = [_taught(each.rollout, score_truncated, weights)[0] for each in rollouts]
     delivered = [
         _delivered(sampled, filler_id, segment_choice, trained=reward is not None)
         for sampled, reward in zip(rollouts, rewards, strict=True)
@@ -46,10 +51,23 @@ def to_batch(
         "logprobs": [segment.logprobs or [None] * len(segment.mask) for segment in delivered],
         "env_mask": [segment.mask for segment in delivered],
         "env_reward": rewards,
+        "reward_parts": [
+            {} if reward is None else dict(sampled.rollout.reward_parts)
+            for sampled, reward in zip(rollouts, rewards, strict=True)
+        ],
         "rollout_metrics": [
             rollout_metrics(sampled, segment) for sampled, segment in zip(rollouts, delivered, strict=True)
         ],
     }
+
+
+def _taught(
+    rollout: Rollout, score_truncated: bool, weights: Mapping[str, float]
+) -> tuple[float | None, float | None]:
+    """Return the environment's reward to learn from, and the weighted one; both `None` for a rollout that is left out."""
+    reward = outcome_of(rollout, score_truncated=score_truncated).taught
+    weighted = training_reward(rollout, reward, weights)
+    return (None if weighted is None else reward), weighted
 
 
 def _delivered(sampled: SampledRollout, filler_id: int, choice: SegmentChoice, *, trained: bool) -> Segment:
@@ -82,6 +100,29 @@ def nemo_gym_reward(
     return list(env_reward)
 
 
+class RewardPart:
+    """TRL's reward function for a part of the reward: `None` where a rollout does not have it, or is left out of training.
+
+    TRL logs it as `rewards/NAME/mean`, over the rollouts that have it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, reward_parts: list[dict[str, float]], **_: Any) -> list[float | None]:
+        return [parts.get(self.__name__) for parts in reward_parts]
+
+
+def check_weights(trainer: Any, weights: Sequence[float]) -> None:
+    """Raise `ConfigError` if the trainer does not weigh the spec's reward functions, which come first, by these weights."""
+    given = trainer.reward_weights.tolist()[: len(weights)]
+    if not all(math.isclose(*pair, rel_tol=1e-5) for pair in zip(given, weights, strict=True)):
+        raise ConfigError(
+            f"the trainer weighs the parts of the reward by {given}, reward_parts by {list(weights)};"
+            " set GRPOConfig(reward_weights=spec.reward_weights)"
+        )
+
+
 def to_samples(
     rollouts: Sequence[SampledRollout],
     *,
@@ -90,19 +131,23 @@ def to_samples(
     prompt: list[dict[str, str]],
     decode: Callable[[list[int]], str],
     score_truncated: bool = False,
+    weights: Mapping[str, float] = OWN_REWARD,
 ) -> list[Any]:
     """Return a group as `RolloutSample`s for `AsyncGRPOTrainer`: one for each segment of each trained rollout.
 
-    The advantage compares a rollout with the trained ones of its group, by their mean and standard deviation. `version`
-    is the version of the weights where the engine gave none. Raises `TokenDataError` for a sampled id without logprob.
+    A rollout's reward is the sum of its parts by `weights`. The advantage compares a rollout with the trained ones of its
+    group, by their mean and standard deviation. `version` is the version of the weights where the engine gave none. Raises
+    `TokenDataError` for a sampled id without logprob.
     """
-    rewards = [outcome_of(each.rollout, score_truncated=score_truncated).taught for each in rollouts]
+    taught = [_taught(each.rollout, score_truncated, weights) for each in rollouts]
+    rewards = [weighted for _, weighted in taught]
     known = [reward for reward in rewards if reward is not None]
     deviation = pstdev(known) if known else 0.0
     samples = []
-    for sampled, reward in zip(rollouts, rewards, strict=True):
+    for sampled, (own, reward) in zip(rollouts, taught, strict=True):
         if reward is None:
             continue
+        parts = {name: value for name, value in sampled.rollout.reward_parts.items() if name in weights}
         versions = [segment.policy_version[0] for segment in sampled.segments if segment.policy_version]
         for segment in sampled.segments:
             sample = _sample(
@@ -112,7 +157,12 @@ def to_samples(
                 advantage=(reward - fmean(known)) / (deviation + EPSILON),
                 model_version=min(versions, default=version),
                 group_id=group_id,
-                metrics={"reward": reward, "reward_std": deviation, "rewards/nemo_gym_reward": reward},
+                metrics={
+                    "reward": reward,
+                    "reward_std": deviation,
+                    "rewards/nemo_gym_reward": own,
+                    **{f"rewards/{name}": value for name, value in parts.items()},
+                },
             )
             samples.append(sample)
     return samples

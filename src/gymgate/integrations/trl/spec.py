@@ -26,7 +26,7 @@ from gymgate.integrations.training.curriculum import CurriculumConfig
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
 from gymgate.integrations.training.rows import blended, in_turn, read_rows
 from gymgate.integrations.training.spec import TrainingSpec
-from gymgate.integrations.trl.batch import SegmentChoice, nemo_gym_reward, to_batch
+from gymgate.integrations.trl.batch import RewardPart, SegmentChoice, check_weights, nemo_gym_reward, to_batch
 from gymgate.integrations.trl.dataset import locate, make_dataset, open_sources, weights_of
 from gymgate.integrations.trl.policy import (
     EngineSource,
@@ -138,9 +138,16 @@ class NeMoGymSpec:
         return make_dataset(read_rows(sources, in_turn(sources)), "eval")
 
     @property
-    def reward_funcs(self) -> Callable[..., list[float | None]]:
-        """The reward function: it returns the environment's rewards and logs metrics of each environment."""
-        return nemo_gym_reward
+    def reward_funcs(self) -> list[Callable[..., list[float | None]]]:
+        """The reward functions: the environment's reward, which logs metrics of each environment, and one for each of
+        `reward_parts`."""
+        _, *parts = self.settings.weights
+        return [nemo_gym_reward, *map(RewardPart, parts)]
+
+    @property
+    def reward_weights(self) -> list[float]:
+        """The weights of `reward_funcs`, for `GRPOConfig`."""
+        return [*self.settings.weights.values()]
 
     def rollout_func(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """Run one rollout per prompt, all at once (TRL repeats prompts itself), and return them as `to_batch` says.
@@ -153,6 +160,8 @@ class NeMoGymSpec:
 
         trainer.accelerator.wait_for_everyone()  # until TRL's main process has sent the weights to the server
         if trainer not in self._policies:  # a renderer takes a while to make, and warnings are given once
+            if self.settings.reward_parts:
+                check_weights(trainer, self.reward_weights)
             check_timeout(trainer, self.settings.limits.timeout_s)
             self._policies[trainer] = make_policy(trainer, self.engine, self.renderer)
         if self._loop is None:
@@ -170,6 +179,7 @@ class NeMoGymSpec:
             filler_id=tokenizer_of(trainer.processing_class).eos_token_id,
             segment_choice=self.settings.segment_choice,
             score_truncated=self.settings.score_truncated or not trainer.model.training,
+            weights=self.settings.weights,
         )
         # every rank decides the same, over the rollouts of all
         errors = [each.rollout.error for each in rollouts]

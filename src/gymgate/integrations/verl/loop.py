@@ -12,6 +12,7 @@ from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 from gymgate import codec
 from gymgate.errors import ConfigError, DataError, GymgateError, from_wire
 from gymgate.integrations.training.rollouts import SampledRollout
+from gymgate.integrations.training.spec import REWARD, training_reward
 from gymgate.integrations.verl.dataset import ENVIRONMENT, ROW, plain
 from gymgate.integrations.verl.metrics import is_validation, report, why_untrained
 from gymgate.integrations.verl.outputs import fitting, to_outputs
@@ -57,7 +58,8 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
             await asyncio.sleep(0)  # verl starts the sessions of a group together: all are counted after this
             sampled = await worker.run(environment, row, sampling_params)
             reward = await self._reward(sampled, kwargs)
-            outputs = [] if reward is None else to_outputs(sampled, reward)
+            parts = {name: value for name, value in self._parts(sampled).items() if value is not None}
+            outputs = [] if reward is None else to_outputs(sampled, reward, parts)
             await report(self.config, sampled, kwargs, trained=bool(outputs))
             if not outputs:
                 logger.warning("no output for verl: %s", untrained_error(sampled))
@@ -68,7 +70,8 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
 
     async def _run_v0(self, sampled: SampledRollout, kwargs: dict[str, Any]) -> AgentLoopOutput:
         """Return one output: verl's v0 worker takes no more, and none without a reward."""
-        reward = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated).taught
+        outcome = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated)
+        reward = training_reward(sampled.rollout, outcome.taught, self.settings.weights)
         trained = reward is not None and bool(sampled.segments)
         await report(self.config, sampled, kwargs, trained=trained)
         if reward is None or not trained:
@@ -80,14 +83,26 @@ class NeMoGymAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if segment is None:
             bounds = "prompt_length={} and response_length={}".format(*lengths)
             raise DataError(f"no segment of rollout {sampled.rollout.id} fits {bounds}")
-        return AgentLoopOutput(**to_outputs(replace(sampled, segments=[segment]), reward)[0])
+        return AgentLoopOutput(
+            **to_outputs(replace(sampled, segments=[segment]), reward, self._parts(sampled))[0]
+        )
 
     async def _reward(self, sampled: SampledRollout, kwargs: dict[str, Any]) -> float | None:
         """Return the reward to learn from; in validation the one to count, which a truncated rollout has too."""
         outcome = outcome_of(sampled.rollout, score_truncated=self.settings.score_truncated)
-        if outcome.counted and not outcome.trained and await is_validation(kwargs):
-            return outcome.reward
-        return outcome.taught
+        counts = outcome.trained or (outcome.counted and await is_validation(kwargs))
+        return training_reward(sampled.rollout, outcome.reward if counts else None, self.settings.weights)
+
+    def _parts(self, sampled: SampledRollout) -> dict[str, float | None]:
+        """Return the parts of the reward that the entry names; `None` for one that the rollout does not have.
+
+        verl leaves `None` out of its means. Its v0 batch needs every name in every rollout; its v1 takes what there is.
+        """
+        return {
+            name: sampled.rollout.reward_parts.get(name)
+            for name, _ in self.settings.reward_parts
+            if name != REWARD
+        }
 
     def _worker(self) -> Worker:
         template = plain(self.apply_chat_template_kwargs)

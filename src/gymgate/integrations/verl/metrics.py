@@ -54,6 +54,10 @@ def why_untrained(sampled: SampledRollout) -> dict[str, str]:
         message = (
             "truncated: raise data.max_response_length or the entry's limits, or set its score_truncated"
         )
+    elif rollout.status == "completed" and rollout.reward is not None:
+        message = (
+            f"reward_parts weighs nothing that it has; its parts: {', '.join(rollout.reward_parts) or 'none'}"
+        )
     else:
         message = f"{rollout.status}, with reward {rollout.reward}"
     return {"error": error, "message": message}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.errors import TokenDataError
@@ -15,15 +15,18 @@ _NOT_FOR_VALIDATION = ("failed", "masked", "unscored", "reward", *(f"failed_{kin
 """Metrics that say nothing of a rollout that gave an output, or that not every such rollout has."""
 
 
-def to_outputs(sampled: SampledRollout, reward: float) -> list[dict[str, Any]]:
+def to_outputs(
+    sampled: SampledRollout, reward: float, parts: Mapping[str, float | None] | None = None
+) -> list[dict[str, Any]]:
     """Return the arguments of one `AgentLoopOutput` per segment, in order.
 
     Every output has the rollout's reward: verl computes the baseline from a session's last output, and trains all of
-    them with its advantage. Ids that the policy did not sample have mask 0 and logprob 0.0, which no loss reads.
+    them with its advantage. `parts` of the reward go to verl's validation log. Ids that the policy did not sample have mask 0
+    and logprob 0.0, which no loss reads.
 
     Raises `TokenDataError` for a segment in which only some turns have logprobs.
     """
-    timing, extra = sampled.rollout.timing, reward_extra_info(sampled)
+    timing, extra = sampled.rollout.timing, {**reward_extra_info(sampled), **(parts or {})}
     return [
         {
             "prompt_ids": segment.prompt_ids,
@@ -49,7 +52,11 @@ def to_outputs(sampled: SampledRollout, reward: float) -> list[dict[str, Any]]:
 def reward_extra_info(sampled: SampledRollout) -> dict[str, float]:
     """Return metrics for verl's validation log; every rollout of every environment has the same names."""
     metrics = rollout_metrics(sampled)
-    return {name: value for name, value in metrics.items() if name not in _NOT_FOR_VALIDATION}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if name not in _NOT_FOR_VALIDATION and not name.startswith("reward/")
+    }
 
 
 def _filled_logprobs(segment: Segment) -> list[float] | None:
