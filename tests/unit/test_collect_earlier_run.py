@@ -116,6 +116,27 @@ def test_it_is_exported(directory: Path, form: str, name: str, count: int) -> No
         assert len(inputs) == 4
 
 
+def test_rows_are_exported_by_pass_rate(directory: Path) -> None:
+    """The easiest first; rows of equal rates keep their order, and one without any reward is left out."""
+    lines = [orjson.loads(line) for line in Path("run", ROLLOUTS).read_bytes().splitlines()]
+    for line, reward in zip(lines, (0.25, 1.0, 0.25, None), strict=True):
+        line["reward"] = reward
+    Path("run", ROLLOUTS).write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    exported = {}
+    for order in ("input", "pass-rate"):
+        CliRunner().invoke(
+            export, ["run", "--to", "rows", "-o", "r.jsonl", "--order", order], catch_exceptions=False
+        )
+        exported[order] = Path("r.jsonl").read_bytes().splitlines()
+    rates = {line["task"]: line["reward"] for line in lines if line["reward"] is not None}
+    assert len(exported["input"]) == 3
+    easiest = next(number for number, task in enumerate(sorted(rates)) if rates[task] == 1.0)
+    others = [row for number, row in enumerate(exported["input"]) if number != easiest]
+    assert exported["pass-rate"] == [exported["input"][easiest], *others]
+    done = CliRunner().invoke(export, ["run", "--to", "gym", "-o", "g.jsonl", "--order", "pass-rate"])
+    assert isinstance(done.exception, ConfigError)
+
+
 FORMS = [("dataset", "d.jsonl"), ("gym", "g.jsonl"), ("rows", "r.jsonl"), ("traces", "traces.jsonl")]
 
 

@@ -31,8 +31,17 @@ from gymgate.errors import ConfigError
     "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
 )
 @keep_option
+@click.option(
+    "--order",
+    type=click.Choice(["input", "pass-rate"]),
+    default="input",
+    show_default=True,
+    help="Order of --to rows: as the run read them, or by mean reward, the easiest first.",
+)
 @overlap_option
-def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None, overlap: str) -> None:
+def command(
+    runs: tuple[Path, ...], form: str, output: Path, bounds: str | None, order: str, overlap: str
+) -> None:
     """Write rollouts or rows in a form that others read.
 
     RUN is a directory of gymgate run, with its shards, or (not for gym and rows) a rollouts.jsonl of NeMo Gym's
@@ -40,6 +49,8 @@ def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None,
     """
     if bounds is not None and form != "rows":
         raise ConfigError(f"--keep selects rows: it needs --to rows, not --to {form}")
+    if order != "input" and form != "rows":
+        raise ConfigError(f"--order sorts rows: it needs --to rows, not --to {form}")
     found = Runs(runs, first_of_overlap=overlap == "first")
     if form in ("gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
         raise ConfigError(
@@ -48,7 +59,7 @@ def command(runs: tuple[Path, ...], form: str, output: Path, bounds: str | None,
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)
         collected = read_tasks(found)
-        written = f"{export_rows(collected, output, *limits)} of {len(collected.tasks)} rows"
+        written = f"{export_rows(collected, output, *limits, easiest_first=order == 'pass-rate')} of {len(collected.tasks)} rows"
     else:
         written = f"{_export(found, form, output)} rollouts"
     for note in (*found.notes, *found.missing):

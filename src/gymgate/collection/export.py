@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import orjson
@@ -31,15 +32,20 @@ def export_dataset(runs: Runs, output: Path) -> int:
     return write_table(output, (_flat(value) for value in runs.rollouts()), _schema)
 
 
-def export_rows(collected: CollectedTasks, output: Path, low: float, high: float) -> int:
+def export_rows(
+    collected: CollectedTasks, output: Path, low: float, high: float, *, easiest_first: bool = False
+) -> int:
     """Write the input rows of the tasks whose mean reward lies between two bounds, read again from their files; how many.
 
+    They come in the order of the runs' rows, or with `easiest_first` by mean reward, the highest first, equal ones as before.
     Rows of several environments name the agent that ran them, so that each goes to its own environment again. Raises
     `ConfigError` for another ending than .jsonl, `DataError` where a file no longer has a row.
     """
     checked_table(output, (".jsonl",))
     rows = RowReader()
     tasks = list(keep(collected, low, high))
+    if easiest_first:
+        tasks.sort(key=lambda task: -fmean(task.rewards()))
     several = len({task.environment for task in tasks}) > 1
 
     def row_of(task: Task) -> dict[str, Any]:
