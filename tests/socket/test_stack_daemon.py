@@ -20,6 +20,7 @@ from gymgate.errors import StackLostError, StackStartError
 from gymgate.stack.client import Lease
 from gymgate.stack.daemon import Daemon
 from gymgate.stack.protocol import Peer
+from support.hanging import Hanging
 
 CONFIG = StackConfig(environments=("none",))
 
@@ -145,20 +146,12 @@ async def test_all_who_wait_for_a_start_that_fails_get_its_error(tmp_path: Path)
 
 
 async def test_calls_under_way_are_cancelled_when_the_daemon_stops(tmp_path: Path) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(message: dict[str, Any], _: bytes) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
+    hanging = Hanging()
     async with serving(tmp_path) as daemon:
         connection = await leased(daemon)
-        next(iter(daemon.leases)).peer.handlers["hang"] = hang
+        next(iter(daemon.leases)).peer.handlers["hang"] = hanging
         calling = asyncio.create_task(connection.peer.call("hang"))
-        await begun.wait()
+        await hanging.begun.wait()
         daemon.retire()
-        await ended.wait()
+        await hanging.ended.wait()
         calling.cancel()

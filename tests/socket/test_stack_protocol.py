@@ -14,6 +14,7 @@ import pytest
 from gymgate.errors import ConfigError, DataError, GymgateError, PolicyError, StackLostError
 from gymgate.stack.ports import HeldPort, listens
 from gymgate.stack.protocol import Peer, Reply
+from support.hanging import Hanging
 
 
 @asynccontextmanager
@@ -68,40 +69,24 @@ async def test_errors_cross_with_their_attributes() -> None:
 
 
 async def test_cancelling_a_call_cancels_the_work() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang(message: dict[str, Any], _: bytes) -> None:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    left, right = Peer({"hang": hang}), Peer()
+    hanging = Hanging()
+    left, right = Peer({"hang": hanging}), Peer()
     async with joined(left, right):
         call = asyncio.create_task(right.call("hang"))
-        await begun.wait()
+        await hanging.begun.wait()
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-        await ended.wait()
+        await hanging.ended.wait()
 
 
 async def test_losing_the_other_end_ends_calls_and_work() -> None:
-    ended = asyncio.Event()
-
-    async def hang(message: dict[str, Any], _: bytes) -> None:
-        left.abort()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.set()
-
-    left, right = Peer({"hang": hang}), Peer(describe_loss=lambda: "it left")
+    left, right = Peer(), Peer(describe_loss=lambda: "it left")
+    left.handlers["hang"] = hanging = Hanging(left.abort)
     async with joined(left, right):
         with pytest.raises(StackLostError, match="it left"):
             await right.call("hang")
-        await ended.wait()
+        await hanging.ended.wait()
         with pytest.raises(StackLostError, match="it left"):
             await right.call("hang")
         right.tell("progress")
