@@ -25,11 +25,10 @@ from aiohttp import web
 
 from benchmarks import scripted_policy
 from benchmarks.contenders import Run
-from benchmarks.machine import cpu_s, describe, print_table
+from benchmarks.machine import cpu_s, descendants, describe, print_table
 from benchmarks.progress import Steps
 from benchmarks.rollouts import contenders
 from gymgate.config import RuntimeConfig
-from gymgate.stack.forkserver import descendants
 
 PARTS = ["whole", "before call 1", "policy", "between the calls", "policy", "after call 2"]
 CALLS = 2

@@ -38,6 +38,19 @@ def session_pids(session: int) -> list[int]:
     return found
 
 
+def descendants(root: int) -> list[int]:
+    """Processes below another one, by /proc/<pid>/stat (field 4)."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := stat_fields(int(entry.name))):
+            parents[int(entry.name)] = int(fields[1])
+    found: list[int] = []
+    below = {root}
+    while below := {pid for pid, parent in parents.items() if parent in below}:
+        found += below
+    return found
+
+
 def pss_mb(pid: int) -> float:
     """Proportional set size of a process in MB; 0 if it is gone."""
     try:

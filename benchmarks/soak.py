@@ -36,13 +36,12 @@ from urllib.request import urlopen
 
 from aiohttp import web
 
-from benchmarks.machine import describe, pss_mb
+from benchmarks.machine import descendants, describe, pss_mb
 from benchmarks.soak_work import ENGINE, Policies, Work, strange_requests
 from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
-from gymgate.stack.forkserver import descendants
 
 WITH_TOOLS = ("example_single_tool_call", "example_session_state_mgmt", "example_multi_step")
 ENVIRONMENTS = (*WITH_TOOLS, "mcqa")

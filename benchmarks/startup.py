@@ -47,14 +47,13 @@ from typing import Any
 from benchmarks.builtin import SERVERS, BuiltinHome, Order, start_builtin
 from benchmarks.contenders import memory_mb
 from benchmarks.gym_collector import stock_stack, uv_cache
-from benchmarks.machine import describe, numbers, print_table
+from benchmarks.machine import descendants, describe, numbers, print_table
 from benchmarks.progress import Steps, say
 from benchmarks.scripted_policy import scripted_policy
 from benchmarks.trees import Trees
 from gymgate.api import load_catalog
 from gymgate.config import ReplayEndpoint, StackConfig
 from gymgate.stack import Stack, acquire
-from gymgate.stack.forkserver import descendants
 
 Add = Callable[[str, int, float], None]
 ENVIRONMENTS = tuple(SERVERS)

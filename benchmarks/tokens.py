@@ -32,14 +32,13 @@ from benchmarks.contenders import ENVIRONMENT, bare_agent, bare_run
 from benchmarks.delayed_policy import delayed_policy, row_with
 from benchmarks.engine.model import real_model
 from benchmarks.engine.server import vllm_server
-from benchmarks.machine import cpu_s, describe, print_table, pss_mb
+from benchmarks.machine import cpu_s, descendants, describe, print_table, pss_mb
 from benchmarks.progress import Steps
 from benchmarks.realistic import in_turn
 from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig, StackConfig
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import Stack, acquire
-from gymgate.stack.forkserver import descendants
 from gymgate.tokens import Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import CallableEngine, VLLMGenerateEngine

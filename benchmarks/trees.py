@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
-from benchmarks.machine import pss_mb, stat_fields
-from gymgate.stack.forkserver import descendants
+from benchmarks.machine import descendants, pss_mb, stat_fields
 
 SAMPLE_S = 0.5
 GRACE_S = 20.0

@@ -73,6 +73,13 @@ def test_an_unknown_attribute_is_named() -> None:
         _ = gymgate.nothing_of_the_kind
 
 
+def test_benchmarks_use_what_the_stack_exports() -> None:
+    """One starts its servers as a stack does, to compare with; see `benchmarks/contenders.py`."""
+    inner = re.compile(r"^\s*(?:from|import) gymgate\.stack\.", re.MULTILINE)
+    found = [path.name for path in (ROOT / "benchmarks").rglob("*.py") if inner.search(path.read_text())]
+    assert found == ["contenders.py"]
+
+
 def test_import_and_the_core_stay_cheap() -> None:
     code = (
         "import sys, gymgate; [getattr(gymgate, name) for name in gymgate.__all__];"
