@@ -33,10 +33,10 @@ COUNTS
 Environments whose [quality](quality.md) was measured. A name leads to its page. A dash: not measured; the page says why.
 
 - *again*: recorded rewards that are reproduced.
-- *changes*: rollouts whose reward changes when they are scored again.
-- *free*: the highest mean reward of an answer that solves nothing (empty, one sentence, the prompt), beside the recorded mean.
+- *changes*: rollouts that get another reward when they are scored again.
+- *free*: the highest mean reward of an answer that solves nothing (empty, one sentence, the prompt), next to the recorded mean.
 - *judge down*: what comes back if its judge does not answer; a `number` is scored like a wrong answer.
-- *oracle*: rows whose right answer earns the full reward in some phrasing, of those tried.
+- *oracle*: rows in which the right answer earns the full reward in some phrasing, of those tried.
 - *verify*: median milliseconds from the policy's last answer to the reward; *MB*: memory of its servers at rest; *per core*:
   rollouts per second that keep one core busy.
 

@@ -212,10 +212,10 @@ class EnvironmentSettings(Config):
     """Agent instance for rows without `agent_ref`; `None`: the config's only or first one."""
     sandbox: str | None = None
     """Sandbox provider: a name (`docker`, `local`, ...) or the path of a YAML file with its settings, as NeMo Gym's own. It
-    replaces the provider that the config names, if it names one. `None`: the config's own."""
+    replaces the provider that the config sets, if it sets one. `None`: the config's own."""
     routing: Routing | None = None
     """How a rollout's key reaches its agents' model calls: `url`, `metadata`, `remote`, `body` or `process`. `None`: a
-    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for an agent of your own that drops the key."""
+    table of NeMo Gym's agents decides, and `url` is for all others. Set `process` for your own agent if it drops the key."""
 
 
 class EnvironmentConfig(EnvironmentSettings):
@@ -225,7 +225,7 @@ class EnvironmentConfig(EnvironmentSettings):
     """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of your own config."""
     config: str | tuple[str, ...] | None = None
     """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
-    YAML files: paths of your own, or as the release names them (`responses_api_agents/x/configs/x.yaml`)."""
+    YAML files: your own by path, or the release's (`responses_api_agents/x/configs/x.yaml`)."""
     overrides: Settings = ()
     """Settings for NeMo Gym's config parser, by dotted key (`("server.resources_servers.x.key", value)`)."""
     scores_without_policy: bool = False
@@ -269,7 +269,7 @@ class StackSettings(Config):
     agent_processes: int = Field(default=4, ge=1)
     """Concurrent rollouts for agents that cannot forward the rollout key. Each runs in its own process; the rest queue."""
     gateway_host: Annotated[str, AfterValidator(_own_address)] | None = None
-    """IP address of this machine at which agents in sandboxes with a network of their own reach the policy, such as that of
+    """IP address of this machine at which agents in sandboxes with a separate network reach the policy, e.g. that of
     Docker's bridge (`172.17.0.1`). Requests there need a rollout's key. `None`: loopback only."""
     start_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds until every server must listen (installing the runtime is not counted)."""
@@ -300,11 +300,11 @@ class StackConfig(StackSettings):
     models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()
     """Endpoint of each judge or user simulator that a config names, by instance name; `"*"` is for all others. `"policy"`
     sends its calls to the rollout's own policy endpoint; `"none"` starts the stack without an endpoint, and a rollout that
-    calls it fails. An environment whose judge has no entry here is refused."""
+    calls it fails. An environment is refused if its judge has no entry here."""
     env_vars: tuple[str, ...] = ()
     """Environment variables, by name, to pass through to NeMo Gym's servers in addition to those that all get."""
     component_roots: tuple[str, ...] = ()
-    """Directories searched for servers of your own, beside the installed nemo-gym."""
+    """Directories searched for your own servers, in addition to the installed nemo-gym."""
     ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
     state_dir: str | None = None

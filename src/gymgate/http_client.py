@@ -226,7 +226,7 @@ class HTTPClient:
         if request.address not in self._untrusted:
             self._untrusted.add(request.address)
             logger.warning(
-                "%s sent more than was asked for; each request gets a connection of its own from now on",
+                "%s sent more than was asked for; each request gets a new connection from now on",
                 request.authority,
             )
         for connection in self._idle.pop(request.address, ()):

@@ -38,7 +38,7 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     (
         "mini_swe_agent_2",
         {"metadata": {"eval_report": {"a.b-1": {"patch_exists": True, "resolved": False}}}},
-        "SWE-bench's report names no test",
+        "SWE-bench's report has no test",
     ),
     (
         "mini_swe_agent_2",

@@ -102,10 +102,10 @@ def refuse_unanswered(
     listed = ", ".join(f"{name!r} ({setting})" for name, setting in missing.items())
     options = option or " ".join(f"--judge {name}=URL" for name in missing)
     first = next(iter(missing))
-    key = "" if option else f"MODEL@URL names a model, --judge-key-var {first}=VAR a key; "
+    key = "" if option else f"MODEL@URL sets a model, --judge-key-var {first}=VAR a key; "
     policy = "" if keyless else "'policy' is the policy itself, "
     raise NeedMissingError(
-        f"environment {environment!r} needs an endpoint for model server {listed}: give {options} ({key}in place of URL, {policy}"
+        f"environment {environment!r} needs an endpoint for model server {listed}: give {options} ({key}instead of URL, {policy}"
         f"'none' starts without one and fails the rollouts that call it), in Python models={{{first!r}: ...}}{hint}",
         environment=environment,
         need=f"judge {', '.join(missing)}",

@@ -79,7 +79,7 @@ class Scanner:
         config = self._config(name, *paths)
         if not config.instances:
             reasons = "; ".join(need.detail for need in config.needs)
-            raise ConfigError(f"config {name!r} cannot be used: {reasons or 'it names no server'}")
+            raise ConfigError(f"config {name!r} cannot be used: {reasons or 'it has no server'}")
         return replace(config, files=tuple(paths))
 
     def _config(self, name: str, path: Path, *more: Path) -> EnvConfig:

@@ -165,7 +165,7 @@ def command(
 
     Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
     incomplete, failed, with the rewards that differ, or the exception of a server. Exits with 1 if one differs or failed.
-    Judges give their recorded answers unless --judge names an endpoint. ENV may be a path to a config of your own, which
+    Judges give their recorded answers unless --judge gives an endpoint. ENV may be the path of your own config, which
     is checked anew each time.
 
     With --record, -b or a threshold it also measures the environment's quality, which takes a few minutes more, and exits

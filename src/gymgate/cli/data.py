@@ -54,8 +54,8 @@ def command() -> None:
     metavar="KEY=VALUE",
     help="Argument of the data's prepare(). Repeatable.",
 )
-@click.option("--script", metavar="FILE", help="Script of ENV to run in place of what its config declares.")
-@click.option("--input", metavar="FILE", help="Rows of your own (JSONL) in place of the declared data.")
+@click.option("--script", metavar="FILE", help="Script of ENV to run instead of what its config declares.")
+@click.option("--input", metavar="FILE", help="Your own rows (JSONL) instead of the declared data.")
 @click.option(
     "--prompt", metavar="FILE", help="Prompt (YAML: user, system) to fill raw rows into. [the declared one]"
 )
@@ -78,7 +78,7 @@ def command() -> None:
     help="Environment variable with the hub's token.",
 )
 @env_var_option
-@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, in place of an error.")
+@click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, instead of failing.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
 @click.option(
     "--prepare-timeout",

@@ -33,7 +33,7 @@ _SIGNS = {True: "ok", False: "FAILED", None: "-"}
     help="Address of a server that samples; give it once for each replica.",
 )
 @click.option("-m", "--model", metavar="NAME", help="Hub name or directory of the policy. [the served model]")
-@click.option("--renderer", metavar="NAME", help="Renderer of the policy, such as qwen3. [the model's]")
+@click.option("--renderer", metavar="NAME", help="Renderer of the policy, e.g. qwen3. [the model's]")
 @field_option("Rows", RunSpec, "data", "--data", metavar="ROWS", help="Rows, of which the first is run.")
 @gym_option
 @field_option("Limits", RolloutLimits, "timeout_s", "--timeout", default=300.0, help="Seconds per rollout.")

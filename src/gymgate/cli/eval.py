@@ -111,7 +111,7 @@ def command() -> None:
 )
 @click.pass_context
 def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> int:
-    """Run NeMo Gym environments through verifiers' eval; TASKSET is nemo-gym-env unless you name another.
+    """Run NeMo Gym environments through verifiers' eval; TASKSET defaults to nemo-gym-env.
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
     default environment runs one row, every other environment all of its rows.
@@ -183,7 +183,7 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
     flags |= {f"--env.taskset.{name.replace('_', '-')}": value for name, value in settings.items()}
     url, *replicas = endpoint_list(options["urls"]) if options["urls"] else [None]
     if replicas:
-        raise ConfigError("verifiers calls one endpoint, and -b names several; `gymgate run` takes replicas")
+        raise ConfigError("verifiers calls one endpoint, and -b has several; `gymgate run` takes replicas")
     if url:
         flags["--client.base-url"] = url
     for flag, value in flags.items():
@@ -255,7 +255,7 @@ def check_policy(
         raise ConfigError(f"model {model!r} needs an endpoint: -b http://host:8000/v1")
     if url is None or key_variable == REPLAY_KEY_VARIABLE:
         names = ", ".join(eval_options.environment_names())
-        log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL names an endpoint")
+        log(f"policy: recorded answers of {names}, replayed (no model is called); -b URL calls a model")
         policy = Policy(url or "", REPLAY_KEY_VARIABLE, model or "replay")
     else:
         variable = key_variable or DEFAULT_KEY_VARIABLE

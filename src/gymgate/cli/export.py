@@ -24,7 +24,7 @@ from gymgate.errors import ConfigError
     required=True,
     type=click.Choice(["dataset", "gym", "inspect", "rows", "traces"]),
     help="dataset: a flat table for dataset libraries (.jsonl or .parquet); gym: NeMo Gym's rollouts.jsonl, with its "
-    "materialized inputs beside it; inspect: a log for `inspect view` (.eval); rows: the input rows, the next run's input "
+    "materialized inputs next to it; inspect: a log for `inspect view` (.eval); rows: the input rows, the next run's input "
     "(.jsonl); traces: verifiers' traces.jsonl.",
 )
 @click.option(

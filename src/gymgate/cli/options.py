@@ -179,7 +179,7 @@ class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before clic
         try:
             Version(version)
         except InvalidVersion:
-            self.fail(f"{version!r} is not a version; write one such as {DEFAULT_NEMO_GYM}.", param, ctx)
+            self.fail(f"{version!r} is not a version; write e.g. {DEFAULT_NEMO_GYM}.", param, ctx)
         return RuntimeConfig(version=version, interpreter=path)
 
 
@@ -333,7 +333,7 @@ keep_option = click.option(
     "--keep",
     "bounds",
     metavar="LOW..HIGH",
-    help="Write only rows whose mean reward lies in this range.",
+    help="Write only rows with a mean reward in this range.",
 )
 
 

@@ -203,7 +203,7 @@ def sampling_fields(texts: Iterable[str]) -> tuple[tuple[str, Any], ...]:
     """`KEY=VALUE` with YAML values, sorted by key. Raises `ConfigError`."""
     fields: dict[str, Any] = {}
     for text in texts:
-        key, value = key_value("--sampling", text, ", such as temperature=0.7")
+        key, value = key_value("--sampling", text, ", e.g. temperature=0.7")
         if key == "seed":
             raise ConfigError(
                 f"--sampling {text!r}: one seed would make every rollout the same; use --seeds of gymgate run"

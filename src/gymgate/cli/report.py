@@ -25,7 +25,7 @@ from gymgate.collection.report import write_report
     default=50,
     show_default=True,
     metavar="N",
-    help="Tasks whose conversations the report shows.",
+    help="Tasks to show with their conversations.",
 )
 @click.option(
     "--per-task",

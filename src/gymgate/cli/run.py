@@ -198,7 +198,7 @@ def command(
 ) -> None:
     """Run rows with a policy, score them, and print a table.
 
-    Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then names its agent
+    Several ENVs run in one stack; each row of a FILE, or of --data FILE with several ENVs, then has its agent
     (agent_ref). With -o DIR rollouts are kept, failed ones are retried, and the same command runs what is missing after a
     kill or a crash. Without it nothing is kept or retried. Exits with 1 if a rollout failed or a row could not be read, 75
     if it was told to start no more, 130 if interrupted, after a table of what was done.

@@ -39,7 +39,7 @@ from gymgate.dataset import Row, RowSource, open_rows, open_sources
 from gymgate.errors import ConfigError, OptionError
 from gymgate.stack.needs import require_needs
 
-REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL names an endpoint"
+REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
 _AGENT_ROWS = 10_000
 """Rows of a file that are read for the agents they name."""
 
@@ -116,7 +116,7 @@ def _policy(
     """Return the fields of the policy: those of the file with the options, or what the options name instead."""
     if files:
         if endpoint.urls:
-            raise ConfigError(f"--replay-file needs no endpoint, and -b names one: {endpoint.urls}")
+            raise ConfigError(f"--replay-file needs no endpoint, and -b gives one: {endpoint.urls}")
         before = {"type": "replay", "rollouts": replay_files(files)}
     http = before if before.get("type", "http") == "http" else {}
     refuse_without_endpoint(endpoint, is_there=bool(http or endpoint.urls))

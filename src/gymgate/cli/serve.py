@@ -43,7 +43,7 @@ def command(
     ENV. Prints its base URL when it is ready, and runs until it is interrupted. Any API key is accepted.
     """
     if not environments and not files:
-        raise ConfigError("name an environment whose recorded rollouts to serve, or give --replay-file FILE")
+        raise ConfigError("give an environment to serve its recorded rollouts, or --replay-file FILE")
     given = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
     paths = [*_recording_files(environments, gym), *given]
     interrupted, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))

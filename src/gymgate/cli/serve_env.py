@@ -70,7 +70,7 @@ def command(
 
     The client owns the agent's loop: reset gives it a row's messages, a step is a tool call or a message of its model. In an
     environment with tools, the message is the final answer, which is scored; in a gymnasium environment, each step has a
-    reward. Each client has a NeMo Gym session of its own. Prints the base URL when it is ready, and runs until it is
+    reward. Each client has its own NeMo Gym session. Prints the base URL when it is ready, and runs until it is
     interrupted. There is no authentication.
     """
     from gymgate.integrations.versions import require

@@ -45,17 +45,17 @@ GRACE_S = 60.0
     "--replicas",
     type=click.IntRange(1),
     metavar="N",
-    help="Servers per node, each with GPUs and an address of its own.",
+    help="Servers per node, each with its own GPUs and address.",
 )
 @click.option("--tensor-parallel", type=click.IntRange(1), metavar="N", help="GPUs per copy.")
 @click.option(
     "--command",
     metavar="COMMAND",
-    help="Command of another server than vLLM, such as 'python -m sglang.launch_server --model-path M --port {port}'.",
+    help="Command of another server than vLLM, e.g. 'python -m sglang.launch_server --model-path M --port {port}'.",
 )
 @click.option("--slurm-nodes", is_flag=True, help="Start them on every node of this Slurm job, with srun.")
 @click.option(
-    "--srun", multiple=True, metavar="NAME[=VALUE]", help="Extra srun option, such as container-image=X."
+    "--srun", multiple=True, metavar="NAME[=VALUE]", help="Extra srun option, e.g. container-image=X."
 )
 @click.option(
     "--host", metavar="ADDRESS", help="Address to listen on. [127.0.0.1; every address with --slurm-nodes]"
@@ -70,12 +70,12 @@ GRACE_S = 60.0
     "--sandbox-command",
     "sandbox",
     metavar="COMMAND",
-    help="Another program to start and keep up beside them.",
+    help="Another program to start and keep up in addition.",
 )
 @click.option(
     "--sandbox-url",
     metavar="URL",
-    help="Address that answers when the sandbox is ready, such as http://127.0.0.1:6000/health.",
+    help="Address that answers when the sandbox is ready, e.g. http://127.0.0.1:6000/health.",
 )
 @click.option(
     "--start-timeout",

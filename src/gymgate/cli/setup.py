@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def command(environments: Sequence[str], gym: RuntimeConfig, python: str | None, as_json: bool) -> None:
     """Install NeMo Gym, and what environments need, ahead of time.
 
-    NeMo Gym gets a virtual environment of its own. Runs work without a network afterwards. Without ENV, only the
+    NeMo Gym gets its own virtual environment. Runs work without a network afterwards. Without ENV, only the
     release is installed, which is all that most environments need. If an ENV cannot be set up, the command says why,
     sets up the others, and exits with 1.
     """

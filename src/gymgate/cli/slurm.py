@@ -34,7 +34,7 @@ SUBMIT_TIMEOUT_S = 120.0
 @click.option(
     "--seeds",
     metavar="N|LIST",
-    help="One array task per seed, in place of --shards: 4 is 0-3; or a list, 3,5,7-9.",
+    help="One array task per seed, instead of --shards: 4 is 0-3; or a list, 3,5,7-9.",
 )
 @click.option(
     "--at-once", type=click.IntRange(1), metavar="N", help="Array tasks that run at the same time. [all]"
@@ -63,13 +63,13 @@ SUBMIT_TIMEOUT_S = 120.0
     "options",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Extra sbatch option, such as partition=gpu.",
+    help="Extra sbatch option, e.g. partition=gpu.",
 )
 @click.option(
     "--setup",
     multiple=True,
     metavar="LINE",
-    help="Shell line to run first, such as 'source venv/bin/activate'.",
+    help="Shell line to run first, e.g. 'source venv/bin/activate'.",
 )
 @click.option(
     "--serve",

@@ -90,7 +90,7 @@ def parse_bounds(text: str) -> tuple[float, float]:
     except ValueError:
         dots = ""
     if not dots or not bounds[0] <= bounds[1]:
-        raise OptionError(f"--keep {text!r}: write LOW..HIGH, such as 0.1..0.9")
+        raise OptionError(f"--keep {text!r}: write LOW..HIGH, e.g. 0.1..0.9")
     return bounds
 
 
@@ -98,7 +98,7 @@ def parse_ks(text: str) -> tuple[int, ...]:
     """`K,...`. Raises `OptionError`."""
     ks = [item.strip() for item in text.split(",")]
     if not all(k.isdecimal() and int(k) > 0 for k in ks):
-        raise OptionError(f"-k {text!r}: write one number or several, such as 1,8")
+        raise OptionError(f"-k {text!r}: write one number or several, e.g. 1,8")
     return tuple(sorted({int(k) for k in ks}))
 
 

@@ -86,7 +86,7 @@ def parse_shard(text: str) -> Shard:
     """Parse `I/N`, 1-based. Raises `OptionError`."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
-        raise OptionError(f"--shard {text!r}: write I/N with I from 1 to N, such as 1/4")
+        raise OptionError(f"--shard {text!r}: write I/N with I from 1 to N, e.g. 1/4")
     return Shard(int(match[1]), int(match[2]))
 
 
@@ -104,7 +104,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     for item in filter(None, items):
         match = _SEED_ITEM.fullmatch(item.strip())
         if match is None:
-            raise OptionError(f"--seeds {text!r}: write a number of seeds, or a list such as 3,5,7-9")
+            raise OptionError(f"--seeds {text!r}: write a number of seeds, or a list, e.g. 3,5,7-9")
         if (last := int(match[2] or match[1])) >= SEED_STRIDE:
             raise OptionError(f"--seeds {text!r}: seed {last} is not between 0 and {SEED_STRIDE - 1}")
         seeds += range(int(match[1]), last + 1)

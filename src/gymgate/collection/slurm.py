@@ -66,7 +66,7 @@ class SlurmJob:
             if not _OPTION.fullmatch(name) or name in _RESERVED:
                 raise ConfigError(f"--sbatch {name!r} is not an option, or one that the script sets itself")
         if "dependency" in self.options and not self.options["dependency"]:
-            raise ConfigError("--sbatch dependency needs a value, such as dependency=afterok:1234")
+            raise ConfigError("--sbatch dependency needs a value, e.g. dependency=afterok:1234")
         nodes = self.options.get("nodes") or "1"
         if self.serve and nodes != "1" and "--slurm-nodes" not in self.serve:
             raise ConfigError(

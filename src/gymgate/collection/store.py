@@ -177,7 +177,7 @@ def read_run(path: Path) -> dict[str, Any]:
         raise DataError(f"{path / RUN} is not JSON: {error}", path=str(path / RUN)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT or "settings" not in value:
         raise DataError(
-            f"{path / RUN} was not written by gymgate, or by a release whose runs this one cannot read",
+            f"{path / RUN} was not written by gymgate, or by a release that wrote runs in another form",
             path=str(path / RUN),
         )
     return value

@@ -125,7 +125,7 @@ async def check_two_turns(policy: TokenPolicy) -> Finding:
         fix = "a renderer with thinking_retention='all' keeps it"
         return Finding("two turns", None, f"{miss}: {cause}; {fix}")
     return Finding(
-        "two turns", False, f"{miss}: every turn becomes a training row of its own; {_NAME_RENDERER}"
+        "two turns", False, f"{miss}: every turn becomes a separate training row; {_NAME_RENDERER}"
     )
 
 

@@ -76,9 +76,9 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
     gym: str = DEFAULT_NEMO_GYM
     """nemo-gym release."""
     env_vars: Names = Field(default_factory=list)
-    """Names of environment variables that NeMo Gym's servers may see, such as keys of search services."""
+    """Names of environment variables that NeMo Gym's servers may see, e.g. keys of search services."""
     component_roots: Names = Field(default_factory=list)
-    """Directories searched for servers of your own, beside the installed nemo-gym."""
+    """Directories searched for your own servers, in addition to the installed nemo-gym."""
     dialect: Literal["chat", "responses"] = "chat"
     """API in which policy calls reach the SDK. Verifiers' training client takes `chat` only."""
     ray: Annotated[str | dict[str, Any] | None, BeforeValidator(literal)] = None

@@ -172,7 +172,7 @@ def _mini_swe(result: Result) -> str | None:
     reason = _field("metadata.error")(result) or _nothing_ran(result)
     reports = _at(result, "metadata.eval_report")
     if reason is None and reports and not any(_at(each, "tests_status") for each in reports.values()):
-        return "SWE-bench's report names no test: they did not run to their end (see its log)"
+        return "SWE-bench's report has no test: they did not run to their end (see its log)"
     return reason
 
 

@@ -19,7 +19,7 @@ Reason = Literal["completed", "truncated", "unscored", "masked", "failed"]
 nothing; failed: there is no result, or the agent or a judge reports a breakdown."""
 
 SCORES_WITHOUT_POLICY: Mapping[str, str] = MappingProxyType(
-    {"remote_agent": "the service that it calls may ask a model of its own"}
+    {"remote_agent": "the service that it calls may ask its own model"}
 )
 """Packaged agents that may score a rollout without a policy call, and why."""
 

@@ -67,8 +67,8 @@ class ModelCall(Record):
     details: dict[str, Any] = Field(default_factory=dict)
     """What the endpoint's side adds to the answer: `replica` and `retries` of an HTTP endpoint; `recording`, `index`,
     `turn` of so many `turns`, and `match` of a replay: `exact`, or `loose` where only the policy said what was recorded, and
-    the environment something else or more; `undelivered`, the id of an answer whose agent had closed its connection by then
-    and did not ask again."""
+    the environment something else or more; `undelivered`, the id of an answer that came after its agent had
+    closed the connection and did not ask again."""
     started_s: float = 0.0
     """Seconds after the rollout's start."""
     duration_s: float = 0.0
@@ -140,7 +140,7 @@ class Rollout(Record):
     limit: Limit | None = None
     """The limit that ended it early: `max_calls` of `RolloutLimits`, or the policy's context length, as its endpoint said."""
     reward: float | None = None
-    """As Gym gave it; `None` where there is none, never 0 in its place."""
+    """As Gym gave it; `None` where there is none, never 0."""
     reward_parts: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     """Every other finite number at the top level of Gym's result that the row did not have already."""

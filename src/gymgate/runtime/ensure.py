@@ -170,7 +170,7 @@ def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
         release = str(Release(config.version))
     except InvalidVersion as error:
         raise ConfigError(
-            f"nemo-gym release {config.version!r} is not a version; write one such as {DEFAULT_NEMO_GYM}"
+            f"nemo-gym release {config.version!r} is not a version; write e.g. {DEFAULT_NEMO_GYM}"
         ) from error
     lock = read_lock(release)
     wanted = tuple(sorted({requirement.strip() for requirement in requirements}))

@@ -166,7 +166,7 @@ class Installation:
                 failure = error
         else:
             raise SetupError(
-                f"{', '.join(wanted)} cannot be installed beside nemo-gym {self.recipe.version}: {failure}",
+                f"{', '.join(wanted)} cannot be installed next to nemo-gym {self.recipe.version}: {failure}",
                 kind=failure.kind,
             ) from failure
         after = self._installed()

@@ -52,6 +52,6 @@ def _numbers(text: str, whole: str) -> Iterator[str]:
         match = _RANGE.fullmatch(part)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if match is None or not first <= last < first + LARGEST:
-            raise ConfigError(f"Slurm node list {whole!r}: {part!r} is not a number or range such as 01-03")
+            raise ConfigError(f"Slurm node list {whole!r}: {part!r} is not a number or range, e.g. 01-03")
         for number in range(first, last + 1):
             yield str(number).zfill(len(match[1]))

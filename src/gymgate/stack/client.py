@@ -141,7 +141,7 @@ class Lease:
             self.daemon.kill()
             reason += " and was killed"
         elif self._daemon_pid is not None:
-            reason += f"; other processes may use it: if it hangs for good, kill process {self._daemon_pid}"
+            reason += f"; other processes may use it: if it does not recover, kill process {self._daemon_pid}"
         self.peer.describe_loss = lambda: reason
         self.peer.abort()
 

@@ -120,7 +120,7 @@ class HangWatch:
                 question.silent_s += passed_s
             question.used = ticks
             if question.silent_s >= each.timeout_s:
-                each.kill(f"hung: no answer and no processor time for {question.silent_s:.3g} s, killed")
+                each.kill(f"hung: no answer and no CPU time for {question.silent_s:.3g} s, killed")
 
     def _ask(self, each: Watched) -> bool:
         """Ask a process, unless its last question is open; false if that is so, or if it could not be asked last time."""

@@ -197,7 +197,7 @@ class EnvironmentPlan:
     def warnings(self) -> Iterator[str]:
         """Yield a line for each setting that does not do what one may think."""
         if self.spec.sandbox is not None and not self.sandboxes:
-            yield f"its config names no sandbox; {self.spec.sandbox!r} has no effect"
+            yield f"its config has no sandbox; {self.spec.sandbox!r} has no effect"
         for server in self.servers.values():
             for path, value in walk(server.block):
                 leaf = path.rpartition(".")[2]

@@ -192,7 +192,7 @@ class RolloutRun:
         read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
         if read is None:
             text = results.condensed(body)
-            self._fail(StackLostError(f"agent {self.agent!r} answered with no JSON object: {text}"))
+            self._fail(StackLostError(f"agent {self.agent!r} did not return a JSON object: {text}"))
         elif (failure := self._decisive_failure(read)) is not None:
             self._fail(failure)
         else:

@@ -65,7 +65,7 @@ def strategy_for(agent_type: str, version: str, *, own_urls: bool = False) -> Ro
 def refuse_unroutable(agent: str, agent_type: str, version: str) -> ConfigError:
     """Return the error for an agent of strategy `none`."""
     return ConfigError(
-        f"the config of agent {agent!r} ({agent_type}, nemo-gym {version}) gives it a model of its own by a URL, so its "
+        f"the config of agent {agent!r} ({agent_type}, nemo-gym {version}) gives it its own model by a URL, so its "
         f"calls would not reach the policy; give it model_server: {{type: responses_api_models, name: {POLICY}}} or "
         f"the URL ${{policy_base_url}}"
     )

@@ -47,7 +47,7 @@ def count_workers(
         if not server.entrypoint:
             reason = "the config has no server of this name with an entrypoint"
         elif server.kind not in (AGENTS, RESOURCES):
-            reason = "gymgate's daemon answers in its place"
+            reason = "gymgate's daemon answers instead"
         elif server.name in own_process:
             reason = "it has one process per rollout; set agent_processes (--agent-processes)"
         elif server.name not in code:

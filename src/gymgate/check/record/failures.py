@@ -73,7 +73,7 @@ async def _tool_timeout(bench: Bench) -> list[Rollout]:
     finally:
         stopping.go_on()
     if stopping.answered_s is not None and stopping.answered_s < AT_ONCE_S:
-        raise Unmeasured("its tools are not on a resources server of its own")
+        raise Unmeasured("it has no resources server with its tools")
     return [rollout]
 
 

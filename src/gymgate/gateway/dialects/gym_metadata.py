@@ -38,7 +38,7 @@ def _refuse_files(metadata: Json) -> None:
     for name in _FILES:
         if metadata.get(name):
             raise ConfigError(
-                f"metadata.{name}={metadata[name]!r} names a file; inline it as a data URL in metadata.audio_data"
+                f"metadata.{name}={metadata[name]!r} is a file; inline it as a data URL in metadata.audio_data"
             )
 
 

@@ -42,12 +42,12 @@ def playable(environment: Environment, config: EnvConfig, agent: str | None = No
     chosen = agents[agent] if agent else next(iter(agents.values()))
     if chosen.type not in PLAYABLE:
         raise ConfigError(
-            f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs a loop of its own; only a client of "
+            f"{refused} its agent {chosen.name!r} is a {chosen.type!r}, which runs its own loop; only a client of "
             f"{' or '.join(PLAYABLE)} can play the agent's part"
         )
     if config.judges:
         judges = ", ".join(sorted(config.judges))
-        raise ConfigError(f"{refused} it asks a judge ({judges}), whose failures only a rollout notices")
+        raise ConfigError(f"{refused} it asks a judge ({judges}), and only a rollout notices its failures")
     if chosen.block.get("skip_verification") or not chosen.resources_server:
         raise ConfigError(f"{refused} its agent {chosen.name!r} has no resources server that scores it")
     max_steps = chosen.block.get("max_steps")

@@ -94,7 +94,7 @@ class Game:
         row = self.rows[position]
         if row.agent not in (None, self.played.agent):
             raise DataError(
-                f"{row.source}:{row.line}: agent_ref names {row.agent!r}, and {self.played.agent!r} is served"
+                f"{row.source}:{row.line}: agent_ref is {row.agent!r}, and {self.played.agent!r} is served"
             )
         return row
 

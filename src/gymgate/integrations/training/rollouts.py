@@ -125,7 +125,7 @@ def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> s
     if name is None and len(environments) == 1:
         return environments[0]
     known = ", ".join(sorted(agents))
-    raise DataError(f"the row's agent_ref names {name!r}, not an agent of the stack: {known}")
+    raise DataError(f"the row's agent_ref is {name!r}, not an agent of the stack: {known}")
 
 
 def rollout_metrics(sampled: SampledRollout, delivered: Segment | None = None) -> dict[str, float]:

@@ -27,7 +27,7 @@ class WeightedSource(NamedTuple):
             return row
         known = ", ".join(sorted(self.agents))
         raise DataError(
-            f"{row.source}:{row.line}: agent_ref names {row.agent!r},"
+            f"{row.source}:{row.line}: agent_ref is {row.agent!r},"
             f" not an agent of environment {self.environment!r}: {known}",
             path=row.source,
             line=row.line,

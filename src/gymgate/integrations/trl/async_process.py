@@ -70,7 +70,7 @@ class ProcessSettings:
             return pickle.dumps(self)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError(
-                f"rollouts run in a process of their own, but this cannot be pickled: {error};"
+                f"rollouts run in a separate process, but this cannot be pickled: {error};"
                 " give engine and renderer as objects or functions of a module, not as lambdas"
             ) from error
 

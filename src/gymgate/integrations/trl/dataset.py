@@ -56,9 +56,7 @@ def open_sources(
         environment = catalog.find(name, None if spec is None else spec.config)
         path = data if isinstance(data, str) else data.get(name)
         if path is None:
-            raise ConfigError(
-                f"data names no rows for environment {name!r}; it has {', '.join(sorted(data))}"
-            )
+            raise ConfigError(f"data has no rows for environment {name!r}; it has {', '.join(sorted(data))}")
         rows = open_rows(path, environment=environment)
         agents = _agents(environment, spec)
         sources.append(WeightedSource(environment.name, rows, weight, agents))

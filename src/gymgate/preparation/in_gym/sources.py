@@ -89,7 +89,7 @@ class DeclaredData:
         what = f"no {types} data, only {names}" if names else "no data"
         raise refused(
             "ConfigError",
-            f"its config declares {what}; a script of it makes some with arguments after --, or give rows of your own "
+            f"its config declares {what}; a script of it makes some with arguments after --, or give your own rows "
             "with --input FILE",
         )
 
