@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from gymgate.gateway import handler, peers
+from gymgate.gateway import handler, senders
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.senders import uid_of
 from gymgate.gateway.server import Gateway
@@ -104,10 +104,10 @@ async def test_the_owner_of_a_connection_is_found(
 ) -> None:
     """In either way; where the kernel answers no netlink, from its tables in /proc."""
     asked: list[str] = []
-    by_proc = peers._by_proc
-    monkeypatch.setattr(peers, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
+    by_proc = senders._by_proc
+    monkeypatch.setattr(senders, "_by_proc", lambda *given: asked.append("proc") or by_proc(*given))
     if way == "proc":
-        monkeypatch.setattr(peers, "_NETLINK_SOCK_DIAG", 99)
+        monkeypatch.setattr(senders, "_NETLINK_SOCK_DIAG", 99)
     owners: list[int | None] = []
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -151,5 +151,5 @@ def test_a_row_without_environment_goes_where_its_agent_is() -> None:
     assert environment_of({}, {"a_agent": agents["a_agent"]}) == "a"
     with pytest.raises(DataError, match=r"'c'.*a_agent, b_agent"):
         environment_of({"agent_ref": {"name": "c"}}, agents)
-    with pytest.raises(DataError, match="names None"):
+    with pytest.raises(DataError, match="None"):
         environment_of({}, agents)
