@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +14,6 @@ import orjson
 from pydantic import SecretStr
 from yarl import URL
 
-from gymgate import codec
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
     EndpointOptions,
@@ -29,8 +27,8 @@ from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
 from gymgate.files import replacing
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
-from gymgate.gateway.backends.ready import PROBE_S, wait_until_ready
-from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response, header_lines
+from gymgate.gateway.backends.ready import PROBE_S, listed_models, probe, wait_until_ready
+from gymgate.http_client import HTTPClient, Response, header_lines
 from gymgate.serving.slurm_nodes import job_nodes
 
 if TYPE_CHECKING:
@@ -98,10 +96,9 @@ async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint) -> None:
     others = dict.fromkeys((f"{url}/v1", str(URL(url).origin() / "v1")))
     async with HTTPClient() as client:
         for other in others:
-            request = Request(f"{other}/models", request_headers(endpoint), method="GET")
-            with contextlib.suppress(TimeoutError, HTTPFailure):
-                if (await client.send(request, timeout_s=PROBE_S)).status in (200, 401, 403):
-                    raise ConfigError(f"{url}/models answered 404; did you mean -b {other}?")
+            answer = await probe(f"{other}/models", client, request_headers(endpoint))
+            if isinstance(answer, Response) and answer.status in (200, 401, 403):
+                raise ConfigError(f"{url}/models answered 404; did you mean -b {other}?")
 
 
 async def _refuse_unknown_model(url: str, endpoint: HTTPEndpoint, names: Sequence[str]) -> None:
@@ -137,13 +134,9 @@ def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Re
 
 
 def _models_in(answer: Response) -> list[str] | None:
-    """Return the models that an answer lists; `None` if it is no such list."""
-    if answer.status != 200:
-        return None
-    try:
-        return [str(item["id"]) for item in codec.loads_object(answer.body)["data"]]
-    except (ValueError, KeyError, TypeError):
-        return None
+    """Return the names of the models that an answer lists; `None` if it is no such list."""
+    models = listed_models(answer)
+    return None if models is None else [model["id"] for model in models]
 
 
 def _listed(names: Sequence[str]) -> str:

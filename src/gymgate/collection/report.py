@@ -11,8 +11,8 @@ from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.metrics import notes_on_tasks, summary_rows, task_rows
 from gymgate.collection.page import Part, conversation, curve, cut, histogram, shares, table, write_page
 from gymgate.collection.report_data import ReportData
+from gymgate.collection.settings import leaves
 from gymgate.collection.tasks import CollectedTasks, Task
-from gymgate.config import dotted
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
@@ -142,6 +142,6 @@ def _settings(runs: Runs) -> Iterator[dict[str, Any]]:
     """Yield each setting with its value, or values where runs differ."""
     values: dict[str, dict[str, None]] = {}
     for run in runs.runs:
-        for name, value in dotted(run.settings):
+        for name, value in leaves(run.settings).items():
             values.setdefault(name, {})[str(value)] = None
     yield from ({"setting": name, "value": " | ".join(found)} for name, found in values.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from gymgate.config import (
     ReplayEndpoint,
     RolloutLimits,
     StackConfig,
+    dotted,
 )
 
 if TYPE_CHECKING:
@@ -53,12 +54,24 @@ def extent_of(plan: RolloutPlan) -> dict[str, Any]:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the differences between two runs' settings, as `name: OLD there, NEW here`."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = leaves(before), leaves(now)
     return [
         f"{name}: {_shown(old.get(name))} there, {_shown(new.get(name))} here"
         for name in sorted({*old, *new})
         if old.get(name) != new.get(name)
     ]
+
+
+def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings by dotted key, those of its environments by their number."""
+    numbered = {
+        name: dict(enumerate(value)) if _is_of_mappings(value) else value for name, value in settings.items()
+    }
+    return {key: value for key, value in dotted(numbered) if value != {}}
+
+
+def _is_of_mappings(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(each, Mapping) for each in value)
 
 
 def _environment(config: EnvironmentConfig) -> dict[str, Any]:
@@ -92,16 +105,6 @@ def _endpoint(endpoint: Any) -> Any:
     if isinstance(endpoint, str):
         return endpoint
     return {"type": "callable", "name": getattr(endpoint, "__qualname__", type(endpoint).__name__)}
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{name}.")
-        elif isinstance(item, list) and item and all(isinstance(each, Mapping) for each in item):
-            yield from _flat({str(index): each for index, each in enumerate(item)}, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", item
 
 
 def _shown(value: Any) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import aiohttp
-import orjson
-
+from gymgate import codec
 from gymgate.doctor import Finding
 from gymgate.doctor.versions import SERVER, Trainer, meets
+from gymgate.gateway.backends.ready import listed_models, probe
+from gymgate.http_client import HTTPClient, Response
 
-TIMEOUT_S = 10.0
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 
 
@@ -25,8 +25,8 @@ class ServedModel(NamedTuple):
 
 async def check_servers(urls: Sequence[str], trainer: Trainer) -> tuple[list[Finding], ServedModel | None]:
     """Return the findings for every replica, and the model they serve; `None` if one of them cannot be used."""
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session:
-        results = await asyncio.gather(*(_Replica(session, url, trainer).check() for url in urls))
+    async with HTTPClient() as client:
+        results = await asyncio.gather(*(_Replica(client, url, trainer).check() for url in urls))
     findings = [finding for found, _ in results for finding in found]
     models = [served for _, served in results if served is not None]
     if len({*models}) > 1:
@@ -48,8 +48,8 @@ def server_root(url: str) -> str:
 class _Replica:
     """One server, and what was found about it."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, trainer: Trainer) -> None:
-        self.session = session
+    def __init__(self, client: HTTPClient, url: str, trainer: Trainer) -> None:
+        self.client = client
         self.root = server_root(url)
         self.trainer = trainer
         self.findings: list[Finding] = []
@@ -63,22 +63,20 @@ class _Replica:
         return self.findings, served
 
     async def _model(self) -> ServedModel | None:
-        status, body = await self._get("/v1/models")
-        if status is None:
-            self._add(False, f"cannot be reached ({body}); start it, or correct the address")
+        answer = await probe(f"{self.root}/v1/models", self.client)
+        if not isinstance(answer, Response):
+            self._add(False, f"cannot be reached ({answer}); start it, or correct the address")
             return None
-        try:
-            card = body["data"][0]
-            served = ServedModel(str(card["id"]), card.get("max_model_len"))
-        except (KeyError, IndexError, TypeError):
-            self._add(False, f"/v1/models answered {status} without a model; is this a vLLM server?")
+        if not (models := listed_models(answer)):
+            self._add(False, f"/v1/models answered {answer.status} without a model; is this a vLLM server?")
             return None
+        served = ServedModel(models[0]["id"], models[0].get("max_model_len"))
         self._add(True, f"serves {served.model}, at most {served.max_model_len or '?'} ids")
         return served
 
     async def _version(self) -> None:
-        status, body = await self._get("/version")
-        version = body.get("version") if status == 200 and isinstance(body, dict) else None
+        _, body = await self._get("/version")
+        version = body.get("version")
         if version is None:
             self._add(None, "does not tell its version")
             return
@@ -89,7 +87,7 @@ class _Replica:
     async def _settings(self) -> None:
         """Check what TRL needs to update weights and to compare logprobs."""
         status, body = await self._get("/server_info?config_format=json")
-        if status != 200 or not isinstance(body, dict):
+        if not body:
             self._add(False, f"/server_info answered {status}: weights cannot be updated; {DEV_MODE}")
             return
         config = body.get("vllm_config") or {}
@@ -101,17 +99,15 @@ class _Replica:
         advice = 'none; start it with --weight-transfer-config \'{"backend": "nccl"}\''
         self._add(bool(transfer), f"weight transfer: {transfer or advice}")
 
-    async def _get(self, path: str) -> tuple[int | None, Any]:
-        """The status and the JSON body; without an answer, `None` and the reason."""
-        try:
-            async with self.session.get(self.root + path) as answer:
-                content = await answer.read()
-                try:
-                    return answer.status, orjson.loads(content)
-                except orjson.JSONDecodeError:
-                    return answer.status, None
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            return None, str(error) or type(error).__name__
+    async def _get(self, path: str) -> tuple[int | str, dict[str, Any]]:
+        """Return the status, or why there is none, and the object of the answer; empty unless the status is 200."""
+        answer = await probe(self.root + path, self.client)
+        if not isinstance(answer, Response):
+            return answer, {}
+        with contextlib.suppress(ValueError):
+            if answer.status == 200:
+                return answer.status, codec.loads_object(answer.body)
+        return answer.status, {}
 
     def _add(self, ok: bool | None, detail: str) -> None:
         self.findings.append(Finding("server", ok, f"{self.root} {detail}"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from gymgate import codec
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.http import request_headers
@@ -19,11 +21,11 @@ REMIND_S = 30.0
 
 async def answers(url: str, client: HTTPClient) -> bool:
     """Whether the URL answers with anything but a status of 5xx; a refusal (a missing key) is an answer."""
-    return isinstance(await _ask(url, client), Response)
+    return isinstance(await probe(url, client), Response)
 
 
-async def _ask(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
-    """Return the answer to a GET, or why the URL is not ready to be used."""
+async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
+    """Return the answer to a GET, or why the URL is not ready to be used: it does not answer, or with a status of 5xx."""
     try:
         response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
     except TimeoutError:
@@ -31,6 +33,17 @@ async def _ask(url: str, client: HTTPClient, headers: Mapping[str, str] | None =
     except (HTTPFailure, ValueError) as error:
         return str(error)
     return f"status {response.status}" if response.status >= 500 else response
+
+
+def listed_models(answer: Response) -> list[dict[str, Any]] | None:
+    """Return the models that an answer to the request for `/models` lists; `None` if it is no such list."""
+    if answer.status != 200:
+        return None
+    try:
+        models = codec.loads_object(answer.body)["data"]
+        return models if all(isinstance(model["id"], str) for model in models) else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 async def wait_until_ready(
@@ -52,7 +65,7 @@ async def wait_until_ready(
     headers = request_headers(endpoint)
     async with HTTPClient() as client:
         while True:
-            results = await asyncio.gather(*(_ask(f"{url}/models", client, headers) for url in missing))
+            results = await asyncio.gather(*(probe(f"{url}/models", client, headers) for url in missing))
             results_by_url = dict(zip(missing, results, strict=True))
             missing = {url: result for url, result in results_by_url.items() if isinstance(result, str)}
             answered |= {url: result for url, result in results_by_url.items() if not isinstance(result, str)}
