@@ -59,6 +59,16 @@ def test_rows_of_ones_own_are_read_instead_of_the_packaged_ones(tmp_path: Path) 
     )
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    paths = [tmp_path / name / "train.jsonl" for name in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text('{"a": 1}\n' * 2)
+    done = check("mcqa", "--rows-only", *(f"--rows-file={path}" for path in paths))
+    assert done.stdout.startswith("mcqa: 4 rows; duplicates: 2; ")
+    assert f"{tmp_path}/a/train:1 = {tmp_path}/a/train:2" in done.stdout
+
+
 def test_rows_only_adds_to_the_record_that_ships(tmp_path: Path) -> None:
     assert check("multichallenge", "--rows-only", "--record", str(tmp_path)).exit_code == 0
     record = load_record(tmp_path / "resources_servers" / "multichallenge-0.7.0.json")

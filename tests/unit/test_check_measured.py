@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from gymgate.check.record import deterministic, failures, measure, oracle
-from gymgate.check.record.findings import Thresholds, findings, missed
+from gymgate.check.record.findings import Thresholds, missed, noticed
 from support.checks import PARIS, message, recorded
 from support.faulty import with_recordings
 from support.scripted_stack import ScriptedStack, check_on
@@ -44,10 +44,27 @@ async def test_an_environment_that_swallows_its_judges_failure_is_caught(
     assert [*check.deterministic.missing] == ["at_once"]
 
 
+TOWNS = (("France", "Paris", "Paris"), ("Italy", "Rome", "Rome"), ("Spain", "Madrid", "Madrid"))
+WRONG_KEY = (*TOWNS[:2], ("Spain", "Madrid", "Lisbon"))
+
+
+@pytest.mark.parametrize(
+    ("towns", "paid", "kinds"),
+    [
+        (TOWNS, r"\boxed{answer}", []),
+        (WRONG_KEY, r"\boxed{answer}", ["answer suspect"]),
+        (TOWNS, "Answer: answer", ["right answer unpaid"]),
+    ],
+    ids=["sound", "wrong key", "trap in the phrasing"],
+)
 async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    towns: tuple[tuple[str, str, str], ...],
+    paid: str,
+    kinds: list[str],
 ) -> None:
-    """The prompts ask for a box, the server wants `Answer: X`, and the third row's answer is wrong."""
+    """The prompts ask for a box; the server pays the right town in one phrasing, whatever the row says."""
     only(monkeypatch, {"oracle": oracle.measure})
     config = with_recordings(tmp_path, PARIS)
     rows = [
@@ -55,14 +72,10 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
             "responses_create_params": {
                 "input": [{"role": "user", "content": rf"Capital of {land}? Use \boxed{{}}."}]
             },
-            "wanted": f"Answer: {town}",
+            "wanted": paid.replace("answer", town),
             "expected_answer": answer,
         }
-        for land, town, answer in (
-            ("France", "Paris", "Paris"),
-            ("Italy", "Rome", "Rome"),
-            ("Spain", "Madrid", "Lisbon"),
-        )
+        for land, town, answer in towns
     ]
     (config.parents[1] / "data" / "example.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
@@ -72,7 +85,9 @@ async def test_a_wrong_key_and_a_trap_in_the_phrasing_are_found(
     check, _ = await check_on(monkeypatch, config, score, measure=True)
     assert check.oracle is not None, check.missing
     assert check.oracle.asked_for == r"\boxed{answer}"
-    assert (check.oracle.field, check.oracle.paid) == ("expected_answer", ["Answer: answer"])
-    assert (check.oracle.solved, check.oracle.rows, check.oracle.unsolved) == (2, 3, ("row 2",))
-    assert check.oracle.others["Answer: answer"].full == 0
-    assert any(r"\boxed{answer}" in line for line in findings(check))
+    assert (check.oracle.field, check.oracle.paid) == ("expected_answer", [paid])
+    assert check.oracle.others[paid].full == 0
+    assert check.oracle.unsolved == check.oracle.suspect == (("row 2",) if towns is WRONG_KEY else ())
+    assert [each.kind for each in noticed(check) if each.kind != "reward differs"] == kinds
+    assert check.data is not None
+    assert (check.data.files, check.data.duplicates) == ({"example": 3}, 0)

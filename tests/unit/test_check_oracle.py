@@ -195,3 +195,29 @@ async def test_why_right_answers_were_not_tried(
     assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
         f"--min-oracle-reward: not measured: {oracle.reason}"
     ]
+
+
+async def test_what_one_prompt_asks_for_and_is_paid_is_tried_in_the_other_rows_too() -> None:
+    asking = row("Capital of France? Respond as <town></town>.", answer="Paris")
+    silent = row("Capital of Italy?", answer="Rome")
+    oracle = await measured([asking, silent], lambda row, text: text == f"<town>{row['answer']}</town>")
+    assert (oracle.solved, oracle.unsolved) == (2, ())
+    assert oracle.phrasings["<town>answer</town>"].rows == 2
+
+
+async def test_a_wrong_answer_is_suspect_where_most_rows_that_ask_for_the_same_are_solved() -> None:
+    def pay(row: dict[str, Any], text: str) -> bool:
+        return text == rf"\boxed{{{row.get('really', row['answer'])}}}"
+
+    wrong = row(r"Capital of Spain? Use \boxed{}.", answer="Lisbon", really="Madrid")
+    oracle = await measured([FRANCE, ITALY, wrong], pay)
+    assert oracle.suspect == ("row 2",)
+    assert list(findings(record(oracle))) == [
+        "the answer of row 2 ('answer') earns no full reward in any phrasing, those of 2 other rows do"
+    ]
+    other = row("Write a program for Spain.", answer="Lisbon", really="Madrid")
+    oracle = await measured([FRANCE, ITALY, other], pay)
+    assert (oracle.unsolved, oracle.suspect) == (("row 2",), ()), "it may ask for another kind of answer"
+    assert list(findings(record(oracle))) == []
+    oracle = await measured([FRANCE, wrong], pay)
+    assert (oracle.unsolved, oracle.suspect) == (("row 1",), ()), "one of two tells nothing"

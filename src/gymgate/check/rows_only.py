@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,11 @@ def read_rows(
     began = time.monotonic()
     environment = with_own_data(catalog.find(request.environment, request.config))
     if files:
-        read = tuple(DataFile(path.stem, path, kind_of_file(path)) for path in files)
+        stems = Counter(path.stem for path in files)
+        names = [path.stem if stems[path.stem] == 1 else str(path.with_suffix("")) for path in files]
+        read = tuple(
+            DataFile(name, path, kind_of_file(path)) for name, path in zip(names, files, strict=True)
+        )
         environment = dataclasses.replace(environment, data=read)
     section = data.of_environment(environment, request.config)
     known = record or shipped_record(environment.kind, environment.name, catalog.version)

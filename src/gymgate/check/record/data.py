@@ -44,33 +44,33 @@ _END = re.compile(r"[\"'*`$)\]}]*(?:[.!;](?=\s|$)|\n|$|</)")
 _COMPARED = 300
 """Characters of an answer that are compared."""
 _LETTERS = 4
-_JUDGEMENTS = frozenset(
-    [
-        "true",
-        "false",
-        "none",
-        "null",
-        "correct",
-        "incorrect",
-        "right",
-        "wrong",
-        "valid",
-        "invalid",
-        "unknown",
-        "both",
-        "neither",
-    ]
-)
+_JUDGEMENTS = frozenset({
+    "true", "false", "none", "null", "correct", "incorrect", "right", "wrong", "valid", "invalid", "unknown", "both", "neither",
+})  # fmt: skip
+
+
+class _Answered(NamedTuple):
+    """A row with an answer that can be looked for."""
+
+    name: str
+    prompt: int
+    """Hash of its prompt."""
+    answer: str
+    said: tuple[str, ...]
+    """The text after each place of its prompt that says what the answer is."""
 
 
 class _Line(NamedTuple):
-    file: str
-    number: int
-    row: RowData
+    """What is kept of a row, because files may be larger than the memory."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.file}:{self.number}"
+    name: str
+    key: str
+    """Equal for equal rows."""
+    task: str
+    """Equal for rows that are equal but for their agent."""
+    is_start: bool
+    """Whether it has no field but the start of a conversation."""
+    answered: _Answered | None
 
 
 def of_environment(environment: Environment, config: str | Sequence[str] | None = None) -> Data:
@@ -108,8 +108,9 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
     else:
         missing["duplicates"] = NO_TASK
 
-    answered = [each for rows in lines.values() for line in rows if (each := _answered(line)) is not None]
-    answered = _without_labels(answered)
+    answered = _without_labels(
+        [line.answered for rows in lines.values() for line in rows if line.answered is not None]
+    )
     if len({each.prompt for each in answered}) > 1:
         told = _telling_their_answer(answered)
         answers_in_prompt = len(told)
@@ -118,7 +119,7 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
 
     splits = {file.name: split for file in files if (split := split_of(file, datasets)) is not None}
     if len({*splits.values()}) > 1:
-        common = _in_two_splits([line for name in splits for line in lines[name]], splits)
+        common = _in_two_splits((split, lines[name]) for name, split in splits.items())
         shared = len(common)
     else:
         missing["shared"] = (
@@ -159,51 +160,45 @@ def _lines(file: DataFile) -> Iterator[_Line]:
             except ValueError:
                 continue
             if isinstance(row, dict):
-                yield _Line(file.name, number, row)
+                yield _read(f"{file.name}:{number}", row)
+
+
+def _read(name: str, row: RowData) -> _Line:
+    fields = {key for key in row if not key.startswith("_ng_")}
+    task = {key: value for key, value in row.items() if key != "agent_ref"}
+    return _Line(name, row_key(row), row_key(task), fields <= _START, _answered(name, row))
 
 
 def _holds_no_task(lines: Sequence[_Line]) -> bool:
-    own = {key for line in lines for key in line.row if not key.startswith("_ng_")}
-    return own <= _START and len({row_key(line.row) for line in lines}) == 1
+    return all(line.is_start for line in lines) and len({line.key for line in lines}) == 1
 
 
 def _equal(lines: Sequence[_Line]) -> list[tuple[str, ...]]:
     """The groups of equal rows, each by the names of its rows."""
     groups: dict[str, list[str]] = defaultdict(list)
     for line in lines:
-        groups[row_key(line.row)].append(line.name)
+        groups[line.key].append(line.name)
     return [tuple(group) for group in groups.values() if len(group) > 1]
 
 
-def _in_two_splits(lines: Sequence[_Line], splits: dict[str, str]) -> list[tuple[str, ...]]:
-    """The first row in each split, for every row that is in several."""
+def _in_two_splits(files: Iterable[tuple[str, Sequence[_Line]]]) -> list[tuple[str, ...]]:
+    """The first row in each split, for every row that is in several; `files` are splits and rows."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for line in lines:
-        key = row_key({name: value for name, value in line.row.items() if name != "agent_ref"})
-        found[key].setdefault(splits[line.file], line.name)
+    for split, lines in files:
+        for line in lines:
+            found[line.task].setdefault(split, line.name)
     return [tuple(names.values()) for names in found.values() if len(names) > 1]
 
 
-class _Answered(NamedTuple):
-    """A row with an answer that can be looked for."""
-
-    name: str
-    prompt: int
-    """Hash of its prompt."""
-    answer: str
-    said: tuple[str, ...]
-    """What follows each place of its prompt that says what the answer is."""
-
-
-def _answered(line: _Line) -> _Answered | None:
-    found = None if lacking_params(line.row) else answer_of(line.row)
+def _answered(name: str, row: RowData) -> _Answered | None:
+    found = None if lacking_params(row) else answer_of(row)
     value = found.value if found is not None else None
     if isinstance(value, list) and len(value) == 1:
         (value,) = value
     if not isinstance(value, str) or not _can_be_looked_for(answer := _normal(value)):
         return None
     try:
-        blocks = blocks_of(items_of(line.row["responses_create_params"]))
+        blocks = blocks_of(items_of(row["responses_create_params"]))
     except (AttributeError, KeyError, TypeError, ValueError):  # an input of no known shape
         return None
     texts = [text for block in blocks for text in (*block.texts, *(output for _, output in block.outputs))]
@@ -214,7 +209,7 @@ def _answered(line: _Line) -> _Answered | None:
         if not _NOT_TELLING.search(prompt, max(0, match.start() - 200), match.start())
     )
     bare = re.sub(f"^{_OPENING}", "", answer).rstrip(_CLOSING)
-    return _Answered(line.name, hash(prompt), bare, said)
+    return _Answered(name, hash(prompt), bare, said)
 
 
 def _normal(text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gymgate.check.model import CheckResult
 from gymgate.check.probe import IGNORANT
@@ -42,11 +42,38 @@ class Thresholds(NamedTuple):
     """No equal rows, no prompt that says its answer, no row in two splits."""
 
 
+FindingKind = Literal[
+    "reward differs", "reward changes", "no reward", "free reward", "failure scored", "right answer unpaid",
+    "wrong answer paid", "answer suspect", "duplicates", "answer in prompt", "row in two splits",
+]  # fmt: skip
+
+
+class Finding(NamedTuple):
+    """A possible problem."""
+
+    kind: FindingKind
+    text: str
+    """One sentence."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether the rows alone show it."""
+        return self.kind in ("duplicates", "answer in prompt", "row in two splits")
+
+
 def findings(record: CheckResult) -> Iterator[str]:
     """One sentence for every possible problem."""
+    return map(str, noticed(record))
+
+
+def noticed(record: CheckResult) -> Iterator[Finding]:
+    """Every possible problem."""
     if record.verdict == "differs":
         again = f"{record.matched} of {record.compared}"
-        yield f"{again} recorded rewards are reproduced: {record.detail}"
+        yield Finding("reward differs", f"{again} recorded rewards are reproduced: {record.detail}")
     yield from changing(record)
     yield from constant(record)
     yield from unrewarded(record)
@@ -55,19 +82,21 @@ def findings(record: CheckResult) -> Iterator[str]:
     yield from unclean(record)
 
 
-def changing(record: CheckResult) -> Iterator[str]:
+def changing(record: CheckResult) -> Iterator[Finding]:
     """Rewards that change, or that do not come at all."""
     if (again := record.deterministic) is None:
         return
     if changed := again.changed:
         rewards = ", ".join(f"{reward:g}" for reward in changed[0].rewards)
         count = f"{len(changed)} of {again.rollouts} rollouts"
-        yield f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
+        text = f"scored again, {count} get another reward; {changed[0].rollout}: {rewards}"
+        yield Finding("reward changes", text)
     if again.failed and again.scored:
-        yield f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
+        text = f"scored again, {again.failed} of {again.failed + again.scored} scorings give no reward"
+        yield Finding("no reward", text)
 
 
-def constant(record: CheckResult, limit: float | None = None) -> Iterator[str]:
+def constant(record: CheckResult, limit: float | None = None) -> Iterator[Finding]:
     """Answers that solve nothing and earn more than `limit` on average; without a limit, more than 0 in any row.
 
     Another row's best answer counts if it earns more than half the recorded mean: less may be chance, such as a letter
@@ -83,23 +112,25 @@ def constant(record: CheckResult, limit: float | None = None) -> Iterator[str]:
             is_noticed = rewards.highest > 0 if limit is None else rewards.mean > limit
         if is_noticed:
             beside = "" if recorded is None else f"; the recorded mean is {recorded:.3g}"
-            yield (
+            yield Finding(
+                "free reward",
                 f"{_ANSWER_TEXTS[name]} earns {rewards.mean:.3g} on average, above 0 in {rewards.above_zero} of "
-                f"{rewards.rows} rows{beside}"
+                f"{rewards.rows} rows{beside}",
             )
 
 
-def unrewarded(record: CheckResult) -> Iterator[str]:
+def unrewarded(record: CheckResult) -> Iterator[Finding]:
     """Answers that solve nothing and get no reward at all, where a reward of 0 would be right."""
     if names := [name for name in ANSWERS[:-1] if _is_unrewarded(record, name)]:
-        yield f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
+        text = f"no reward, not even 0, for {' and '.join(_ANSWER_TEXTS[name] for name in names)}"
+        yield Finding("no reward", text)
 
 
 def _is_unrewarded(record: CheckResult, answer: str) -> bool:
     return record.trivial is not None and record.trivial.missing.get(answer) == NO_REWARD
 
 
-def dishonest(record: CheckResult) -> Iterator[str]:
+def dishonest(record: CheckResult) -> Iterator[Finding]:
     """Cases of failure that give a reward like any other, and answers that the environment cannot bear."""
     for name in CASES:
         case = record.failures.cases.get(name) if record.failures else None
@@ -111,50 +142,58 @@ def dishonest(record: CheckResult) -> Iterator[str]:
                 record, "fixed sentence"
             ):  # which it begins with, so its length is not the cause
                 total = sum(case.outcomes.values())
-                yield f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
+                text = f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
+                yield Finding("no reward", text)
         elif bad == "number" and (count := case.outcomes.get("number")):
             rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
             total = sum(case.outcomes.values())
-            yield f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
+            text = f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
+            yield Finding("failure scored", text)
 
 
-def unpaid(record: CheckResult) -> Iterator[str]:
+def unpaid(record: CheckResult) -> Iterator[Finding]:
     """Right answers that are not paid, and wrong ones that are."""
     oracle = record.oracle
     if oracle is None or oracle.reason is not None:
         return
     if not oracle.solved:
-        yield f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
+        text = f"no tried phrasing of the right answer ({oracle.field!r}) earns the full reward, in {oracle.rows} rows"
+        yield Finding("right answer unpaid", text)
         return
     if oracle.suspect:
-        yield (
+        yield Finding(
+            "answer suspect",
             f"the answer of {', '.join(oracle.suspect)} ({oracle.field!r}) earns no full reward in any phrasing, those of "
-            f"{oracle.solved} other rows do"
+            f"{oracle.solved} other rows do",
         )
     asked = oracle.phrasings.get(oracle.asked_for)
     if asked is not None and not asked.full:
-        yield (
+        yield Finding(
+            "right answer unpaid",
             f"the right answer as the prompt asks for it ({oracle.asked_for}) earns no full reward, in {asked.rows} rows; as "
-            f"{oracle.paid[0]} it does"
+            f"{oracle.paid[0]} it does",
         )
     for name, rewards in oracle.others.items():
         if rewards.full:
-            yield f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
+            text = f"another row's answer ({name}) earns the full reward in {rewards.full} of {rewards.rows} rows"
+            yield Finding("wrong answer paid", text)
 
 
-def unclean(record: CheckResult) -> Iterator[str]:
+def unclean(record: CheckResult) -> Iterator[Finding]:
     """Equal rows, prompts that say their answer, and rows in two splits."""
     if (data := record.data) is None:
         return
     if data.duplicates:
         groups = "; ".join(" = ".join(group) for group in data.duplicate_rows[:_SHOWN])
-        yield f"{data.duplicates} of {sum(data.files.values())} rows equal an earlier row of their file: {groups}"
+        text = f"{data.duplicates} of {sum(data.files.values())} rows equal an earlier row of their file: {groups}"
+        yield Finding("duplicates", text)
     if data.answers_in_prompt:
         names = ", ".join(data.rows_with_answer[:_SHOWN])
-        yield f"the prompt says the row's own answer in {data.answers_in_prompt} of {data.answers} rows: {names}"
+        text = f"the prompt says the row's own answer in {data.answers_in_prompt} of {data.answers} rows: {names}"
+        yield Finding("answer in prompt", text)
     if data.shared:
         groups = "; ".join(" = ".join(group) for group in data.shared_rows[:_SHOWN])
-        yield f"rows in several splits: {data.shared}: {groups}"
+        yield Finding("row in two splits", f"rows in several splits: {data.shared}: {groups}")
 
 
 def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
