@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import records
+import environment_pages
+import index
 from pydantic import BaseModel
 
 import gymgate
@@ -227,7 +228,8 @@ def main(check: bool) -> int:
                 page.write_text(filled)
     made = [
         ("record.schema.json", json.dumps(CheckResult.model_json_schema(), indent=1) + "\n"),
-        *records.pages(),
+        ("index.schema.json", index.schema()),
+        *environment_pages.pages(),
     ]
     for name, text in made:
         path = Path(__file__).parent / name

@@ -1,0 +1,202 @@
+"""index.json: every shipped record in short, for programs, and a badge for each environment.
+
+python docs/index.py DIR    # writes DIR/index.json and DIR/badges/KIND/ENVIRONMENT.json; `./dev docs` does, into the site
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import orjson
+from environment_pages import described, environment_of, licences, page_of, reproducing
+from pydantic import Field
+
+import gymgate
+from gymgate.check import CheckResult, Verdict
+from gymgate.check.record.files import shipped_records
+from gymgate.check.record.findings import FindingKind, noticed
+from gymgate.check.record.sections import OracleReason
+from gymgate.config import Config
+
+
+class IndexedFinding(Config):
+    """A possible problem."""
+
+    kind: FindingKind
+    text: str
+    command: str
+    """Command that shows it again."""
+
+
+class IndexedOracle(Config):
+    """What the right answer earns, as the rows hold it."""
+
+    reason: OracleReason | None = None
+    """Why it was not tried; `null` if it was."""
+    rows: int = 0
+    """Rows that were tried."""
+    solved: int = 0
+    """Rows of which some phrasing of it earns the full reward."""
+    pays_for: str | None = None
+    """Phrasing that earns the full reward in most rows; `null` if none does."""
+    asked_for: str | None = None
+    """Phrasing that the prompts ask for; `null` if no pattern finds it."""
+
+
+class IndexedPolicy(Config):
+    """What a model got: the environment's difficulty."""
+
+    model: str
+    rows: int
+    pass_at_1: float | None
+    standard_error: float | None
+
+
+class IndexedEnvironment(Config):
+    """An environment of a nemo-gym release. A number that was not measured is `null`."""
+
+    name: str
+    kind: str
+    """Directory of the release."""
+    nemo_gym: str
+    description: str | None
+    domain: str | None
+    licences: tuple[str, ...]
+    """Of its declared datasets."""
+    needs: tuple[str, ...]
+    verdict: Verdict
+    detail: str
+    """Why the verdict is not `match`."""
+    reproduced: int
+    """Recorded rewards that are reproduced."""
+    recorded: int
+    """Recorded rewards."""
+    oracle: IndexedOracle | None
+    rows: int
+    """Packaged rows."""
+    duplicates: int | None
+    """Rows that equal an earlier row of their file."""
+    answers_in_prompt: int | None
+    """Rows whose prompt says their own answer."""
+    splits: tuple[str, ...]
+    """Splits of its packaged files; examples are none."""
+    shared: int | None
+    """Rows that are in several splits."""
+    policy: IndexedPolicy | None
+    findings: tuple[IndexedFinding, ...]
+    page: str | None
+    """Its page, relative to the index; `null` if it has none."""
+    badge: str
+    """Its badge, relative to the index: an endpoint of shields.io."""
+    gymgate: str
+    """Version that checked it."""
+    date: str
+
+
+class Index(Config):
+    """The environments of nemo-gym and what `gymgate check` found."""
+
+    schema_version: Literal[1] = 1
+    gymgate: str
+    """Version that made the index."""
+    environments: tuple[IndexedEnvironment, ...]
+    """By kind and name."""
+
+
+class Badge(Config):
+    """An endpoint of shields.io."""
+
+    schemaVersion: Literal[1] = 1
+    label: Literal["gymgate"] = "gymgate"
+    message: str = Field(min_length=1)
+    color: Literal["brightgreen", "yellow", "lightgrey"]
+    """brightgreen: every recorded reward is reproduced, and there is no finding; yellow: there is a finding; lightgrey: it
+    could not be checked."""
+
+
+def make_index(records: Iterable[CheckResult]) -> Index:
+    return Index(gymgate=gymgate.__version__, environments=tuple(map(indexed, records)))
+
+
+def indexed(record: CheckResult) -> IndexedEnvironment:
+    environment = environment_of(record)
+    oracle, data, policy = record.oracle, record.data, record.policy
+    return IndexedEnvironment(
+        name=record.environment,
+        kind=record.kind,
+        nemo_gym=record.nemo_gym,
+        description=described(record),
+        domain=environment.domain,
+        licences=licences(environment),
+        needs=record.needs,
+        verdict=record.verdict,
+        detail=record.detail,
+        reproduced=record.matched,
+        recorded=record.compared,
+        oracle=IndexedOracle(
+            reason=oracle.reason,
+            rows=oracle.rows,
+            solved=oracle.solved,
+            pays_for=next(iter(oracle.paid), None),
+            asked_for=oracle.asked_for or None,
+        )
+        if oracle
+        else None,
+        rows=sum(data.files.values()) if data else 0,
+        duplicates=data.duplicates if data else None,
+        answers_in_prompt=data.answers_in_prompt if data else None,
+        splits=tuple(sorted({*data.splits.values()})) if data else (),
+        shared=data.shared if data else None,
+        policy=IndexedPolicy(
+            model=policy.model,
+            rows=policy.rows,
+            pass_at_1=policy.pass_at_1,
+            standard_error=policy.standard_error,
+        )
+        if policy
+        else None,
+        findings=tuple(
+            IndexedFinding(kind=each.kind, text=each.text, command=reproducing(record, each))
+            for each in noticed(record)
+        ),
+        page=page_of(record).replace(".md", ".html") if record.measured else None,
+        badge=f"badges/{record.kind}/{record.environment}.json",
+        gymgate=record.gymgate,
+        date=record.date,
+    )
+
+
+def badge(entry: IndexedEnvironment) -> Badge:
+    """What a reader should know first: reproduced rewards, rows that the right answer solves, findings."""
+    parts = [f"{entry.reproduced}/{entry.recorded} rewards" if entry.recorded else entry.verdict]
+    if entry.oracle is not None and entry.oracle.rows:
+        parts.append(f"{entry.oracle.solved}/{entry.oracle.rows} solvable")
+    if count := len(entry.findings):
+        parts.append(f"{count} finding{'s' if count > 1 else ''}")
+    unchecked = entry.verdict in ("blocked", "incomplete", "failed")
+    color = "yellow" if entry.findings else "lightgrey" if unchecked else "brightgreen"
+    return Badge(message=", ".join(parts), color=color)
+
+
+def schema() -> str:
+    return orjson.dumps(Index.model_json_schema(), option=orjson.OPT_INDENT_2).decode() + "\n"
+
+
+def write(directory: Path) -> None:
+    index = make_index(shipped_records())
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "index.json").write_bytes(
+        orjson.dumps(index.model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE)
+    )
+    for entry in index.environments:
+        path = directory / entry.badge
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(orjson.dumps(badge(entry).model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+    print(f"{len(index.environments)} environments in {directory / 'index.json'}")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

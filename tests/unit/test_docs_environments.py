@@ -1,0 +1,143 @@
+"""The pages about environments, the index for programs and the badges, as docs/generate.py and docs/index.py make them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from gymgate.check.record.files import shipped_records
+from gymgate.check.record.findings import noticed
+from gymgate.cli import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs" / "environments").glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    command = [sys.executable, str(ROOT / "docs" / "index.py"), str(directory)]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    return directory
+
+
+def holds(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether a value has the form of a schema, as far as this one needs: objects, lists, enumerations, types."""
+    if "$ref" in schema:
+        return holds(value, root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    if "anyOf" in schema:
+        return any(holds(value, each, root) for each in schema["anyOf"])
+    if "const" in schema or "enum" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    kinds: dict[str, Any] = {
+        "string": str, "integer": int, "number": (int, float), "null": type(None), "array": list, "object": dict,
+    }  # fmt: skip
+    if not isinstance(value, kinds[schema["type"]]):
+        return False
+    if schema["type"] == "array":
+        return all(holds(each, schema["items"], root) for each in value)
+    properties = schema.get("properties", {})
+    return schema["type"] != "object" or (
+        value.keys() >= {*schema.get("required", ())}
+        and all(key in properties and holds(each, properties[key], root) for key, each in value.items())
+    )
+
+
+def test_the_index_has_every_record_and_the_form_of_its_schema(site: Path) -> None:
+    index = json.loads((site / "index.json").read_text())
+    schema = json.loads((ROOT / "docs" / "index.schema.json").read_text())
+    assert holds(index, schema, schema)
+    assert not holds({**index, "environments": [{}]}, schema, schema)
+    assert index["schema_version"] == 1
+    records = {(record.kind, record.environment): record for record in shipped_records()}
+    entries = {(entry["kind"], entry["name"]): entry for entry in index["environments"]}
+    assert entries.keys() == records.keys()
+    for name, record in records.items():
+        entry = entries[name]
+        assert [each["text"] for each in entry["findings"]] == [str(each) for each in noticed(record)]
+        assert entry["verdict"] == record.verdict
+        assert (entry["page"] is not None) == record.measured
+        assert record.data is None or entry["duplicates"] == record.data.duplicates
+
+
+def test_every_environment_has_a_badge(site: Path) -> None:
+    entries = json.loads((site / "index.json").read_text())["environments"]
+    badges = {entry["badge"]: json.loads((site / entry["badge"]).read_text()) for entry in entries}
+    for entry in entries:
+        badge = badges[entry["badge"]]
+        assert badge.keys() == {"schemaVersion", "label", "message", "color"}
+        assert (badge["color"] == "yellow") == bool(entry["findings"])
+        assert badge["color"] != "brightgreen" or entry["verdict"] == "match"
+    assert badges["badges/resources_servers/multichallenge.json"]["message"].endswith("1 finding")
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    text = re.sub(r"^````text\n.*?^````", "", text, flags=re.DOTALL | re.MULTILINE)
+    for block in re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield from (shlex.split(line) for line in block.splitlines())
+
+
+def test_the_commands_on_the_pages_and_in_the_index_are_real(site: Path) -> None:
+    found = [each for page in (*PAGES, ROOT / "docs" / "findings.md") for each in commands(page.read_text())]
+    entries = json.loads((site / "index.json").read_text())["environments"]
+    found += [shlex.split(each["command"]) for entry in entries for each in entry["findings"]]
+    assert len(found) > 3 * len(PAGES)
+    for program, name, *arguments in found:
+        assert program == "gymgate"
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        command.make_context(name, arguments)
+
+
+def test_findings_stand_once_by_kind_with_a_command(site: Path) -> None:
+    text = (ROOT / "docs" / "findings.md").read_text()
+    counted = sum(len(list(noticed(record))) for record in shipped_records())
+    lines = [line for line in text.splitlines() if re.match(r"\| (?!environment \||---)", line)]
+    assert len(lines) == counted
+    for section in text.split("<h2 ")[1:]:
+        assert len(list(commands(section))) >= 1, section.splitlines()[0]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_says_first_what_the_environment_is(page: Path) -> None:
+    """Then commands, an example, sizes, quality, and last the folded figures."""
+    text = re.sub(r"(^````text\n).*?(^````)", r"\1\2", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    parts = [
+        "| domain |",
+        "| licence of its data |",
+        "| needs |",
+        "Source: ",
+        "```bash",
+        '<h2 id="rows"',
+        '<h2 id="quality"',
+        "\n- ",
+    ]
+    places = [text.find(part) for part in [*parts, "<summary>Figures</summary>"]]
+    assert -1 not in places
+    assert places == sorted(places)
+    assert text.count("<details") == text.count("</details>") <= 2
+    if "<summary>Example prompt</summary>" in text:
+        assert places[4] < text.index("<summary>Example prompt</summary>") < places[5]
+    quality = text[places[6] : places[-1]]
+    assert re.findall(r"^- ", quality, re.MULTILINE) == ["- "] * len(
+        re.findall(r"^- [✓⚠–] \S", quality, re.MULTILINE)
+    )
+    assert len(list(commands(text))) == 3
+
+
+def test_the_table_shows_first_what_a_reader_looks_for() -> None:
+    text = (ROOT / "docs" / "environments-status.md").read_text()
+    (head,) = [line for line in text.splitlines() if line.startswith("| environment |")]
+    names = [cell.strip() for cell in head.strip("|").split("|")]
+    assert names[:6] == ["environment", "what it is", "needs", "verdict", "solvable", "recorded"]
+    lines = [line for line in text.splitlines() if line.count(" | ") == len(names) - 1]
+    assert len(lines) == len(shipped_records()) + 2
