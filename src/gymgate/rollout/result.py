@@ -174,33 +174,40 @@ def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", 
 
 def refused(status: int, body: bytes, agent: str) -> GymgateError:
     """Return the error for an agent's `/run` that answered with another status than 200."""
-    message = condensed(body)
+    answer = inner = _read(body)
     if status == 422:
-        return DataError(f"agent {agent!r} rejects the row: {message}")
-    if (inner := _inner_answer(body)) is not None:
-        message = f"a server that it called failed: {condensed(inner)}"
+        return DataError(f"agent {agent!r} rejects the row: {_line(answer)}")
+    while (passed_on := _passed_on(inner)) is not None:
+        inner = _read(passed_on)
+    message = _line(inner) if inner is answer else f"a server that it called failed: {_line(inner)}"
     return EnvironmentServerError(
         f"agent {agent!r}: HTTP {status}: {message}", server=agent, status_code=status
     )
 
 
-def _inner_answer(body: bytes) -> bytes | None:
+def _passed_on(answer: Any) -> bytes | None:
     """Return the answer of the server whose failure a server of Gym passes on, as `repr` wrote it; `None` if there is none."""
+    match = _PASSED_ON.fullmatch(answer) if isinstance(answer, str) else None
     try:
-        answer = codec.loads(body)
-        match = _PASSED_ON.fullmatch(answer)
         inner = ast.literal_eval(match[1]) if match else None
-    except (ValueError, TypeError, SyntaxError):
+    except (ValueError, SyntaxError):
         return None
-    return (_inner_answer(inner) or inner) if isinstance(inner, bytes) else None
+    return inner if isinstance(inner, bytes) else None
 
 
 def condensed(body: bytes) -> str:
     """Return an error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
+    return _line(_read(body))
+
+
+def _read(body: bytes) -> Any:
     try:
-        value = codec.loads(body)
+        return codec.loads(body)
     except ValueError:
-        value = body.decode(errors="replace")
+        return body.decode(errors="replace")
+
+
+def _line(value: Any) -> str:
     if isinstance(value, dict) and "detail" in value:
         value = value["detail"]
     if isinstance(value, list):
