@@ -149,6 +149,14 @@ def test_files_that_are_named_exist(name: str) -> None:
     assert wrong == []
 
 
+def test_the_tutorial_shows_the_files_of_the_example() -> None:
+    page = ROOT / "docs" / "own-environment.md"
+    example = ROOT / "examples" / "own_environment" / "resources_servers" / "letter_share"
+    assert (example / "app.py").read_text().endswith("\n\n" + next(blocks(page, "python")))
+    assert next(blocks(page, "yaml")) == (example / "configs" / "letter_share.yaml").read_text()
+    assert (example / "data" / "example.jsonl").read_text().startswith(next(blocks(page, "json")))
+
+
 class Page(HTMLParser):
     """Ids, links and fetched addresses of one built page."""
 

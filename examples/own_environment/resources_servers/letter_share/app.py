@@ -13,12 +13,12 @@ class LetterShareConfig(BaseResourcesServerConfig):
 
 
 class LetterShareVerifyRequest(BaseVerifyRequest):
-    letter: str
+    letter: str  # a field of the row
 
 
 class LetterShareVerifyResponse(BaseVerifyResponse):
     letter: str
-    answer_length: int
+    answer_length: int  # a number here becomes a metric
     reward_components: dict[str, float]
 
 
