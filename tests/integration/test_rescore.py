@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from support.upstream import Seen, chat_answer, responses_answer, upstream_in_th
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
 
 FAULTY = "faulty.resources_servers.faulty"
+GYM_COLLECTOR = Path(__file__).parent / "gym_collector"
 CODE = "resources_servers/faulty/app.py"
 ITALY = recorded("of Italy?", "It is Rome.", 1.0)
 
@@ -144,7 +146,7 @@ async def test_a_rollout_that_goes_otherwise_has_no_reward(tmp_path: Path) -> No
     rollouts = gymgate.collect([config], rows, policy=policy, output=base)
     assert {rollout.line: rollout.reward async for rollout in rollouts} == {1: 0.5, 2: 0.5}
     done = command("rescore", base, "-o", again, code=1)
-    assert "1 of 2 rollouts diverged from what was recorded" in done.stderr
+    assert "1 of 2 rollouts diverged from what was recorded: they have no reward" in done.stderr
     [failure] = failures(again)
     assert (failure["line"], failure["final"], failure["error"]["type"]) == (1, True, "DivergedError")
     assert "the environment said something else than recorded" in failure["error"]["message"]
@@ -186,16 +188,15 @@ def test_a_release_that_scores_otherwise_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inputs", [True, False])
 def test_rollouts_of_nemo_gyms_collector(tmp_path: Path, inputs: bool) -> None:
-    """Its files name agents, not environments; the rows are in a file beside them, or repeated in the results."""
-    stored = tmp_path / "rollouts.jsonl"
-    command("run", SIMPLE, "-o", tmp_path / "a", "-r", 2)
-    command("export", tmp_path / "a", "--to", "gym", "-o", stored)
-    if not inputs:
-        (tmp_path / "rollouts_materialized_inputs.jsonl").unlink()
+    """`gym eval run` of nemo-gym 0.7.0 wrote these. They name agents, not environments; the rows are in a file beside the
+    rollouts, and repeated in the results."""
+    stored = Path(shutil.copy(GYM_COLLECTOR / "rollouts.jsonl", tmp_path))
+    if inputs:
+        shutil.copy(GYM_COLLECTOR / "rollouts_materialized_inputs.jsonl", tmp_path)
     command("rescore", stored, "-o", tmp_path / "b")
     [environment] = compared(stored, tmp_path / "b")["environments"]
     assert environment["environment"] == f"{SIMPLE}_simple_agent"
-    assert (environment["pairs"], environment["first"], environment["difference"]) == (10, 0.6, 0.0)
+    assert (environment["pairs"], environment["first"], environment["difference"]) == (5, 0.6, 0.0)
 
 
 def test_nemo_gyms_failures_of_a_judge_are_beside_its_rollouts(tmp_path: Path) -> None:

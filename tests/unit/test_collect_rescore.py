@@ -11,6 +11,8 @@ import pytest
 from gymgate.collection.plan import Identity, Shard
 from gymgate.collection.record import CollectedRollout, failure_line
 from gymgate.collection.rescore import StoredRun, as_recorded
+from gymgate.collection.settings import limits_of, settings_of
+from gymgate.config import ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.record import ModelCall
@@ -82,9 +84,13 @@ def test_what_finished_counts_before_what_failed(tmp_path: Path) -> None:
     failed = line(error={**POLICY_GONE, "kind": "environment"}, result=None, calls=[call()])
     run = stored(tmp_path / "r.jsonl", failed, failed, line(), line(), failed)
     [each] = run.rollouts.values()
-    assert (each.position, each.failed, run.twice) == (2, False, 1)
+    assert (each.position, run.twice) == (2, 1)
     [each] = stored(tmp_path / "r.jsonl", failed, failed).rollouts.values()
-    assert (each.position, each.failed) == (1, True)
+    assert each.position == 1
+    judge = {**failed, "error": POLICY_GONE}
+    for lines in ((judge, line()), (line(), judge)):
+        with pytest.raises(DataError, match="no rollout whose judge failed"):
+            stored(tmp_path / "r.jsonl", *lines, judge_failed_only=True)
 
 
 def test_a_rollout_whose_policy_failed_cannot_be_played(tmp_path: Path) -> None:
@@ -158,3 +164,11 @@ def test_a_rollout_has_diverged_unless_every_call_went_as_recorded(
     assert (seen.status, seen.reward, seen.error.type) == ("failed", None, "DivergedError")
     assert seen.error.message == f"diverged {reason}"
     assert not seen.error.retryable
+
+
+@pytest.mark.parametrize(
+    "limits", [RolloutLimits(), RolloutLimits(max_calls=3, timeout_s=60.0), RolloutLimits(max_calls=None)]
+)
+def test_limits_come_back_from_settings(limits: RolloutLimits) -> None:
+    stack = StackConfig(environments=("mcqa",))
+    assert limits_of(settings_of(stack, ReplayEndpoint(rollouts=("r",)), limits, ["example"])) == limits

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from gymgate.api import load_catalog
+from gymgate.catalog import Catalog
 from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
 from gymgate.cli.output import Log
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
@@ -16,6 +16,7 @@ from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.collection.metrics import parse_ks
 from gymgate.collection.plan import WHOLE, parse_shard
 from gymgate.collection.rescore import Rescoring, StoredRun
+from gymgate.collection.settings import limits_of
 from gymgate.collection.spec import RunSpec
 from gymgate.config import ReplayEndpoint, RuntimeConfig
 from gymgate.errors import ConfigError, DivergedError
@@ -100,16 +101,23 @@ def command(
             stored=run,
         )
         end = conduct(rescoring, show, budget)
-    if diverged := sum(
+    diverged = sum(
         count
         for metrics in rescoring.progress.environments.values()
         for cause, count in metrics.causes.items()
         if cause.startswith(DivergedError.__name__)
-    ):
-        log(
-            f"{diverged} of {rescoring.progress.total} rollouts diverged from what was recorded, and have no reward"
-        )
-    finish(rescoring, end, output, ks=chosen, as_json=as_json, wide=wide, base=stored)
+    )
+    note = f"{diverged} of {rescoring.progress.total} rollouts diverged from what was recorded: they have no reward"
+    finish(
+        rescoring,
+        end,
+        output,
+        ks=chosen,
+        as_json=as_json,
+        wide=wide,
+        base=stored,
+        note=note if diverged else "",
+    )
 
 
 def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: Log) -> RunSpec:
@@ -126,7 +134,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
-        file["limits"] = _limits(settings["limits"])
+        file["limits"] = limits_of(settings).model_dump()
     runtime = RuntimeConfig.model_validate(runtime_of(context, file))
     before = {config["name"]: config for config in settings.get("environments", ())}
     names: list[Any] = [before.get(name, name) for name in named]
@@ -138,15 +146,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
     return overridden(context, file, names)
 
 
-def _environment_of(agent: str, run: StoredRun, catalog: Any) -> str:
+def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:
     if (name := environment_of(agent, catalog)) is None:
         raise ConfigError(f"{run.path}: no environment has agent {agent!r}; name the environment: --env ENV")
     return name
-
-
-def _limits(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits as a run's settings hold them: `None` for the default number of calls, a text for no bound."""
-    limits = {"timeout_s": settings["timeout_s"]}
-    if settings["max_calls"] is not None:
-        limits["max_calls"] = settings["max_calls"] if isinstance(settings["max_calls"], int) else None
-    return limits

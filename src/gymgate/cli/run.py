@@ -270,8 +270,9 @@ def finish(
     as_json: bool,
     wide: bool,
     base: Path | None = None,
+    note: str = "",
 ) -> None:
-    """Print what a run came to; `base` is the run to compare it with, if there is one.
+    """Print what a run came to, and a note on it; `base` is the run to compare it with, if there is one.
 
     Raises what ended it early, and `Exit` unless every rollout finished.
     """
@@ -287,6 +288,8 @@ def finish(
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
         print_causes(run.progress.counts.causes)
+        if note:
+            log(note)
         if output is not None and run.progress.total:
             _log_output(run, output, base)
     if error is not None:

@@ -36,7 +36,6 @@ class StoredRollout(NamedTuple):
     """0-based, among the lines of the file that are not blank."""
     environment: str
     agent: str
-    failed: bool
 
 
 class StoredRow(NamedTuple):
@@ -70,6 +69,7 @@ class StoredRun:
         """Rollouts that were stored without what the policy said, or whose policy failed."""
         self.twice = 0
         """Rollouts that are there more than once; the first that finished is taken."""
+        self._finished = IdentitySet()
         files = [path, failures_beside(path)]
         if not path.is_file():
             directories = run_directories(path)
@@ -117,17 +117,20 @@ class StoredRun:
                 )
 
     def _add(self, file: Path, position: int, value: Mapping[str, Any]) -> None:
+        identity, agent = identity_of(value), str(value.get("agent", ""))
+        if value.get("error") is None:
+            if not self._finished.add(identity):
+                self.twice += 1
+                return
+            self.rollouts.pop(identity, None)
+        elif identity in self._finished:
+            return
         if self.judge_failed_only and not _judge_failed(value):
             return
         if not _can_be_played(value):
             self.silent += value.get("final", True)
             return
-        identity, agent = identity_of(value), str(value.get("agent", ""))
-        failed = value.get("error") is not None
-        stored = StoredRollout(str(file), position, str(value.get("environment", "")), agent, failed)
-        if (before := self.rollouts.get(identity)) is not None and not before.failed:
-            self.twice += not failed
-            return
+        stored = StoredRollout(str(file), position, str(value.get("environment", "")), agent)
         self.is_gym |= value.get("source") == str(file)
         self.rollouts[identity] = stored
         row = StoredRow(

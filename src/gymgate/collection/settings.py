@@ -41,6 +41,15 @@ def settings_of(
     }
 
 
+def limits_of(settings: Mapping[str, Any]) -> RolloutLimits:
+    """Return the limits in a run's settings."""
+    limits = settings["limits"]
+    max_calls = limits["max_calls"] or DEFAULT_MAX_CALLS
+    return RolloutLimits(
+        timeout_s=limits["timeout_s"], max_calls=max_calls if isinstance(max_calls, int) else None
+    )
+
+
 def extent_of(plan: RolloutPlan) -> dict[str, Any]:
     """Return the settings that may grow from one run to the next, as JSON values."""
     return {
