@@ -11,6 +11,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from gymgate.errors import GymgateError, from_wire
 from gymgate.integrations.training.rollouts import MAX_FAILED_BATCHES, MIN_FAILED_GROUPS
+from gymgate.integrations.verl.dataset import learn
 from gymgate.integrations.verl.metrics import PARTITION, log_entries, most_frequent
 
 logger = logging.getLogger(__name__)
@@ -42,11 +43,21 @@ class _Reporting:
             ended = self.finished_keys["val"] | self.failure_keys["val"]  # type: ignore[attr-defined]
             self._reports = {key: tag for key, tag in self._reports.items() if _group(key) not in ended}
             return batch, metrics
+        learned = {
+            f"nemo_gym/{name}": value
+            for name, value in learn(
+                [
+                    (_group(key), tag["at"], tag["reward"])
+                    for key, tag in self._reports.items()
+                    if tag.get("at")
+                ]
+            ).items()
+        }
         reports, self._reports = [*self._reports.values()], {}
         if (found := most_frequent(reports)) is not None:
             reason, count = found
             logger.warning("%d of %d rollouts are not trained on: %s", count, len(reports), reason)
-        return batch, {**metrics, **log_entries(reports)}
+        return batch, {**metrics, **log_entries(reports), **learned}
 
     def _collect(self) -> None:
         found: Mapping[str, dict[str, Any]] = (tq.kv_list(partition_id=PARTITION) or {}).get(PARTITION, {})
