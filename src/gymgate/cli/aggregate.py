@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gymgate.cli.metrics_tables import print_results
-from gymgate.cli.options import json_option, k_option, keep_option, overlap_option, wide_option
+from gymgate.cli.options import FILE, json_option, k_option, keep_option, overlap_option, wide_option
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import (
@@ -43,14 +43,10 @@ class AggregatedRuns:
     "--output",
     "outputs",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write the metrics of each task: .jsonl, .csv or .parquet. Repeatable.",
 )
-@click.option(
-    "--summary",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the metrics of each environment: .jsonl, .csv or .parquet.",
-)
+@click.option("--summary", type=FILE, help="Write the metrics of each environment: .jsonl, .csv or .parquet.")
 @keep_option
 @click.option(
     "--answer-key",

@@ -6,7 +6,6 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -24,6 +23,8 @@ from gymgate.cli.environments import (
     writable_path,
 )
 from gymgate.cli.options import (
+    DIRECTORY,
+    FILE,
     KINDS,
     EndpointOptions,
     Finite,
@@ -36,8 +37,10 @@ from gymgate.cli.options import (
     judge_key_var_option,
     judge_option,
     kind_option,
+    number_option,
     routing_option,
     sandbox_option,
+    seconds_option,
     set_option,
 )
 from gymgate.cli.output import log, print_json
@@ -53,8 +56,6 @@ if TYPE_CHECKING:
 _AGENTS = "responses_api_agents"
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
-_limit = partial(click.option, type=Seconds(0, min_open=True), show_default=True, metavar="SECONDS")
-_directory = click.Path(path_type=Path, file_okay=False)
 
 
 @click.command("check")
@@ -64,14 +65,7 @@ _directory = click.Path(path_type=Path, file_okay=False)
 )
 @kind_option
 @gym_option
-@click.option(
-    "--jobs",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Environments checked at the same time.",
-)
+@number_option("--jobs", default=1, help="Environments checked at the same time.")
 @config_option
 @judge_option
 @judge_key_var_option
@@ -79,11 +73,18 @@ _directory = click.Path(path_type=Path, file_okay=False)
 @sandbox_option
 @routing_option
 @env_var_option
-@_limit("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
-@_limit("--timeout", default=180.0, help="Seconds per rollout.")
-@_limit("--environment-timeout", default=900.0, help="Seconds per environment.")
-@_limit("--memory", default=8.0, metavar="GB", help="Memory that an environment may use.")
-@click.option("--logs", type=_directory, help="Directory for the servers' output.")
+@seconds_option("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
+@seconds_option("--timeout", default=180.0, help="Seconds per rollout.")
+@seconds_option("--environment-timeout", default=900.0, help="Seconds per environment.")
+@click.option(
+    "--memory",
+    type=Seconds(0, min_open=True),
+    default=8.0,
+    show_default=True,
+    metavar="GB",
+    help="Memory that an environment may use.",
+)
+@click.option("--logs", type=DIRECTORY, help="Directory for the servers' output.")
 @click.option("-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
 @click.option(
     "--record",
@@ -102,14 +103,12 @@ _directory = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--rows-file",
     "rows_files",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     multiple=True,
     metavar="FILE",
     help="With --rows-only: read the rows of this file instead of the packaged ones. Repeatable.",
 )
-@click.option(
-    "-n", "--rows", type=click.IntRange(1), metavar="N", help="Packaged rows for the model of -b. [all]"
-)
+@number_option("-n", "--rows", help="Packaged rows for the model of -b. [all]")
 @click.option(
     "--max-constant-reward",
     type=Finite(),

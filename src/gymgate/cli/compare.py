@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gymgate.cli.options import json_option, overlap_option
+from gymgate.cli.options import FILE, json_option, overlap_option
 from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.compare import Comparison, compare, write_comparison
@@ -63,7 +63,7 @@ class ComparedRuns:
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     help="Write an HTML file with the conversations of the rows that differ, side by side. With one B.",
 )
 @overlap_option

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gymgate.cli.options import (
-    Seconds,
+    DIRECTORY,
+    FILE,
     agent_option,
     config_option,
     env_var_option,
     gym_option,
     json_option,
     key_value,
+    number_option,
+    seconds_option,
     set_option,
 )
 from gymgate.cli.output import log, print_json, print_table
@@ -33,12 +36,7 @@ def command() -> None:
 @command.command("prepare")
 @click.argument("environment", metavar="ENV|BENCHMARK")
 @click.argument("script_arguments", nargs=-1, metavar="[-- SCRIPT_ARG...]")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for the files. [data/ENV]",
-)
+@click.option("-o", "--output", type=DIRECTORY, help="Directory for the files. [data/ENV]")
 @click.option(
     "--split",
     "splits",
@@ -80,14 +78,7 @@ def command() -> None:
 @env_var_option
 @click.option("--skip-bad", is_flag=True, help="Leave out rows that cannot run, instead of failing.")
 @click.option("--refresh", is_flag=True, help="Fetch again what was fetched earlier.")
-@click.option(
-    "--prepare-timeout",
-    "timeout_s",
-    type=Seconds(0, min_open=True),
-    default=14400.0,
-    show_default=True,
-    help="Seconds for the whole preparation.",
-)
+@seconds_option("--prepare-timeout", "timeout_s", default=14400.0, help="Seconds for the whole preparation.")
 @gym_option
 @json_option
 def prepare(
@@ -178,10 +169,8 @@ def _print(manifest: Manifest, target: Path) -> None:
 
 @command.command("blend")
 @click.argument("files", nargs=-1, required=True, metavar="FILE[:WEIGHT[:CAP]]...")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="File to write."
-)
-@click.option("-n", "--rows", type=click.IntRange(1), metavar="N", help="Rows to write at most. [all]")
+@click.option("-o", "--output", type=FILE, required=True, help="File to write.")
+@number_option("-n", "--rows", help="Rows to write at most. [all]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order.")
 @json_option
 def blend(files: tuple[str, ...], output: Path, rows: int | None, seed: int, as_json: bool) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import keep_option, overlap_option
+from gymgate.cli.options import FILE, keep_option, overlap_option
 from gymgate.cli.output import log
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.export import export_dataset, export_rows
@@ -27,9 +27,7 @@ from gymgate.errors import ConfigError
     "materialized inputs next to it; inspect: a log for `inspect view` (.eval); rows: the input rows, the next run's input "
     "(.jsonl); traces: verifiers' traces.jsonl.",
 )
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path, dir_okay=False), help="File to write."
-)
+@click.option("-o", "--output", required=True, type=FILE, help="File to write.")
 @keep_option
 @click.option(
     "--order",

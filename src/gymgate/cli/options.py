@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -164,6 +165,31 @@ class Seconds(click.FloatRange, Finite):
     """Seconds on the command line: a finite number within a range."""
 
     name = "seconds"
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+def number_option(
+    *names: str, help: str, least: int = 1, default: int | None = None
+) -> Callable[[Command], Command]:
+    """Return an option for a whole number."""
+    return click.option(
+        *names, type=click.IntRange(least), metavar="N", help=help, default=default, show_default=True
+    )
+
+
+def seconds_option(*names: str, help: str, default: float) -> Callable[[Command], Command]:
+    """Return an option for a time greater than 0."""
+    return click.option(
+        *names,
+        type=Seconds(0, min_open=True),
+        metavar="SECONDS",
+        help=help,
+        default=default,
+        show_default=True,
+    )
 
 
 class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2

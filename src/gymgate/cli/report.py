@@ -6,35 +6,16 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import overlap_option
+from gymgate.cli.options import FILE, number_option, overlap_option
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.report import write_report
 
 
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File to write. [report.html in the first RUN]",
-)
-@click.option(
-    "--tasks",
-    type=click.IntRange(0),
-    default=50,
-    show_default=True,
-    metavar="N",
-    help="Tasks to show with their conversations.",
-)
-@click.option(
-    "--per-task",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    metavar="N",
-    help="Conversations of each task, shown side by side.",
-)
+@click.option("-o", "--output", type=FILE, help="File to write. [report.html in the first RUN]")
+@number_option("--tasks", default=50, help="Tasks to show with their conversations.", least=0)
+@number_option("--per-task", default=4, help="Conversations of each task, shown side by side.")
 @overlap_option
 def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int, overlap: str) -> None:
     """Write runs as one HTML file.

@@ -18,6 +18,7 @@ from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
+    FILE,
     EndpointOptions,
     GroupedCommand,
     Seconds,
@@ -155,7 +156,7 @@ CONDUCT_OPTIONS = (
 @option(
     "Rows",
     "--spec",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Describe the run by a TOML or JSON file, as --dry-run prints it. Options override it.",
 )

@@ -11,7 +11,7 @@ from typing import Any, Self
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.options import gym_option, host_option, port_option, replay_file_option
+from gymgate.cli.options import gym_option, host_option, number_option, port_option, replay_file_option
 from gymgate.cli.output import log
 from gymgate.cli.policies import replay_files
 from gymgate.config import RuntimeConfig
@@ -23,9 +23,7 @@ from gymgate.stack.sync import LoopThread
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
 @click.option("--replay", is_flag=True, hidden=True, expose_value=False)  # what it does anyway
 @replay_file_option
-@click.option(
-    "--index", type=click.IntRange(0), metavar="N", help="Answer only from recording N, counted from 0."
-)
+@number_option("--index", help="Answer only from recording N, counted from 0.", least=0)
 @host_option
 @port_option(0)
 @gym_option

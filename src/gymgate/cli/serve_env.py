@@ -9,15 +9,16 @@ import click
 from gymgate.cli.environments import checked_env_vars, config_names, environment_configs
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import (
-    Seconds,
     agent_option,
     config_option,
     data_option,
     env_var_option,
     gym_option,
     host_option,
+    number_option,
     port_option,
     sandbox_option,
+    seconds_option,
     set_option,
 )
 from gymgate.cli.output import log
@@ -35,22 +36,10 @@ from gymgate.errors import ConfigError
 @sandbox_option
 @host_option
 @port_option(8000)
-@click.option(
-    "--max-sessions",
-    default=64,
-    type=click.IntRange(1),
-    metavar="N",
-    help="Clients that play at the same time; further ones are refused.",
-    show_default=True,
+@number_option(
+    "--max-sessions", default=64, help="Clients that play at the same time; further ones are refused."
 )
-@click.option(
-    "--step-timeout",
-    type=Seconds(0, min_open=True),
-    default=600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Seconds per tool call, step or scoring.",
-)
+@seconds_option("--step-timeout", default=600.0, help="Seconds per tool call, step or scoring.")
 @gym_option
 def command(
     environment: str,

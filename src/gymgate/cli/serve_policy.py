@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED
-from gymgate.cli.options import Seconds
+from gymgate.cli.options import DIRECTORY, number_option, seconds_option
 from gymgate.cli.output import log
 from gymgate.errors import ConfigError
 from gymgate.serving.servers import PolicyServers, Server, gpus_here, sandbox_server, split_command
@@ -35,19 +35,9 @@ GRACE_S = 60.0
 @click.command("serve-policy")
 @click.argument("model", required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- VLLM_ARGUMENT...]")
-@click.option(
-    "--data-parallel",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Copies behind one address, by vLLM's own option.",
-)
-@click.option(
-    "--replicas",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Servers per node, each with its own GPUs and address.",
-)
-@click.option("--tensor-parallel", type=click.IntRange(1), metavar="N", help="GPUs per copy.")
+@number_option("--data-parallel", help="Copies behind one address, by vLLM's own option.")
+@number_option("--replicas", help="Servers per node, each with its own GPUs and address.")
+@number_option("--tensor-parallel", help="GPUs per copy.")
 @click.option(
     "--command",
     metavar="COMMAND",
@@ -77,25 +67,9 @@ GRACE_S = 60.0
     metavar="URL",
     help="Address that answers when the sandbox is ready, e.g. http://127.0.0.1:6000/health.",
 )
-@click.option(
-    "--start-timeout",
-    type=Seconds(0, min_open=True),
-    default=1800.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Seconds in which every server must answer.",
-)
-@click.option(
-    "--restarts",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="Restarts of each server.",
-)
-@click.option(
-    "--logs", type=click.Path(path_type=Path, file_okay=False), help="Directory for the servers' output."
-)
+@seconds_option("--start-timeout", default=1800.0, help="Seconds in which every server must answer.")
+@number_option("--restarts", default=3, help="Restarts of each server.", least=0)
+@click.option("--logs", type=DIRECTORY, help="Directory for the servers' output.")
 @click.option(
     "--run",
     "program",

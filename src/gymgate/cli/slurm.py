@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from gymgate.cli.options import number_option
 from gymgate.collection.plan import parse_seeds
 from gymgate.collection.slurm import SlurmJob, aggregate_script, array_script, submit_script
 from gymgate.errors import ConfigError
@@ -28,17 +29,13 @@ SUBMIT_TIMEOUT_S = 120.0
     type=click.Path(path_type=Path),
     help="Directory of the run, on a file system that the nodes share.",
 )
-@click.option(
-    "--shards", type=click.IntRange(1), metavar="N", help="Array tasks; each runs a part of the rollouts."
-)
+@number_option("--shards", help="Array tasks; each runs a part of the rollouts.")
 @click.option(
     "--seeds",
     metavar="N|LIST",
     help="One array task per seed, instead of --shards: 4 is 0-3; or a list, 3,5,7-9.",
 )
-@click.option(
-    "--at-once", type=click.IntRange(1), metavar="N", help="Array tasks that run at the same time. [all]"
-)
+@number_option("--at-once", help="Array tasks that run at the same time. [all]")
 @click.option("--name", default="gymgate", show_default=True, metavar="NAME", help="Job name.")
 @click.option("--time", metavar="TIME", help="Walltime; no rollout starts in its last --drain seconds.")
 @click.option(
@@ -50,13 +47,8 @@ SUBMIT_TIMEOUT_S = 120.0
     metavar="SECONDS",
     help="Time before the end of the walltime in which running rollouts finish.",
 )
-@click.option(
-    "--requeues",
-    type=click.IntRange(0),
-    default=3,
-    show_default=True,
-    metavar="N",
-    help="How often a task that ran out of walltime is queued again.",
+@number_option(
+    "--requeues", default=3, help="How often a task that ran out of walltime is queued again.", least=0
 )
 @click.option(
     "--sbatch",
