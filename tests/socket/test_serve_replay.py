@@ -191,8 +191,8 @@ def test_bad_recordings_are_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--replay"], "environment"),
-        (["--replay", "--replay-file", "x.jsonl", "--index", "-1"], "--index"),
+        ([], "environment"),
+        (["--replay-file", "x.jsonl", "--index", "-1"], "--index"),
     ],
 )
 def test_wrong_arguments(args: list[str], said: str) -> None:

@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> Any:
     """Run a command line; ends with one line on stderr and exit code 1 for a `GymgateError`, 2 for an option's value of the
     wrong form, 130 for Ctrl-C."""
     try:
-        # With `standalone_mode=False` click returns the code of an `Exit` in place of a result.
+        # With `standalone_mode=False` click returns the code of an `Exit` instead of a result.
         result = cli.main(args=argv, standalone_mode=False)
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)

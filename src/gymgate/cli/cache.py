@@ -105,7 +105,7 @@ def command(context: click.Context, as_json: bool) -> None:
     help="Remove what was not used for this long: 90m, 12h, 30d, 2w.",
 )
 @click.option("--all", "everything", is_flag=True, help="Remove everything that no process uses now.")
-@click.option("--dry-run", is_flag=True, help="Say what would be removed; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed without removing it.")
 @json_option
 def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: bool) -> None:
     """Remove runtimes, commands, downloads and indexes that were not used for a while.

@@ -21,7 +21,6 @@ from gymgate.stack.sync import LoopThread
 
 @click.command("serve")
 @click.argument("environments", nargs=-1, metavar="[ENV]...")
-@click.option("--replay", is_flag=True, hidden=True, expose_value=False)  # what it does anyway
 @replay_file_option
 @number_option("--index", help="Answer only from recording N, counted from 0.", least=0)
 @host_option

@@ -41,7 +41,7 @@ GRACE_S = 60.0
 @click.option(
     "--command",
     metavar="COMMAND",
-    help="Command of another server than vLLM, e.g. 'python -m sglang.launch_server --model-path M --port {port}'.",
+    help="Command that starts a server other than vLLM, e.g. 'python -m sglang.launch_server --model-path M --port {port}'.",
 )
 @click.option("--slurm-nodes", is_flag=True, help="Start them on every node of this Slurm job, with srun.")
 @click.option(

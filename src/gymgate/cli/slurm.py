@@ -47,9 +47,7 @@ SUBMIT_TIMEOUT_S = 120.0
     metavar="SECONDS",
     help="Time before the end of the walltime in which running rollouts finish.",
 )
-@number_option(
-    "--requeues", default=3, help="How often a task that ran out of walltime is queued again.", least=0
-)
+@number_option("--requeues", default=3, help="Maximum requeues of a task that hits its time limit.", least=0)
 @click.option(
     "--sbatch",
     "options",

@@ -159,7 +159,7 @@ def read_tasks(
 ) -> CollectedTasks:
     """Read runs by task; the answer is in `answer_key`, else in the first known field.
 
-    `see` gets the line of each rollout that finished, and then of each that failed for good.
+    `see` gets the line of each rollout that finished, and then of each that failed permanently.
     """
     collected = CollectedTasks(policy=runs.policy, created=runs.created)
     for value in runs.rollouts():

@@ -41,7 +41,7 @@ class ReportData:
     openings: dict[TaskKey, str] = field(default_factory=dict)
     """The first words of each task."""
     shown: dict[TaskKey, list[dict[str, Any]]] = field(default_factory=dict)
-    """Lines of rollouts, finished or failed for good, by environment, row key and occurrence."""
+    """Lines of rollouts, finished or failed permanently, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed attempts by class and error."""
     messages: dict[tuple[str, str], str] = field(default_factory=dict)

@@ -79,8 +79,8 @@ class Collection:
             self.log(f"left out: {error}")
         async with contextlib.AsyncExitStack() as exits:
             directory = self._open(exits)
-            settled = _Settled(directory, self.rerun_failed)
-            self._count(settled)
+            finished_before = _Finished(directory, self.rerun_failed)
+            self._count(finished_before)
             if on_open is not None:
                 await on_open()
             if not self.progress.left:
@@ -89,12 +89,14 @@ class Collection:
             policy_wait = PolicyWait(self.policy, self.wait_for_policy_s, self.log)
             exits.callback(policy_wait.close)
             if not await set_before_end(self._draining, policy_wait.at_start()):
-                await self._run_until_done(directory, settled, policy_wait, on_rollout, on_change, on_ready)
+                await self._run_until_done(
+                    directory, finished_before, policy_wait, on_rollout, on_change, on_ready
+                )
 
     async def _run_until_done(
         self,
         directory: RunDirectory | None,
-        settled: _Settled,
+        finished_before: _Finished,
         policy_wait: PolicyWait,
         on_rollout: OnRollout | None,
         on_change: OnChange,
@@ -106,7 +108,7 @@ class Collection:
             try:
                 async with acquire(self.stack, progress=self.log) as stack:
                     self.collector = Collector(
-                        self.plan.rollouts(settled),
+                        self.plan.rollouts(finished_before),
                         functools.partial(self._run_one, stack),
                         pace=self._fitting_pace(),
                         progress=self.progress,
@@ -148,13 +150,13 @@ class Collection:
             )
         return directory
 
-    def _count(self, settled: _Settled) -> None:
+    def _count(self, finished_before: _Finished) -> None:
         progress = self.progress
         progress.total = self.plan.total()
-        if not settled:
+        if not finished_before:
             return
-        progress.resumed = sum(identity in settled for identity in self.plan.identities())
-        given_up = sum(identity in settled.given_up for identity in self.plan.identities())
+        progress.resumed = sum(identity in finished_before for identity in self.plan.identities())
+        given_up = sum(identity in finished_before.given_up for identity in self.plan.identities())
         progress.given_up_before = given_up
         there = f"{progress.resumed - given_up} of {progress.total} rollouts are there already"
         failed = f", {given_up} failed permanently (--rerun-failed retries them)" if given_up else ""
@@ -180,8 +182,8 @@ class Collection:
         )
 
 
-class _Settled:
-    """The rollouts that a run does not run again."""
+class _Finished:
+    """Rollouts to skip: those that finished or failed permanently before."""
 
     def __init__(self, directory: RunDirectory | None, rerun_failed: bool) -> None:
         self.done = IdentitySet() if directory is None else directory.done

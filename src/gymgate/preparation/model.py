@@ -24,13 +24,13 @@ class PrepareConfig(Config):
     arguments: tuple[tuple[str, Any], ...] = ()
     """Keyword arguments of the dataset's own `prepare()`."""
     script: str | None = None
-    """A script of the environment to run in place of what its config declares."""
+    """A script of the environment to run instead of what its config declares."""
     script_arguments: tuple[str, ...] = ()
     """The script's command line; without `script`, for the only script that the environment has."""
     input: str | None = None
-    """A JSONL file of your own in place of what the config declares."""
+    """A JSONL file of your own instead of what the config declares."""
     prompt: str | None = None
-    """Prompt file (YAML: `user`, perhaps `system`) to fill rows into, in place of the declared one."""
+    """Prompt file (YAML: `user`, perhaps `system`) to fill rows into, instead of the declared one."""
     requirements: tuple[str, ...] = ()
     """Packages that a script needs and does not declare."""
     token_env: str = DEFAULT_TOKEN_ENV
@@ -38,7 +38,7 @@ class PrepareConfig(Config):
     env_vars: tuple[str, ...] = ()
     """Names of further environment variables that a script may see."""
     skip_bad: bool = False
-    """Leave out rows that cannot run, in place of an error."""
+    """Leave out rows that cannot run, instead of an error."""
     refresh: bool = False
     """Fetch again what was fetched earlier."""
     timeout_s: float = Field(default=14400.0, gt=0)

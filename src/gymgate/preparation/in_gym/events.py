@@ -1,6 +1,6 @@
 """Events of the program, one JSON line each:
 
-step     what it is doing now, for people: text
+step     what it is doing now, human-readable: text
 bad      a row that cannot run: source, line, reason
 file     a source is written: type, source, rows, bad, origin, agent, repeats, prompt, warning
 lacks    packages are declared that are not installed: requirements
