@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from gymgate.cli.metrics_tables import shown_number
 from gymgate.cli.options import FILE, json_option, overlap_option
 from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
@@ -130,13 +131,13 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         columns.append(Column(title, [cell(row) for row in rows], rank=rank, left=left))
 
     add("pairs", lambda row: str(row["pairs"]))
-    add("A", lambda row: _number(row["first"]))
-    add("B", lambda row: _number(row["second"]))
+    add("A", lambda row: shown_number(row["first"]))
+    add("B", lambda row: shown_number(row["second"]))
     add("B - A ± se", _with_error, left=True)
     add("better", lambda row: str(row["better"]))
     add("worse", lambda row: str(row["worse"]))
     if any(row["p"] is not None for row in rows):
-        add("p", lambda row: _number(row["p"]), rank=1)
+        add("p", lambda row: shown_number(row["p"]), rank=1)
     for name, title in (
         ("left_out", "no reward"),
         ("failed_first", "failed A"),
@@ -162,7 +163,3 @@ def _with_error(row: Mapping[str, Any]) -> str:
         return "-"
     error = row["difference_se"]
     return f"{row['difference']:+.3f}{'' if error is None else f' ±{error:.3f}'}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

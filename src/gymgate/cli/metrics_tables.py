@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, log, print_columns
-from gymgate.rollout.outcome import Reason
+from gymgate.collection.counts import NOT_SCORED
+from gymgate.collection.metrics import numbered
 
 SHOWN_CAUSES = 5
-NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
-"""Outcomes with a column each where there are any; of these only truncated rollouts are in the mean."""
 REPLAYED = "replayed"
 """In the column `policy`, where recorded answers took the model's place."""
 Rows = Sequence[Mapping[str, Any]]
@@ -51,7 +50,7 @@ def print_results(
 
 def _columns(rows: Rows, ks: Sequence[int] | None, *, replayed: bool) -> list[Column]:
     """Return the columns of a terminal; where it is too narrow, outcomes other than failures are dropped first, then pass@k."""
-    known = _numbered("pass@", rows)
+    known = numbered("pass@", rows)
     chosen = [f"pass@{k}" for k in ks] if ks else [*known[:1], *known[1:][-1:]]
     counts = [name for name in NOT_SCORED if any(row[name] for row in rows)]
     columns = [_environments(rows), _column(rows, "rollouts")]
@@ -69,13 +68,13 @@ def _all_columns(rows: Rows, *, replayed: bool) -> list[Column]:
     columns = [_environments(rows), _column(rows, "tasks", _tasks), _column(rows, "rollouts")]
     columns += (_column(rows, name) for name in ("scored", *NOT_SCORED))
     columns.append(_column(rows, "mean ± se", _mean, left=True))
-    majority = [name for name in _numbered("maj@", rows) if name != "maj@1"]
-    for name in (*_numbered("pass@", rows), *majority):
+    majority = [name for name in numbered("maj@", rows) if name != "maj@1"]
+    for name in (*numbered("pass@", rows), *majority):
         columns.append(_column(rows, name, lambda row, name=name: _with_error(row, name), left=True))
         if name == "pass@1":
-            columns.append(_column(rows, "±runs", lambda row: _number(row.get("pass@1_se_runs"))))
+            columns.append(_column(rows, "±runs", lambda row: shown_number(row.get("pass@1_se_runs"))))
     if any(row.get("rollouts_per_s") is not None for row in rows):
-        columns.append(_column(rows, "rollouts/s", lambda row: _number(row.get("rollouts_per_s"), 1)))
+        columns.append(_column(rows, "rollouts/s", lambda row: shown_number(row.get("rollouts_per_s"), 1)))
     if replayed:
         columns.append(Column("policy", [REPLAYED] * len(rows), left=True))
     return columns
@@ -88,7 +87,7 @@ def _environments(rows: Rows) -> Column:
 def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank: int = 0) -> Column:
     def shown(row: Mapping[str, Any]) -> str:
         value = row.get(name)
-        return str(value) if isinstance(value, int) else _number(value)
+        return str(value) if isinstance(value, int) else shown_number(value)
 
     return Column(name, [(cell or shown)(row) for row in rows], left=left, rank=rank)
 
@@ -105,15 +104,13 @@ def _mean(row: Mapping[str, Any]) -> str:
 
 def _with_error(row: Mapping[str, Any], name: str) -> str:
     value, error = row.get(name), row.get(f"{name}_se")
-    return _number(value) if value is None or error is None else f"{_number(value)} ±{_number(error)}"
+    return (
+        shown_number(value)
+        if value is None or error is None
+        else f"{shown_number(value)} ±{shown_number(error)}"
+    )
 
 
-def _numbered(prefix: str, rows: Rows) -> list[str]:
-    names = {
-        name for row in rows for name in row if name.startswith(prefix) and name[len(prefix) :].isdigit()
-    }
-    return sorted(names, key=lambda name: int(name[len(prefix) :]))
-
-
-def _number(value: float | None, digits: int = 3) -> str:
+def shown_number(value: float | None, digits: int = 3) -> str:
+    """Return a number of a table, `-` for none."""
     return "-" if value is None else f"{value:.{digits}f}"

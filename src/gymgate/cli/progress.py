@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymgate.cli.output import Log, log
+from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.progress import RunProgress
-from gymgate.rollout.outcome import Reason
 
 FIRST_LINE_S = 5.0
 NEXT_LINES_S = 30.0
 MOST_REPLICAS = 4
 """Replicas that a line names."""
-OTHER_OUTCOMES: tuple[Reason, ...] = ("truncated", "unscored", "masked")
-"""Outcomes that are counted beside failures; of these only truncated rollouts are in the mean."""
 Show = Callable[[RunProgress], None]
 
 
@@ -61,7 +59,7 @@ def state(progress: RunProgress) -> str:
     counts = progress.counts
     if (mean := counts.mean_reward) is not None and not progress.resumed:
         parts.append(f"mean reward {mean:.3f}")
-    parts += [f"{count} {name}" for name in OTHER_OUTCOMES if (count := counts.outcomes[name])]
+    parts += [f"{count} {name}" for name in reversed(NOT_SCORED[1:]) if (count := counts.outcomes[name])]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
     if (rate := progress.rate) is not None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from gymgate.rollout import Outcome, Rollout, outcome_of
 from gymgate.rollout.outcome import Reason
 
+NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
+"""Outcomes with a column each where there are any; of these only truncated rollouts are in the mean."""
 _MOST_CAUSES = 1000
 """Distinct messages that are counted; later ones count as one."""
 _LONGEST_CAUSE = 300

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.collection import statistics as st
@@ -56,6 +56,14 @@ def summary_rows(collected: CollectedTasks, ks: Sequence[int] | None = None) -> 
         _summary(name, [task for task in tasks if task.environment == name], collected, ks) for name in names
     ]
     return [*rows, _summary(OVERALL, tasks, collected, ks)] if len(names) > 1 else rows
+
+
+def numbered(prefix: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of rows that are a prefix and a number, such as `pass@8`, the smallest number first."""
+    names = {
+        name for row in rows for name in row if name.startswith(prefix) and name[len(prefix) :].isdigit()
+    }
+    return sorted(names, key=lambda name: int(name[len(prefix) :]))
 
 
 def notes_on_tasks(collected: CollectedTasks) -> Iterator[str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gymgate.collection.aggregate import Runs, read_tasks
-from gymgate.collection.metrics import notes_on_tasks, summary_rows, task_rows
+from gymgate.collection.counts import NOT_SCORED
+from gymgate.collection.metrics import notes_on_tasks, numbered, summary_rows, task_rows
 from gymgate.collection.page import Part, conversation, curve, cut, histogram, shares, table, write_page
 from gymgate.collection.report_data import ReportData
 from gymgate.collection.settings import leaves
@@ -16,7 +17,6 @@ from gymgate.collection.tasks import CollectedTasks, Task
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
-OUTCOMES = ("failed", "masked", "unscored", "truncated")
 
 
 def write_report(runs: Runs, output: Path, *, tasks: int = 50, per_task: int = 4) -> None:
@@ -106,10 +106,8 @@ def _parts(runs: Runs, collected: CollectedTasks, data: ReportData) -> Iterator[
 
 def _in_view(summary: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the columns that are shown at once: those that say how good the policy is, and what is missing."""
-    counts = [name for name in OUTCOMES if any(row[name] for row in summary)]
-    passes = {
-        name: None for row in summary for name in row if name.startswith("pass@") and name[5:].isdigit()
-    }
+    counts = [name for name in NOT_SCORED if any(row[name] for row in summary)]
+    passes = numbered("pass@", summary)
     return [*("environment", "tasks", "rollouts"), *counts, *("mean_reward", "mean_reward_se"), *passes]
 
 
