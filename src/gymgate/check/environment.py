@@ -92,40 +92,33 @@ async def _check(
     progress: Progress,
 ) -> dict[str, Any]:
     """Install, start and replay; return the fields of the result."""
+    judge = RecordedJudge(environment.name)
     try:
         await asyncio.to_thread(ensure_runtime, request.runtime, config.requirements, progress=progress)
         progress("checking")
-        async with asyncio.timeout(request.timeout_s) as deadline:
-            return await _replay(request, environment, config, recorded, progress, deadline)
+        began = time.monotonic()
+        async with (
+            asyncio.timeout(request.timeout_s) as deadline,
+            serving(judge) as endpoint,
+            acquire(_stack_config(request, environment, config, endpoint)) as stack,
+        ):
+            ready_s = time.monotonic() - began
+            status = await stack.status()
+            logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
+            replayer = Replayer(stack, request, environment, config, judge, logs)
+            results = await replayer.replay(recorded)
+            fields = summarize(results, replayer, environment)
+            if request.measure:
+                deadline.reschedule(None)  # each measurement has its own
+                bench = Bench(
+                    stack, request, environment, config, replayer, judge, recorded, results, ready_s
+                )
+                fields |= await measured(bench, progress)
+            return fields
     except GymgateError as error:
         return why_not_started(error, config, request.start_timeout_s)._asdict()
     except TimeoutError:
         return Diagnosis("failed", f"not done after {request.timeout_s:g} s")._asdict()
-
-
-async def _replay(
-    request: CheckRequest,
-    environment: Environment,
-    config: EnvConfig,
-    recorded: Sequence[RecordedRow],
-    progress: Progress,
-    deadline: asyncio.Timeout,
-) -> dict[str, Any]:
-    judge = RecordedJudge(environment.name)
-    began = time.monotonic()
-    stack_config = partial(_stack_config, request, environment, config)
-    async with serving(judge) as endpoint, acquire(stack_config(endpoint)) as stack:
-        ready_s = time.monotonic() - began
-        status = await stack.status()
-        logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
-        replayer = Replayer(stack, request, environment, config, judge, logs)
-        results = await replayer.replay(recorded)
-        fields = summarize(results, replayer, environment)
-        if request.measure:
-            deadline.reschedule(None)  # each measurement has its own
-            bench = Bench(stack, request, environment, config, replayer, judge, recorded, results, ready_s)
-            fields |= await measured(bench, progress)
-        return fields
 
 
 def _stack_config(

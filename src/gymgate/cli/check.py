@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gymgate.api import load_catalog
+from gymgate.catalog.model import AGENT_KIND
 from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import packaged_providers, sandbox_block
 from gymgate.cli.environments import (
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from gymgate.check import CheckRequest, CheckResult
     from gymgate.check.record.findings import Thresholds
 
-_AGENTS = "responses_api_agents"
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
 
@@ -324,7 +324,7 @@ def _names(gym: RuntimeConfig, kind: str | None, named: Sequence[str], *, everyt
         found = [(name, catalog.find(name)) for name in named]
         return [name if each.kind == "config" else each.known_as for name, each in found]
     directory = next((name for name, value in KINDS.items() if value == kind), "resources_servers")
-    every = catalog.agents() if directory == _AGENTS else catalog.environments()
+    every = catalog.agents() if directory == AGENT_KIND else catalog.environments()
     return [each.known_as for each in every if each.kind == directory]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import click
 
 from gymgate.catalog import Environment
+from gymgate.catalog.model import AGENT_KIND
 from gymgate.catalog.needs import Need
 from gymgate.cli.options import KINDS, gym_option, json_option, kind_option
 from gymgate.cli.output import log, print_json, print_table
@@ -16,7 +17,6 @@ from gymgate.config import RuntimeConfig
 from gymgate.errors import ConfigError
 from gymgate.runtime import open_catalog
 
-AGENTS = "responses_api_agents"
 NEEDS = ("package", "judge", "key", "docker", "download", "git", "gpu", "binary", "config", "search")
 
 
@@ -75,7 +75,7 @@ def command(
     its files; nothing is run.
     """
     catalog = open_catalog(gym, progress=log)
-    environments = catalog.agents() if kind == KINDS[AGENTS] else catalog.environments(progress=log)
+    environments = catalog.agents() if kind == KINDS[AGENT_KIND] else catalog.environments(progress=log)
     shown = [
         environment
         for environment in environments
@@ -117,7 +117,7 @@ def short_names(environments: Iterable[Environment]) -> dict[str, str]:
     order = list(KINDS)
     for environment in sorted(environments, key=lambda item: order.index(item.kind)):
         first.setdefault(environment.name, environment.known_as)
-    short = {known_as: name for name, known_as in first.items() if not known_as.startswith(AGENTS)}
+    short = {known_as: name for name, known_as in first.items() if not known_as.startswith(AGENT_KIND)}
     return {item.known_as: short.get(item.known_as, item.known_as) for item in environments}
 
 
