@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -13,7 +14,16 @@ pytest.importorskip("torch", reason="training tests need torch: see docs/trainin
 pytest.importorskip("verl", reason="training tests need verl: see docs/training.md")
 pytest.importorskip("support.verl_quiet")
 
-from support.verl_parts import make_config
+from verl.experimental.agent_loop import AgentLoopWorker
+from verl.protocol import DataProto
+from verl.trainer.ppo.metric_utils import process_validation_metrics
+from verl.trainer.ppo.utils import create_rl_dataset
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from gymgate.config import RuntimeConfig
+from gymgate.integrations.verl.worker import _workers
+from gymgate.runtime import ensure_runtime
+from support.verl_parts import Scripted, example_rows, make_config
 from support.verl_trainer import QUEUE, CPUTrainer, manager_of, running_queue
 
 pytestmark = [pytest.mark.gym, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
@@ -73,3 +83,27 @@ def test_weights_make_the_reward_and_a_missing_part_stays_missing(
     assert logged[f"val-aux/{PARTS}/format/mean@1"] == 0.0
     missing = ("mcqa/correctness", "mcqa/format", "mcqa/reward/", "/style")
     assert not [name for name in logged if any(part in name for part in missing) and "core" not in name]
+
+
+async def test_every_rollout_of_verls_v0_batch_has_the_names_and_a_missing_part_is_none(
+    tmp_path: Path,
+) -> None:
+    config = make_config(tmp_path, BLEND, reward_parts={"correctness": 1.0})
+    dataset = create_rl_dataset(config.data.train_files, config.data, None, None)
+    batch = DataProto.from_single_dict(
+        collate_fn([dataset[number] for number in range(len(dataset))]), meta_info={"global_steps": 1}
+    )
+    site = ensure_runtime(RuntimeConfig()).site
+    server = Scripted([row for name in BLEND for row in example_rows(site, name)])
+    try:
+        made = await AgentLoopWorker(config, server, None, None).generate_sequences(batch)
+    finally:
+        workers = _workers.get(asyncio.get_running_loop(), {}).values()
+        await asyncio.gather(*(worker.runner.close() for worker in workers))
+    parts = made.non_tensor_batch["correctness"].tolist()
+    assert parts == [1.0] * 5 + [None] * 5
+    assert made.batch["rm_scores"].sum(1).tolist() == [3.0] * 5 + [1.0] * 5
+    sources = made.non_tensor_batch["data_source"].tolist()
+    means = process_validation_metrics(sources, [str(number) for number in range(10)], {"correctness": parts})
+    assert means[PARTS]["correctness"]["mean@1"] == 1.0
+    assert "correctness" not in means.get("mcqa", {})
