@@ -17,6 +17,7 @@ from gymgate.config import ReplayEndpoint as ReplayEndpoint
 from gymgate.config import RolloutLimits as RolloutLimits
 from gymgate.config import RuntimeConfig as RuntimeConfig
 from gymgate.config import StackConfig as StackConfig
+from gymgate.config import StackServer as StackServer
 from gymgate.dataset import Row as Row
 from gymgate.errors import ConfigError as ConfigError
 from gymgate.errors import DataError as DataError

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -248,6 +249,26 @@ class RayCluster(Config):
         super().__init__(**{"address": address, **fields})
 
 
+def _stack_url(value: str) -> str:
+    if not re.fullmatch(r"gymgates?://[^\s/@?#]+:\d{1,5}", value) or not urlsplit(value).port:
+        raise ValueError(f"{value!r} is not the address of a stack; write gymgates://HOST:PORT")
+    return value
+
+
+class StackServer(Config):
+    """A stack that `gymgate serve-stack` serves on another machine. It runs rollouts with policies at HTTP endpoints."""
+
+    url: Annotated[str, AfterValidator(_stack_url)]
+    """`gymgates://HOST:PORT`, as `gymgate serve-stack` prints it. `gymgate://` is not encrypted, and for loopback only."""
+    token_env: str = "STACK_TOKEN"
+    """Name of the environment variable with the token; read in the process that calls gymgate."""
+    certificates: str | None = None
+    """PEM file of the certificates to trust; `None`: those that this machine trusts."""
+
+    def __init__(self, url: str, **fields: Any) -> None:
+        super().__init__(**{"url": url, **fields})
+
+
 def _own_address(value: str) -> str:
     address = ipaddress.ip_address(value)
     if address.is_unspecified or address.is_loopback:
@@ -261,6 +282,10 @@ def _environment(value: Any) -> Any:
 
 def _cluster(value: Any) -> Any:
     return {"address": value} if isinstance(value, str) else value
+
+
+def _server(value: Any) -> Any:
+    return {"url": value} if isinstance(value, str) else value
 
 
 class StackSettings(Config):
@@ -307,6 +332,9 @@ class StackConfig(StackSettings):
     """Directories searched for your own servers, in addition to the installed nemo-gym."""
     ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
+    server: Annotated[StackServer | None, BeforeValidator(_server)] = None
+    """Stack of another machine to use: a URL, or a `StackServer`. It must serve these environments, and decides all other
+    settings. `None`: this machine, or `ray`."""
     state_dir: str | None = None
     """Directory for logs of at most 8 MiB each; `None`: one under the user's runtime or temporary directory, deleted when the
     stack stops."""

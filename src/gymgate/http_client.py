@@ -349,7 +349,7 @@ class _Connection(asyncio.Protocol):
         self._fd: int = transport.get_extra_info("socket").fileno()
         self._is_near = is_loopback(transport.get_extra_info("peername")[0])  # acknowledges at once
         if not self._is_near:
-            _keep_alive(transport.get_extra_info("socket"))
+            keep_alive(transport.get_extra_info("socket"))
         self._poll = select.poll()
         self._poll.register(self._fd, select.POLLIN)
         self._lost = False
@@ -446,7 +446,7 @@ class _Connection(asyncio.Protocol):
         self.abort()
 
 
-def _keep_alive(sock: socket.socket) -> None:
+def keep_alive(sock: socket.socket) -> None:
     """Let the kernel end the connection if the other machine vanishes while this one waits for an answer."""
     interval_s = VANISHED_S // 5
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -12,7 +12,16 @@ from gymgate.errors import GymgateError, OptionError
 
 COMMANDS = {
     "Environments": ("list", "info", "check", "data"),
-    "Rollouts and policies": ("run", "rescore", "eval", "slurm", "serve", "serve-policy", "serve-env"),
+    "Rollouts and policies": (
+        "run",
+        "rescore",
+        "eval",
+        "slurm",
+        "serve",
+        "serve-policy",
+        "serve-env",
+        "serve-stack",
+    ),
     "Results": ("aggregate", "compare", "report", "export"),
     "This machine": ("setup", "doctor", "cache", "gym"),
 }

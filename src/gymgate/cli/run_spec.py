@@ -165,8 +165,8 @@ def make_collection(
     if isinstance(policy, ReplayEndpoint) and not recordings:
         raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
     if isinstance(policy, HTTPEndpoint):
-        # Ray's nodes may reach an endpoint that this machine does not.
-        ask = stack.ray is None or policy.model is None
+        # Other machines may reach an endpoint that this one does not.
+        ask = (stack.ray is None and stack.server is None) or policy.model is None
         policy = asked_endpoint(policy, spec.wait_for_policy_s or 0, log) if ask else policy.resolved()
     else:
         log(REPLAYING)

@@ -76,12 +76,10 @@ def command(
         raise ConfigError(f"{rows.source} has no rows")
     (served,) = environment_configs([environment], config, agent, settings, sandbox=sandbox)
     stack = StackConfig(environments=(served,), runtime=gym, env_vars=checked_env_vars(env_vars))
-    with _bound(host, port) as listener:
-        address = listener.getsockname()
+    with bound(host, port) as listener:
 
         def ready() -> None:
-            name = f"[{address[0]}]" if listener.family == socket.AF_INET6 else address[0]
-            click.echo(f"http://{name}:{address[1]}")
+            click.echo(f"http://{shown(listener)}")
 
         from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
 
@@ -103,10 +101,16 @@ def command(
         raise click.exceptions.Exit(INTERRUPTED)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises `ConfigError` for an address that cannot be used."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         reason = str(error.strerror or error).partition(" (while")[0]  # which repeats the address
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
+
+
+def shown(listener: socket.socket) -> str:
+    """Return a listener's address as URLs have it."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -45,6 +45,13 @@ MAX_ID = 256
 logger = logging.getLogger(__name__)
 
 
+def checked_id(rollout_id: str) -> str:
+    """Return the id. Raises `ConfigError` for one that cannot be shown."""
+    if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
+        raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
+    return rollout_id
+
+
 @dataclass(frozen=True)
 class AgentInfo:
     """An agent of a stack."""
@@ -235,9 +242,7 @@ class Stack:
         body = row_json(row)
         limits = limits or RolloutLimits()
         agent = agent or agent_of(row)
-        rollout_id = rollout_id or secrets.token_hex(8)
-        if len(rollout_id) > MAX_ID or not rollout_id.isprintable():
-            raise ConfigError(f"rollout_id {rollout_id[:50]!r} is not up to {MAX_ID} printable characters")
+        rollout_id = checked_id(rollout_id or secrets.token_hex(8))
         lease: Lease | None = None
         with contextlib.ExitStack() as registered:
             message = {
@@ -264,6 +269,11 @@ class Stack:
                     waited = "the stack, which was lost, was not up again"
                 error = RolloutTimeoutError(f"Timed out after {limits.timeout_s:g} s; {waited}")
                 return failed_rollout(error, id=rollout_id, environment=environment or "", agent=agent or "")
+
+    async def forward(self, message: Mapping[str, Any], row: bytes) -> Reply:
+        """Run a row as the lease of another process asks, and return the daemon's answer to that."""
+        lease = await self._current_lease()
+        return await lease.peer.exchange("run", message, row)
 
     def register(
         self, name: str, policy: PolicyCallable, *, dialect: Literal["chat", "responses"] = "chat"

@@ -19,13 +19,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from weakref import WeakSet
 
-from gymgate.config import RayCluster, StackConfig
+from gymgate.config import RayCluster, StackConfig, StackServer
 from gymgate.errors import StackLostError, StackStartError
 from gymgate.files import tail
 from gymgate.runtime.command import Progress
 from gymgate.stack.client import Lease, Stack
 from gymgate.stack.identity import identity_of
 from gymgate.stack.launch import DaemonAddress, connect_or_start
+from gymgate.stack.network import connect_to, refuse_settings
 from gymgate.stack.paths import make_private, process_directory, salt, shared_directory
 from gymgate.stack.ray_pool import RayPool
 
@@ -38,11 +39,12 @@ STAYS_S = 0.3
 
 @asynccontextmanager
 async def acquire(
-    config: StackConfig, *, where: RayCluster | None = None, progress: Progress | None = None
+    config: StackConfig, *, where: RayCluster | StackServer | None = None, progress: Progress | None = None
 ) -> AsyncIterator[Stack]:
     """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
 
-    `where` is a Ray cluster to run it on, in place of `config.ray`; the stack is then several, on the cluster's nodes.
+    `where` is a Ray cluster to run it on, in place of `config.ray`; the stack is then several, on the cluster's nodes. Or it
+    is the server of a stack on another machine, in place of `config.server`.
 
     `progress` gets one line per step while the stack starts. Processes and event loops that acquire one config share the
     stack, whose daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
@@ -58,7 +60,7 @@ async def acquire(
 async def connect(
     config: StackConfig,
     *,
-    where: RayCluster | None = None,
+    where: RayCluster | StackServer | None = None,
     progress: Progress | None = None,
     reconnect: bool = False,
 ) -> Stack:
@@ -68,7 +70,7 @@ async def connect(
     `StackLostError`.
     """
     if where is not None:
-        config = config.model_copy(update={"ray": where})
+        config = config.model_copy(update={"ray" if isinstance(where, RayCluster) else "server": where})
     leases = current_leases()
     return await Stack._open(config, lambda: leases.take(config, progress), leases.close, reconnect=reconnect)
 
@@ -88,12 +90,17 @@ class Leases:
 
     async def take(self, config: StackConfig, progress: Progress | None) -> Lease:
         """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
-        identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
         with self._lock:
             closed = [lease for lease in self._taken if lease.loop.is_closed()]
             self._taken.difference_update(closed)
         for lease in closed:
             lease.drop()
+        if config.server is not None:
+            refuse_settings(config)
+            lease, sock = await connect_to(config.server)
+            self._sockets.add(sock)
+            return await self._take(lease, config.model_copy(update={"server": None}), progress)
+        identity = await asyncio.to_thread(lambda: identity_of(config, salt()))
         if config.ray is not None:
             return await self._take(await RayPool(config, identity).connect(), config, progress)
         address = await asyncio.to_thread(self.address, config, identity)

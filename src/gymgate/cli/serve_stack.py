@@ -1,0 +1,104 @@
+"""`gymgate serve-stack`: a stack of this machine for rollouts that other machines ask for."""
+
+from __future__ import annotations
+
+import os
+import ssl
+
+import click
+
+from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
+from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.options import (
+    agent_option,
+    config_option,
+    env_var_option,
+    gym_option,
+    host_option,
+    judge_key_var_option,
+    judge_option,
+    port_option,
+    sandbox_option,
+    set_option,
+)
+from gymgate.cli.output import log
+from gymgate.cli.serve_env import bound, shown
+from gymgate.config import RuntimeConfig, StackConfig, StackServer
+from gymgate.errors import ConfigError
+
+
+@click.command("serve-stack")
+@click.argument("environments", nargs=-1, required=True, metavar="ENV...")
+@config_option
+@agent_option
+@set_option
+@env_var_option
+@sandbox_option
+@judge_option
+@judge_key_var_option
+@host_option
+@port_option(7411)
+@click.option(
+    "--stack-token-var",
+    "token_var",
+    default=StackServer.model_fields["token_env"].default,
+    show_default=True,
+    metavar="NAME",
+    help="Environment variable with the token that callers must have: at least 16 characters.",
+)
+@click.option("--certificate", type=click.Path(), metavar="FILE", help="Certificate chain for TLS (PEM).")
+@click.option("--key", type=click.Path(), metavar="FILE", help="Private key of the certificate (PEM).")
+@gym_option
+def command(
+    environments: tuple[str, ...],
+    config: tuple[str, ...],
+    agent: str | None,
+    settings: tuple[str, ...],
+    env_vars: tuple[str, ...],
+    sandbox: str | None,
+    judges: tuple[str, ...],
+    judge_key_vars: tuple[str, ...],
+    host: str,
+    port: int,
+    token_var: str,
+    certificate: str | None,
+    key: str | None,
+    gym: RuntimeConfig,
+) -> None:
+    """Serve a stack to other machines.
+
+    Whoever has the token runs rollouts in these environments, with policies at HTTP endpoints that this machine reaches.
+    Prints the URL for StackConfig's `server` when it is ready, and runs until it is interrupted. Without a certificate it
+    listens on loopback only.
+    """
+    from gymgate.stack.serve import serve_stack
+
+    if not (token := os.environ.get(token_var)):
+        raise ConfigError(f"environment variable {token_var!r} is not set (--stack-token-var)")
+    context = _tls(certificate, key)
+    stack = StackConfig(
+        environments=tuple(environment_configs(environments, config, agent, settings, sandbox=sandbox)),
+        runtime=gym,
+        env_vars=checked_env_vars(env_vars),
+        models=parse_judges(judges, judge_key_vars),
+    )
+    with bound(host, port) as listener:
+        url = f"gymgate{'s' if context else ''}://{shown(listener)}"
+        work = serve_stack(stack, listener, token, context, lambda: click.echo(url), log)
+        interrupted, error = run_interruptibly(work)
+    if error is not None:
+        raise error
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
+
+
+def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"--certificate {certificate}, --key {key}: {reason}") from None
+    return context

@@ -1,0 +1,158 @@
+"""A stack of this machine, served to callers on others. What they ask is checked here, and then passed on to the daemon.
+
+A caller with the token can run rows, in the stack's environments, with policies at HTTP endpoints, and see the status. It
+can name no file, no variable and no setting of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ValidationError
+
+from gymgate import codec
+from gymgate.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
+from gymgate.errors import ConfigError, DataError, StackLostError
+from gymgate.rollout.row import row_json
+from gymgate.runtime.command import Progress
+from gymgate.stack.client import Stack, checked_id
+from gymgate.stack.leases import connect
+from gymgate.stack.network import (
+    ACCEPTED,
+    HANDSHAKE_S,
+    MAX_LINE,
+    FirstLine,
+    is_loopback,
+    notice_silence,
+    refuse_settings,
+)
+from gymgate.stack.protocol import PROTOCOL, Peer, Reply
+from gymgate.stack.wire import endpoint_to_wire
+
+MIN_TOKEN = 16
+ONLY_HTTP = "a stack of another machine runs policies at HTTP endpoints only (no callables, recordings or token engines)"
+
+
+async def serve_stack(
+    config: StackConfig,
+    listener: socket.socket,
+    token: str,
+    context: ssl.SSLContext | None,
+    ready: Callable[[], None],
+    progress: Progress,
+) -> None:
+    """Serve a stack to callers that have the token, until cancelled; their rollouts end then.
+
+    The stack is started first, and again after it was lost. Raises what keeps it from starting, and `ConfigError` for a
+    token that is too short or no line, and for an address beyond loopback without TLS.
+    """
+    if not MIN_TOKEN <= len(token.encode()) <= MAX_LINE or not token.isprintable():
+        raise ConfigError(f"the token must have {MIN_TOKEN} to {MAX_LINE} printable characters")
+    if context is None and not is_loopback(address := listener.getsockname()[0]):
+        raise ConfigError(f"{address} is not loopback, so it needs TLS: --certificate FILE --key FILE")
+    stack = await connect(config, progress=progress, reconnect=True)
+    peers: set[Peer] = set()
+
+    def admit(transport: asyncio.Transport, line: bytes | None) -> Peer | None:
+        accepted = hmac.compare_digest(line or b"", token.encode())
+        transport.write((ACCEPTED if accepted else b"refused") + b"\n")
+        if not accepted:
+            return None
+        notice_silence(transport.get_extra_info("socket"))
+        peer = _Caller(stack, lambda: peers.discard(peer)).peer
+        peers.add(peer)
+        return peer
+
+    tls: dict[str, Any] = {} if context is None else {"ssl": context, "ssl_handshake_timeout": HANDSHAKE_S}
+    loop = asyncio.get_running_loop()
+    try:
+        with contextlib.closing(await loop.create_server(lambda: FirstLine(admit), sock=listener, **tls)):
+            ready()
+            await asyncio.Event().wait()
+    finally:
+        for peer in [*peers]:
+            peer.abort()
+        await stack.close()
+
+
+class _Message(Config):
+    """What a caller says of a rollout."""
+
+    policy: HTTPEndpoint
+    judge_policy: HTTPEndpoint | None
+    limits: RolloutLimits
+    rollout_id: Annotated[str, AfterValidator(checked_id)]
+    record_bodies: bool
+    environment: str | None
+    agent: str | None
+
+
+class _Caller:
+    """One connection of a process on another machine. Its rollouts end with it."""
+
+    def __init__(self, stack: Stack, on_lost: Callable[[], None]) -> None:
+        self.stack = stack
+        self._environment: str | None = None
+        """The only environment that it asked for, if it is one."""
+        self.peer = Peer(
+            {"hello": self._hello, "bye": self._bye, "run": self._run, "status": self._status},
+            {"ping": lambda _: self.peer.tell("pong")},
+            on_lost=on_lost,
+            describe_loss=lambda: "the caller is gone",
+        )
+
+    async def _hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
+        """Answer if the caller asks for nothing but environments of the stack."""
+        if message["protocol"] != PROTOCOL:
+            raise StackLostError(
+                f"the stack's server speaks protocol {PROTOCOL}, this process {message['protocol']}; "
+                f"both must run the same gymgate"
+            )
+        config = StackConfig.model_validate(message["config"])
+        refuse_settings(config)
+        agents = {name: dataclasses.asdict(agent) for name, agent in self.stack.agents.items()}
+        served = {environment.name for environment in self.stack.config.environments}
+        asked = {environment.name for environment in config.environments}
+        if unknown := asked - served.union(agent["environment"] for agent in agents.values()):
+            raise ConfigError(
+                f"environment {min(unknown)!r} is not served here; there is {', '.join(sorted(served))}"
+            )
+        self._environment = asked.pop() if len(asked) == 1 else None
+        return {"agents": agents, "gateway_url": self.stack.gateway_url, "pid": None}
+
+    async def _bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
+        return {"last": False}
+
+    async def _run(self, message: dict[str, Any], row: bytes) -> Reply:
+        """Run a row. Only what is checked here reaches the daemon, which trusts its callers."""
+        endpoints = [message[name] for name in ("policy", "judge_policy") if message[name] is not None]
+        if any(not isinstance(each, dict) or each.get("type") != "http" for each in endpoints):
+            raise ConfigError(ONLY_HTTP)
+        try:
+            asked = _Message.model_validate(message)
+        except ValidationError as error:
+            raise ConfigError(validation_message(error)) from None
+        judge = asked.judge_policy
+        if any(each is not None and each.api_key_env is not None for each in (asked.policy, judge)):
+            raise ConfigError("api_key_env names a variable of another machine")
+        try:
+            body = row_json(codec.loads_object(row))
+        except ValueError as error:
+            raise DataError(f"row: {error}") from None
+        checked = {
+            **asked.model_dump(),
+            "policy": endpoint_to_wire(asked.policy),
+            "judge_policy": None if judge is None else endpoint_to_wire(judge),
+            "environment": asked.environment or self._environment,
+        }
+        return await self.stack.forward(checked, body)
+
+    async def _status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
+        return await self.stack.status()
