@@ -82,7 +82,7 @@ package registries as its only internet access. A name leads to the environment'
 sorts, the field filters, and *All columns* shows the rest.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
-- *solvable*: rows whose right answer earns the full reward, of those tried. A dash: not tried.
+- *solvable*: rows in which the right answer earns the full reward, of those tried. A dash: not tried.
 - *recorded*: mean of the recorded rewards.{difficulty}
 
 Possible problems are collected in [Findings](findings.md). [Quality](quality.md#how-to-read-the-figures) explains the other

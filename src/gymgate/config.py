@@ -223,7 +223,7 @@ class EnvironmentConfig(EnvironmentSettings):
     """One environment of a stack."""
 
     name: str
-    """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of your own config."""
+    """A packaged environment (`mcqa`, `resources_servers/mcqa`), or the path of a config file."""
     config: str | tuple[str, ...] | None = None
     """Config of the environment by name (file stem); `None`: its default one. Several are combined in order, and may also be
     YAML files: your own by path, or the release's (`responses_api_agents/x/configs/x.yaml`)."""

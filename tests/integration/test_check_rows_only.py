@@ -81,7 +81,7 @@ def test_rows_only_adds_to_the_record_that_ships(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        (["mcqa", "--rows-file", "ROWS"], "--rows-file names rows for --rows-only; give both"),
+        (["mcqa", "--rows-file", "ROWS"], "--rows-file gives rows for --rows-only; give both"),
         (["mcqa", "calendar", "--rows-only", "--rows-file", "ROWS"], "--rows-file is for one environment"),
         (["mcqa", "--rows-only", "--rows-file", "no.jsonl"], "no file of rows at 'no.jsonl'"),
         (["mcqa", "--rows-only", "--rows-file", "ROWS", "--record", "r"], "a record is of the packaged rows"),

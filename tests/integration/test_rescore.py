@@ -119,7 +119,7 @@ def test_only_rollouts_whose_judge_failed(tmp_path: Path) -> None:
             assert (summary["total"], summary["finished"], summary["failed"]) == (1, 1, 0)
             assert summary["overall"]["mean_reward"] == 1.0
         nothing = command("rescore", again, "-o", tmp_path / "d", "--judge-failed", code=1)
-        assert "no rollout whose judge failed is stored" in nothing.stderr
+        assert "no rollout with a failed judge is stored" in nothing.stderr
         whole = tmp_path / "whole"
         command("rescore", base, "-o", whole, "--judge", f"a_judge=m@{repaired}")
     assert [value["line"] for _, value in read_values(whole / "rollouts.jsonl")] == [1, 2]
@@ -229,7 +229,7 @@ def test_nemo_gyms_failures_of_a_judge_are_beside_its_rollouts(tmp_path: Path) -
         ("nosuch", "", "nosuch holds no run: neither it nor a shard in it has a run.json"),
         ("empty", "", "empty: there are no rollouts"),
         ("silent.jsonl", "", "none of its 1 rollouts is stored with what its policy said"),
-        ("spoken.jsonl", "--judge-failed", "no rollout whose judge failed is stored"),
+        ("spoken.jsonl", "--judge-failed", "no rollout with a failed judge is stored"),
         ("spoken.jsonl", "", "no environment 'nosuch'"),
         ("spoken.jsonl", "--env mcqaa", "no environment 'mcqaa'"),
         ("spoken.jsonl", "--env mcqa", "rows.jsonl"),

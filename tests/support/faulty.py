@@ -160,7 +160,7 @@ class Faulty(SimpleResourcesServer):
             raise RequestValidationError(
                 [{"type": "missing", "loc": ("body", "wanted"), "msg": "Field required", "input": None}])
         fault, text = self.config.fault, body.response.output[-1].content[0].text
-        if "judge" in fault and text == "Lyon":
+        if fault == "judge" or ("judge" in fault and text == "Lyon"):
             text = (await self.judged(text))[1]["output"][0]["content"][0]["text"]
         if fault == "name":
             text = txt

@@ -89,7 +89,7 @@ def test_what_finished_counts_before_what_failed(tmp_path: Path) -> None:
     assert each.position == 1
     judge = {**failed, "error": POLICY_GONE}
     for lines in ((judge, line()), (line(), judge)):
-        with pytest.raises(DataError, match="no rollout whose judge failed"):
+        with pytest.raises(DataError, match="no rollout with a failed judge"):
             stored(tmp_path / "r.jsonl", *lines, judge_failed_only=True)
 
 

@@ -164,7 +164,7 @@ def command(
 
     Sets environments up and starts each. Prints a verdict per environment: match, differs, blocked (and by what),
     incomplete, failed, with the rewards that differ, or the exception of a server. Exits with 1 if one differs or failed.
-    Judges give their recorded answers unless --judge gives an endpoint. ENV may be the path of your own config, which
+    Judges give their recorded answers unless --judge gives an endpoint. ENV may be the path of a config file, which
     is checked anew each time.
 
     With --record, -b or a threshold it also measures the environment's quality, which takes a few minutes more, and exits
@@ -224,7 +224,7 @@ def command(
         return
     kept = _kept(requests, records) if records is not None else {}
     if kept:
-        log(f"not checked again: {len(kept)} of {len(requests)} environments, whose records are in {records}")
+        log(f"not checked again: {len(kept)} of {len(requests)} environments; their records are in {records}")
     missed: list[str] = []
 
     def show(result: CheckResult) -> None:
@@ -266,7 +266,7 @@ def _refuse_rows_files(
 ) -> None:
     """Raises `ConfigError` where rows of the user's own have no meaning."""
     if rows_files and not rows_only:
-        raise ConfigError("--rows-file names rows for --rows-only; give both")
+        raise ConfigError("--rows-file gives rows for --rows-only; give both")
     if rows_files and len(environments) != 1:
         raise ConfigError("--rows-file is for one environment; name exactly one")
     if rows_files and records is not None:

@@ -85,7 +85,7 @@ async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoin
 
 def _credentials(endpoint: HTTPEndpoint) -> str:
     if endpoint.api_key_env is not None:
-        return f"wrong key in environment variable {endpoint.api_key_env!r}? --api-key-var names another"
+        return f"wrong key in environment variable {endpoint.api_key_env!r}? --api-key-var chooses another"
     return (
         f"no key was sent; give it in {DEFAULT_KEY_VARIABLE}, or in another variable with --api-key-var NAME"
     )

@@ -25,7 +25,7 @@ from gymgate.stack.needs import require_needs
 
 @click.command("rescore", cls=GroupedCommand)
 @click.argument("stored", metavar="RUN", type=click.Path(path_type=Path))
-@option("Rows", "--judge-failed", is_flag=True, help="Only rollouts whose judge failed.")
+@option("Rows", "--judge-failed", is_flag=True, help="Only rollouts with a failed judge.")
 @option(
     "Rows",
     "--env",
@@ -33,7 +33,7 @@ from gymgate.stack.needs import require_needs
     multiple=True,
     metavar="ENV",
     shell_complete=complete_environments,
-    help="Environment that plays the rollouts, e.g. the path of your own config. Repeatable. [those of RUN]",
+    help="Environment that plays the rollouts, e.g. the path of a config file. Repeatable. [those of RUN]",
 )
 @SHARD_OPTION
 @add_options(CONDUCT_OPTIONS)

@@ -146,7 +146,7 @@ class StoredRun:
         if self.rollouts:
             return
         if self.judge_failed_only:
-            reason = "no rollout whose judge failed is stored with what its policy said; `gymgate run --bodies` keeps that"
+            reason = "no rollout with a failed judge is stored with what its policy said; `gymgate run --bodies` keeps that"
         elif self.silent:
             reason = f"none of its {self.silent} rollouts is stored with what its policy said; `gymgate run --bodies` keeps that"
         else:

@@ -26,7 +26,7 @@ class RolloutSpec(Config):
     """Environments that run and score rollouts, and bounds on each."""
 
     stack: StackConfig
-    """Environments, their servers, and the endpoints of judges. Its fields may also stand beside it: `environments` is short for
+    """Environments, their servers, and the endpoints of judges. Its fields may also stand next to it: `environments` is short for
     `stack.environments`."""
     limits: RolloutLimits = RolloutLimits()
     """Bounds on each rollout. Those that are not set keep this default."""
@@ -107,7 +107,7 @@ def gather_stack(value: Any) -> Any:
         raise ValueError(f"stack is a whole config, so {', '.join(beside)} must be set in it")
     if isinstance(stack, Mapping):
         if twice := [name for name in beside if name in stack]:
-            raise ValueError(f"{twice[0]} is given twice: in stack and beside it")
+            raise ValueError(f"{twice[0]} is given twice: in stack and next to it")
         stack = {**beside, **stack}
         if isinstance(stack.get("environments"), str):
             stack["environments"] = (stack["environments"],)

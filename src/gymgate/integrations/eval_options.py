@@ -63,7 +63,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
     model_config = ConfigDict(frozen=False)
 
     env: str | list[str] = DEFAULT_ENVIRONMENT
-    """NeMo Gym environment: a packaged name (`mcqa`) or the path of your own config. Several, as a list or with commas
+    """NeMo Gym environment: a packaged name (`mcqa`) or the path of a config file. Several, as a list or with commas
     between them, run in one stack; each row then goes to the environment that has the agent in its `agent_ref`."""
     config: Annotated[str | list[str] | None, BeforeValidator(_one_or_several)] = None
     """Which of the environment's configs (file stem); `None`: its default one. Several in order, as a list or with commas

@@ -235,7 +235,7 @@ class Stack:
         simulator is the policy itself, so that a policy endpoint that records turns sees only the agent's.
         Cancelling it cancels the rollout.
 
-        A failed rollout comes back as data, `status="failed"`. One whose time is over comes back about a
+        A failed rollout comes back as data, `status="failed"`. One that is out of time comes back about a
         second after its deadline, even if the daemon has stopped. Raises `ConfigError` and `DataError` for mistakes of
         the caller, and `StackLostError` if the stack is gone.
         """

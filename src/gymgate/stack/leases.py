@@ -43,11 +43,11 @@ async def acquire(
 ) -> AsyncIterator[Stack]:
     """Yield the config's stack, started if it does not run. The lease is given back at the end of the block.
 
-    `where` is a Ray cluster to run it on, in place of `config.ray`; the stack is then several, on the cluster's nodes. Or it
-    is the server of a stack on another machine, in place of `config.server`.
+    `where` is a Ray cluster to run it on, instead of `config.ray`; the stack is then several, on the cluster's nodes. Or it
+    is the server of a stack on another machine, instead of `config.server`.
 
     `progress` gets one line per step while the stack starts. Processes and event loops that acquire one config share the
-    stack, whose daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
+    stack; its daemon counts their leases. Raises `ConfigError`, `NeedMissingError`, `SetupError` or `StackStartError`,
     with the end of the failing server's log, if the stack cannot be started.
     """
     stack = await connect(config, where=where, progress=progress)

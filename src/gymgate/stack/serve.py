@@ -141,7 +141,7 @@ class _Caller:
             raise ConfigError(validation_message(error)) from None
         judge = asked.judge_policy
         if any(each is not None and each.api_key_env is not None for each in (asked.policy, judge)):
-            raise ConfigError("api_key_env names a variable of another machine")
+            raise ConfigError("api_key_env is for a variable of another machine")
         try:
             body = row_json(codec.loads_object(row))
         except ValueError as error:
