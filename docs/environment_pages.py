@@ -216,8 +216,10 @@ def table_page(records: Sequence[CheckResult]) -> str:
     measured = [record for record in records if record.measured]
     dates = sorted({record.date for record in records})
     machines = sorted({re.sub(r", load .*", "", record.machine) for record in measured})
+    agents = sum(record.kind == "responses_api_agents" for record in records)
     note = (
-        f"{len(records)} environments, of which {len(measured)} were measured: {dates[0]} to {dates[-1]}, on "
+        f"{len(records) - agents} environments and the configs of {agents} agents. "
+        f"{len(measured)} were measured: {dates[0]} to {dates[-1]}, on "
         f"{'; '.join(machines)}. Times depend on the load, which each page has.\n"
     )
     return "\n".join([intro + "\n".join(counts(records)), *table(head, rows), note])
