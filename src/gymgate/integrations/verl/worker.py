@@ -25,7 +25,7 @@ def _named(value: Any) -> Any:
 
 
 class LoopConfig(TrainingSpec):
-    """An entry of the file that `actor_rollout_ref.rollout.agent.agent_loop_config_path` names, beside `name` and `_target_`.
+    """Further keys of an entry in verl's `agent_loop_config_path` file, next to `name` and `_target_`.
 
     All agent-loop workers of a machine share one stack, unless `share` is set.
     """
