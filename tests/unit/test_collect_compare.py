@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from gymgate.cli.compare import command
 from gymgate.collection.aggregate import read_runs
-from gymgate.collection.compare import Comparison, compare, mcnemar_p
+from gymgate.collection.compare import Comparison, compare, sign_test_p
 from gymgate.errors import ConfigError, DataError
 
 Rewards = Sequence[Sequence[float | None]]
@@ -86,16 +86,44 @@ def test_an_effect_is_found_and_none_is_found_where_there_is_none(tmp_path: Path
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0, 0), (3, 3), (1, 6), (7, 0), (2, 9)])
-def test_mcnemar_is_the_share_of_as_uneven_outcomes_of_fair_coins(better: int, worse: int) -> None:
+def test_with_one_pair_of_each_row_p_is_mcnemars(better: int, worse: int) -> None:
+    """It is the share of outcomes of fair coins, one for each pair that differs, that are as uneven."""
     count = better + worse
     heads = [sum(coins) for coins in itertools.product((0, 1), repeat=count)]
     uneven = sum(abs(2 * each - count) >= abs(better - worse) for each in heads)
-    assert mcnemar_p(better, worse) == pytest.approx(uneven / 2**count)
+    assert sign_test_p([[1.0]] * better + [[-1.0]] * worse + [[0.0]]) == pytest.approx(uneven / 2**count)
 
 
-def test_many_pairs_have_a_p_value() -> None:
-    assert 0 < mcnemar_p(1500, 1400) < 0.1
-    assert mcnemar_p(4000, 0) == 0.0
+def test_flips_of_one_row_count_once(tmp_path: Path) -> None:
+    """As with citation_if in the docs: all six flips are repeats of one row."""
+    first = make_run(tmp_path / "a", [[0.0] * 6] * 5)
+    second = make_run(tmp_path / "b", [[1.0] * 6, *[[0.0] * 6] * 4])
+    [row] = compared(first, second).rows
+    assert (row["better"], row["worse"], row["p"]) == (6, 0, 1.0)
+
+
+def test_p_of_repeats_is_that_of_the_rows_signs(tmp_path: Path) -> None:
+    """Two rows rise, nine fall, one comes out even; repeats that only copy each other leave p as it is."""
+    expected = 2 * sum(math.comb(11, k) for k in range(3)) / 2**11
+    for repeats in (1, 3):
+        place = tmp_path / str(repeats)
+        place.mkdir()
+        first = [[0.0] * 2 * repeats] * 2 + [[1.0] * 2 * repeats] * 9 + [[0.0, 1.0] * repeats]
+        second = [[1.0, 0.0] * repeats] * 2 + [[0.0, 0.0] * repeats] * 9 + [[1.0, 0.0] * repeats]
+        [row] = compared(make_run(place / "a", first), make_run(place / "b", second)).rows
+        assert row["p"] == pytest.approx(expected)
+
+
+def test_p_is_rarely_small_where_repeats_share_all_of_the_noise() -> None:
+    """Each row's repeats are copies: a test over pairs is below 0.05 far too often here."""
+    dice = random.Random(5)
+    runs = [[[dice.choice((-1.0, 1.0))] * 8 for _ in range(20)] for _ in range(400)]
+    assert sum(sign_test_p(rows) < 0.05 for rows in runs) / len(runs) <= 0.065
+
+
+def test_many_rows_have_a_p_value() -> None:
+    assert 0 < sign_test_p([[1.0]] * 1500 + [[-1.0]] * 1400) < 0.1
+    assert sign_test_p([[1.0]] * 4000) == 0.0
 
 
 def test_only_pairs_with_two_rewards_count(tmp_path: Path) -> None:
@@ -109,7 +137,7 @@ def test_only_pairs_with_two_rewards_count(tmp_path: Path) -> None:
     assert [(flip.task.name, flip.difference) for flip in comparison.flips] == [("e:2", 0.5)]
 
 
-def test_rewards_that_are_no_passes_have_no_mcnemar(tmp_path: Path) -> None:
+def test_rewards_that_are_no_passes_have_no_p(tmp_path: Path) -> None:
     [row] = compared(make_run(tmp_path / "a", [[0.5]]), make_run(tmp_path / "b", [[0.75]])).rows
     assert (row["difference"], row["difference_se"], row["p"]) == (0.25, None, None)
 

@@ -81,7 +81,7 @@ def command(
 
     A and B are directories or files of gymgate run, or a rollouts.jsonl of NeMo Gym's collector. Rollouts of the same row, seed
     and repeat are a pair; pairs in which one failed or has no reward that counts are left out, never counted as 0. After ± is the
-    standard error of the difference, clustered by row; p is McNemar's exact test, for rewards of 0 and 1.
+    standard error of the difference, clustered by row; p is an exact sign test over rows, for rewards of 0 and 1.
 
     \b
     gymgate compare runs/base runs/tuned

@@ -47,8 +47,8 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
 
     A row of the result has `pairs`, the mean reward of either run over them (`first`, `second`), their `difference` with
     its standard error, clustered by row (`difference_se`), the pairs in which the second run's reward is higher (`better`)
-    or lower (`worse`), and for rewards of 0 and 1 the two-sided p value of McNemar's exact test (`p`). `left_out` counts
-    pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
+    or lower (`worse`), and for rewards of 0 and 1 the two-sided p value of an exact sign test over the rows (`p`). `left_out`
+    counts pairs without both rewards, `only_first` and `only_second` the rows that one run alone has.
     """
     common = [task for name, task in first.tasks.items() if name in second.tasks]
     if not common:
@@ -62,10 +62,17 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     return Comparison(rows, sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)))
 
 
-def mcnemar_p(better: int, worse: int) -> float:
-    """Two-sided p value of McNemar's exact test: the binomial test of `better` among all pairs that differ (McNemar, 1947)."""
-    count = better + worse
-    tail = sum(math.comb(count, k) for k in range(min(better, worse) + 1))
+def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
+    """Two-sided p value of the exact sign test over rows, given the differences of each row's pairs.
+
+    The sign of a row's summed difference is a fair coin if the runs do not differ; a row whose sum is 0 is left out. Pairs of
+    one row may depend on each other. With one pair of each row it is McNemar's exact test (McNemar, 1947); Durkalski et al.
+    (2003) give the asymptotic test for pairs in clusters.
+    """
+    sums = [math.fsum(differences) for differences in rows]
+    higher, lower = sum(each > 0 for each in sums), sum(each < 0 for each in sums)
+    count = higher + lower
+    tail = sum(math.comb(count, k) for k in range(min(higher, lower) + 1))
     return min(1.0, float(Fraction(2 * tail, 2**count)))
 
 
@@ -135,7 +142,7 @@ def _row(
         "difference_se": st.clustered_error(differences),
         "better": better,
         "worse": worse,
-        "p": mcnemar_p(better, worse) if every and all(map(st.is_binary, sides)) else None,
+        "p": sign_test_p(differences) if every and all(map(st.is_binary, sides)) else None,
         "left_out": sum(pairs.left_out for pairs in mine),
         "failed_first": sum(task.failed for task in first.tasks.values() if is_of(task)),
         "failed_second": sum(task.failed for task in second.tasks.values() if is_of(task)),
