@@ -14,6 +14,7 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.compare import command
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.compare import Comparison, compare, sign_test_p
@@ -169,3 +170,24 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
     refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_a_small_p_is_not_printed_as_zero(tmp_path: Path) -> None:
+    base, tuned = make_run(tmp_path / "a", [[0.0]] * 16), make_run(tmp_path / "b", [[1.0]] * 16)
+    [_, line] = CliRunner().invoke(command, [str(base), str(tuned)]).stdout.splitlines()[1:3]
+    assert line.split()[-1] == "<0.001"
+
+
+def test_rollouts_that_failed_are_not_called_missing_too(tmp_path: Path) -> None:
+    """Two failed, and one was not run: the table counts the failed ones, and the note names the other."""
+    base = make_run(tmp_path / "a", [[1.0, 1.0]] * 5)
+    other = make_run(tmp_path / "b", [[1.0, 1.0]] * 5, failed=2)
+    described = orjson.loads((other / "run.json").read_bytes())
+    (other / "run.json").write_bytes(orjson.dumps(described | {"extent": {"rollouts": 10}}))
+    assert "missing" not in CliRunner().invoke(command, [str(base), str(other)]).output
+    assert CliRunner().invoke(aggregate, [str(other)]).exit_code == 0
+    assert CliRunner().invoke(aggregate, [str(other), "--complete"]).exit_code == 1
+    assert read_runs([other]).lost == [f"{other}: 2 of 10 rollouts failed"]
+    (other / "run.json").write_bytes(orjson.dumps(described | {"extent": {"rollouts": 11}}))
+    done = CliRunner().invoke(command, [str(base), str(other)])
+    assert "1 of 11 rollouts are missing" in done.output

@@ -56,7 +56,7 @@ class AggregatedRuns:
 @overlap_option
 @k_option
 @wide_option
-@click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing.")
+@click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing or failed.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @json_option
 def command(
@@ -105,5 +105,5 @@ def command(
         print_json(AggregatedRuns(metrics, collected.replayed, notes))
     else:
         print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
-    if complete and collected.missing:
+    if complete and (collected.missing or collected.lost):
         raise click.exceptions.Exit(1)

@@ -105,9 +105,10 @@ def command(
         compared = compare(collected, against)
         overall = compared.rows[-1]["difference"]
         worse |= fail_if_worse is not None and overall is not None and overall < -fail_if_worse
-        for path, notes in ((first, collected.notes), (other, against.notes)):
-            for note in notes:
-                log(note if str(path) in note else f"{path}: {note}")
+        for path, read in ((first, collected), (other, against)):
+            for note in read.notes:
+                if note not in read.lost:
+                    log(note if str(path) in note else f"{path}: {note}")
         if as_json:
             flips = [DifferingRow(flip.task.name, flip.difference) for flip in compared.flips]
             documents.append(ComparedRun(other, compared.rows, flips))
@@ -137,7 +138,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     add("better", lambda row: str(row["better"]))
     add("worse", lambda row: str(row["worse"]))
     if any(row["p"] is not None for row in rows):
-        add("p", lambda row: shown_number(row["p"]), rank=1)
+        add("p", _p, rank=1)
     for name, title in (
         ("left_out", "no reward"),
         ("failed_first", "failed A"),
@@ -156,6 +157,11 @@ def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
         click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
     if rest := len(compared.flips) - len(shown):
         click.echo(f"  and {rest} more rows differ")
+
+
+def _p(row: Mapping[str, Any]) -> str:
+    p = row["p"]
+    return "<0.001" if p is not None and p < 0.001 else shown_number(p)
 
 
 def _with_error(row: Mapping[str, Any]) -> str:

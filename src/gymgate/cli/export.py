@@ -60,7 +60,7 @@ def command(
         written = f"{export_rows(collected, output, *limits, easiest_first=order == 'pass-rate')} of {len(collected.tasks)} rows"
     else:
         written = f"{_export(found, form, output)} rollouts"
-    for note in (*found.notes, *found.missing):
+    for note in (*found.notes, *found.lost, *found.missing):
         log(note)
     log(f"{output}: {written}")
 

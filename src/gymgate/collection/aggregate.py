@@ -70,6 +70,8 @@ class Runs:
                 )
         self.missing: list[str] = []
         """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
+        self.lost: list[str] = []
+        """Notes on planned rollouts that failed permanently; complete after `rollouts`."""
         self.notes: list[str] = []
         """Notes on rollouts that are in two runs, or in a run but not in its plan; complete after `rollouts`."""
         self._first_of_overlap = first_of_overlap
@@ -80,7 +82,7 @@ class Runs:
     def rollouts(self) -> Iterator[dict[str, Any]]:
         """Yield every finished rollout. Raises `ConfigError` at the end if some are in two runs."""
         self._finished = defaultdict(IdentitySet)
-        self.missing, self.notes = [*self._without], []
+        self.missing, self.lost, self.notes = [*self._without], [], []
         overlaps = []
         for run in self.runs:
             planned = read_planned(run.path, run.extent) if run.extent else None
@@ -104,7 +106,19 @@ class Runs:
                 )
             total = run.extent.get("rollouts")
             if isinstance(total, int) and len(there) < total:
-                self.missing.append(f"{run.path}: {total - len(there)} of {total} rollouts are missing")
+                lost = IdentitySet()
+                for value in _failed_attempts(run.path):
+                    identity = identity_of(value)
+                    if (
+                        value.get("final")
+                        and identity not in there
+                        and (planned is None or identity in planned)
+                    ):
+                        lost.add(identity)
+                if len(lost):
+                    self.lost.append(f"{run.path}: {len(lost)} of {total} rollouts failed")
+                if gone := total - len(there) - len(lost):
+                    self.missing.append(f"{run.path}: {gone} of {total} rollouts are missing")
         self.missing += self._missing_shards()
         if overlaps and not self._first_of_overlap:
             raise ConfigError(
@@ -168,8 +182,8 @@ def read_tasks(
     for value in runs.failures():
         collected.task_of(value).failed += 1
         see({"status": "failed", **value})
-    collected.missing = runs.missing
-    collected.notes = [*runs.notes, *runs.missing]
+    collected.missing, collected.lost = runs.missing, runs.lost
+    collected.notes = [*runs.notes, *runs.lost, *runs.missing]
     if collected.not_numbers:
         collected.notes.append(
             f"{collected.not_numbers} rewards are not finite numbers and are counted as unscored"

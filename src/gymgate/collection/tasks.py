@@ -90,6 +90,8 @@ class CollectedTasks:
     """Notes for a reader of the metrics: missing rollouts, rewards that are not numbers."""
     missing: list[str] = field(default_factory=list)
     """The notes that name missing rollouts or shards."""
+    lost: list[str] = field(default_factory=list)
+    """The notes that say how many rollouts failed permanently."""
     not_numbers: int = 0
     policy: Mapping[str, Any] | None = None
     """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
