@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -39,7 +40,7 @@ from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, netw
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
 from gymgate.stack.protocol import PROTOCOL
-from gymgate.stack.serve import serve_stack
+from gymgate.stack.serve import MAX_FRAME, serve_stack
 from gymgate.stack.wire import endpoint_to_wire
 from support.stacks import ROW, SESSIONS, SIMPLE, all_gone, call_then_answer, pids_of, stack_config
 from support.upstream import MODELS, Seen, Upstream, upstream
@@ -192,6 +193,18 @@ async def test_without_the_token_there_is_one_answer(
     assert await reader.read() == b"refused\n"
     writer.close()
     await writer.wait_closed()
+
+
+async def test_a_message_that_is_too_long_is_not_waited_for(server: StackServer, certificate: Path) -> None:
+    """Up to 4 GiB of it would be kept in memory until its end."""
+    context = ssl.create_default_context(cafile=certificate)
+    reader, writer = await asyncio.open_connection(*address(server), ssl=context)
+    writer.write(TOKEN.encode() + b"\n")
+    assert await reader.readline() == b"accepted\n"
+    writer.write(struct.pack("<II", 100, MAX_FRAME - 99))
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    writer.transport.abort()
 
 
 async def test_a_wrong_token_is_one_line(server: StackServer, monkeypatch: pytest.MonkeyPatch) -> None:

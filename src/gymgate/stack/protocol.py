@@ -53,7 +53,8 @@ class Peer(asyncio.Protocol):
     """One end of a connection. Belongs to the event loop that made it.
 
     `handlers` answer the other end's calls. Each call runs in its own task, which is cancelled when the other end cancels
-    the call or goes away. `listeners` get messages that have no answer.
+    the call or goes away. `listeners` get messages that have no answer. A frame of more than `max_frame` bytes ends the
+    connection before it is read.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Peer(asyncio.Protocol):
         listeners: Mapping[str, MessageHandler] | None = None,
         on_lost: Callable[[], None] = lambda: None,
         describe_loss: Callable[[], str] = lambda: "the stack's daemon is gone",
+        max_frame: int | None = None,
     ) -> None:
         self.handlers = dict(handlers or {})
         self.listeners = dict(listeners or {})
@@ -72,6 +74,7 @@ class Peer(asyncio.Protocol):
         """The other end's calls that have no answer yet."""
         self.describe_loss = describe_loss
         self._on_lost = on_lost
+        self._max_frame = max_frame
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._pending: dict[int, asyncio.Future[Reply]] = {}
@@ -168,6 +171,9 @@ class Peer(asyncio.Protocol):
             head, more = _LENGTHS.unpack_from(buffer, start)
             at = start + _LENGTHS.size
             end = at + head + more
+            if self._max_frame is not None and end - at > self._max_frame:
+                self.abort()
+                return
             if len(buffer) < end:
                 break
             start = end

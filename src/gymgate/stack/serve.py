@@ -20,6 +20,7 @@ from pydantic import AfterValidator, ValidationError
 from gymgate import codec
 from gymgate.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
 from gymgate.errors import ConfigError, DataError, StackLostError
+from gymgate.http_client import MAX_BODY
 from gymgate.rollout.row import row_json
 from gymgate.runtime.command import Progress
 from gymgate.stack.client import Stack, checked_id
@@ -37,6 +38,8 @@ from gymgate.stack.protocol import PROTOCOL, Peer, Reply
 from gymgate.stack.wire import endpoint_to_wire
 
 MIN_TOKEN = 16
+MAX_FRAME = 2 * MAX_BODY
+"""Bytes of one message of a caller, a row included, of which no model call can hold more than `MAX_BODY`."""
 ONLY_HTTP = "a stack of another machine runs policies at HTTP endpoints only (no callables, recordings or token engines)"
 
 
@@ -106,6 +109,7 @@ class _Caller:
             {"ping": lambda _: self.peer.tell("pong")},
             on_lost=on_lost,
             describe_loss=lambda: "the caller is gone",
+            max_frame=MAX_FRAME,
         )
 
     async def _hello(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
