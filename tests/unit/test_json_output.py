@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner
+from test_cli_options import commands
 
 from gymgate.cli import cli
 from gymgate.collection.counts import RolloutCounts
@@ -27,19 +26,8 @@ LINES = "".join(
 )
 
 
-def commands(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Yield every command and group with its words."""
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield f"{before}{name}", command
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{before}{name} ")
-
-
 def test_every_command_with_json_has_a_type() -> None:
-    found = {name for name, command in commands(cli) if any("--json" in each.opts for each in command.params)}
+    found = {name for name, command in commands() if any("--json" in each.opts for each in command.params)}
     assert found == {*OUTPUTS}
 
 
