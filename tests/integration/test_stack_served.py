@@ -39,8 +39,8 @@ from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
 from gymgate.stack import Stack, SyncStack, acquire, acquire_sync, connect, network
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to
-from gymgate.stack.protocol import PROTOCOL
-from gymgate.stack.serve import MAX_FRAME, serve_stack
+from gymgate.stack.protocol import PROTOCOL, Peer
+from gymgate.stack.serve import MAX_FRAME, _Caller, serve_stack
 from gymgate.stack.wire import endpoint_to_wire
 from support.stacks import ROW, SESSIONS, SIMPLE, all_gone, call_then_answer, pids_of, stack_config
 from support.upstream import MODELS, Seen, Upstream, upstream
@@ -207,6 +207,26 @@ async def test_a_message_that_is_too_long_is_not_waited_for(server: StackServer,
     writer.transport.abort()
 
 
+async def test_a_caller_that_reads_nothing_fills_no_memory(held: SyncStack) -> None:
+    server = _Caller(held.stack, lambda: None).peer
+    caller, pongs, pings = Peer(listeners={"pong": lambda _: pongs.append(1)}), [], asyncio.Queue[int]()
+    pong = server.listeners["ping"]
+    server.listeners["ping"] = lambda message: (pong(message), pings.put_nowait(1))[0]
+    ends = socket.socketpair()
+    for peer, end in zip((server, caller), ends, strict=True):
+        await asyncio.get_running_loop().create_connection(lambda peer=peer: peer, sock=end)
+    server.pause_writing()  # as the transport does
+    for _ in range(10):
+        caller.tell("ping")
+        await pings.get()
+    server.resume_writing()
+    caller.tell("ping")
+    await pings.get()
+    server.abort()
+    await caller.lost.wait()
+    assert len(pongs) <= 1
+
+
 async def test_a_wrong_token_is_one_line(server: StackServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STACK_TOKEN", "wrong-token-0123456789")
     with pytest.raises(ConfigError, match="refused the token in 'STACK_TOKEN'") as raised:
@@ -280,6 +300,9 @@ async def test_a_hello_with_settings_is_refused_there_too(server: StackServer) -
     recordings = {"*": {"type": "replay", "rollouts": ["/etc/passwd"]}}
     with pytest.raises(ConfigError, match="models"):
         async with connection(server, {"environments": [{"name": SIMPLE}], "models": recordings}):
+            pass
+    with pytest.raises(ConfigError, match="environments"):
+        async with connection(server, {"environments": 5}):
             pass
     lease, _ = await connect_to(server)
     with pytest.raises(StackLostError, match="protocol"):

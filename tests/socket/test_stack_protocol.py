@@ -13,7 +13,7 @@ import pytest
 
 from gymgate.errors import ConfigError, DataError, GymgateError, PolicyError, StackLostError
 from gymgate.stack.ports import HeldPort, listens
-from gymgate.stack.protocol import Peer, Reply
+from gymgate.stack.protocol import Peer, Reply, _frame
 from support.hanging import Hanging
 
 
@@ -90,6 +90,21 @@ async def test_losing_the_other_end_ends_calls_and_work() -> None:
         with pytest.raises(StackLostError, match="it left"):
             await right.call("hang")
         right.tell("progress")
+
+
+@pytest.mark.parametrize("number", [1, True, "1", [1], None])
+async def test_a_call_that_could_not_be_ended_ends_the_connection(number: Any) -> None:
+    """A number that is in use, or none: its task would not be known, and go on after the connection."""
+    hanging = Hanging()
+    left, right = Peer({"hang": hanging}), Peer()
+    async with joined(left, right), asyncio.timeout(30):
+        call = asyncio.create_task(right.call("hang"))
+        await hanging.begun.wait()
+        right._send(_frame({"id": number, "call": "hang", "with": {}}))
+        with pytest.raises(StackLostError):
+            await call
+        await hanging.ended.wait()
+        assert hanging.calls == 1
 
 
 async def test_a_held_port_is_listened_on_by_another_and_given_to_nobody_else() -> None:

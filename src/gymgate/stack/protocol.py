@@ -114,6 +114,11 @@ class Peer(asyncio.Protocol):
         self._send(_frame({"tell": what, "with": parameters}))
 
     @property
+    def writable(self) -> bool:
+        """Whether the other end reads fast enough that what is said goes out at once."""
+        return self._writable.is_set()
+
+    @property
     def waits(self) -> bool:
         """Whether a call of this end has no answer yet."""
         return bool(self._pending)
@@ -188,6 +193,11 @@ class Peer(asyncio.Protocol):
     def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
             number = frame["id"]
+            if (
+                type(number) is not int or number in self.tasks
+            ):  # a task that is not kept would outlive the connection
+                self.abort()
+                return
             task = asyncio.create_task(self._answer(number, frame["call"], frame["with"], body))
             self.tasks[number] = task
             task.add_done_callback(lambda _: self.tasks.pop(number, None))
@@ -211,7 +221,6 @@ class Peer(asyncio.Protocol):
             answer = await self.handlers[method](parameters, body)
             reply = answer if isinstance(answer, Reply) else Reply(answer)
             frame = _frame({"id": number, "ok": reply.value}, reply.body)
-            await self._writable.wait()
         except GymgateError as error:
             frame = _failure(number, error)
         except BaseException as error:
@@ -223,6 +232,7 @@ class Peer(asyncio.Protocol):
             if not isinstance(error, Exception | asyncio.CancelledError):
                 raise
             return
+        await self._writable.wait()
         self._send(frame)
 
 

@@ -106,7 +106,7 @@ class _Caller:
         """The only environment that it asked for, if it is one."""
         self.peer = Peer(
             {"hello": self._hello, "bye": self._bye, "run": self._run, "status": self._status},
-            {"ping": lambda _: self.peer.tell("pong")},
+            {"ping": self._pong},
             on_lost=on_lost,
             describe_loss=lambda: "the caller is gone",
             max_frame=MAX_FRAME,
@@ -119,7 +119,10 @@ class _Caller:
                 f"the stack's server speaks protocol {PROTOCOL}, this process {message['protocol']}; "
                 f"both must run the same gymgate"
             )
-        config = StackConfig.model_validate(message["config"])
+        try:
+            config = StackConfig.model_validate(message["config"])
+        except ValidationError as error:
+            raise ConfigError(validation_message(error)) from None
         refuse_settings(config)
         agents = {name: dataclasses.asdict(agent) for name, agent in self.stack.agents.items()}
         served = {environment.name for environment in self.stack.config.environments}
@@ -130,6 +133,10 @@ class _Caller:
             )
         self._environment = asked.pop() if len(asked) == 1 else None
         return {"agents": agents, "gateway_url": self.stack.gateway_url, "pid": None}
+
+    def _pong(self, _: dict[str, Any]) -> None:
+        if self.peer.writable:  # else a caller that never reads fills the memory
+            self.peer.tell("pong")
 
     async def _bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {"last": False}
