@@ -25,6 +25,7 @@ NAMES = {
     "curriculum": "a simulated learner of known pass rates: what a curriculum draws, and what that is worth",
     "sandboxes": "what a rollout costs in a sandbox of the providers local and docker",
     "hops": "where one rollout at a time spends its time: before, between and after its model calls, and in which process",
+    "pairs": "this checkout beside another commit's: start, rollouts/s, an eval, import, in alternated pairs",
     "calls": "functions of gymgate that one rollout runs through, and its JSON parsing and writing",
 }
 MODULES = {"verifiers": "verifiers_ceiling", "ray": "ray_nodes", "early-start": "early_start"}
