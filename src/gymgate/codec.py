@@ -112,18 +112,24 @@ def parse_bounded(data: bytes) -> tuple[Any, bytes]:
     return parse(data, only_fast=values > MAX_SLOW_VALUES)
 
 
-def dumps(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Write compact JSON. Lone surrogates become U+FFFD, NaN and infinity null, keys that are numbers text.
+def dumps(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes:
+    """Write JSON, compact or indented. Lone surrogates become U+FFFD, NaN and infinity null, keys that are numbers text.
 
     Raises `ValueError` for a value that JSON cannot hold.
     """
+    options = _OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0) | (orjson.OPT_INDENT_2 if indent else 0)
     try:
-        return orjson.dumps(value, option=_OPTIONS | (orjson.OPT_SORT_KEYS if sort_keys else 0))
+        return orjson.dumps(value, option=options)
     except TypeError:
         pass
     try:
         return json.dumps(
-            _cleaned(value), separators=(",", ":"), sort_keys=sort_keys, ensure_ascii=False, allow_nan=False
+            _cleaned(value),
+            indent=2 if indent else None,
+            separators=(",", ": ") if indent else (",", ":"),
+            sort_keys=sort_keys,
+            ensure_ascii=False,
+            allow_nan=False,
         ).encode()
     except RecursionError as error:
         raise ValueError("nested too deeply") from error

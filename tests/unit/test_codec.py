@@ -78,7 +78,9 @@ def test_numbers_that_orjson_refuses() -> None:
 def test_an_integer_beyond_64_bits_stays_an_integer(number: int) -> None:
     document = b'{"id":%d,"logprob":-0.00012345678901234567}' % number
     assert codec.parse(document) == ({"id": number, "logprob": -0.00012345678901234567}, document)
-    assert codec.loads(codec.dumps({"id": number})) == {"id": number}
+    for indent in (False, True):
+        assert codec.loads(codec.dumps({"id": number}, indent=indent)) == {"id": number}
+    assert codec.dumps({"id": 1, "n": [number]}, indent=True) == b'{\n  "id": 1,\n  "n": [\n    %d\n  ]\n}' % number
 
 
 def test_long_integers_do_not_lift_the_bound_on_nesting() -> None:

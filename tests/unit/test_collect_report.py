@@ -163,6 +163,8 @@ def test_what_was_said() -> None:
     ]
     assert transcript({"result": {"responses_create_params": {"input": "hi"}}}) == [Entry("user", "hi")]
     assert transcript({"result": None}) == []
+    other = {"response": {"output": [{"type": "point", "at": 2**70}]}}
+    assert transcript({"result": other}) == [Entry("point", f'{{\n  "at": {2**70}\n}}')]
 
 
 def test_a_report_shows_it_all(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from gymgate.collection.record import (
     read_values,
     to_line,
 )
-from gymgate.collection.store import LineLog, differences, open_run
+from gymgate.collection.store import LineLog, differences, open_run, read_run
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
@@ -109,10 +109,32 @@ def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_integers_of_any_length_are_settings(tmp_path: Path) -> None:
+    with open_run(tmp_path, {"overrides": {"seed": 2**70}}, {}):
+        pass
+    with open_run(tmp_path, {"overrides": {"seed": 2**70}}, {}):
+        assert read_run(tmp_path)["settings"]["overrides"]["seed"] == 2**70
+    with pytest.raises(ConfigError, match=str(2**70 + 1)), open_run(tmp_path, {"overrides": {"seed": 2**70 + 1}}, {}):
+        pass
+
+
 def test_differences_name_what_is_missing() -> None:
     (missing,) = differences({"a": {"b": 1}}, {"a": {}})
     assert missing.startswith("a.b: 1 ")
     assert differences({"a": [{"b": 1, "c": 2}]}, {"a": [{"b": 3, "c": 2}]}) == ["a.0.b: 1 there, 3 here"]
+
+
+def test_a_run_of_another_form_is_refused(tmp_path: Path) -> None:
+    with open_run(tmp_path, SETTINGS, {}):
+        pass
+    described = orjson.loads((tmp_path / "run.json").read_bytes())
+    for other in ({**described, "format": described["format"] + 1}, {"format": 1}, [described]):
+        (tmp_path / "run.json").write_bytes(orjson.dumps(other))
+        for refused in (lambda: read_run(tmp_path), lambda: open_run(tmp_path, SETTINGS, {}).__enter__()):
+            with pytest.raises(DataError) as caught:
+                refused()
+            assert caught.value.path == str(tmp_path / "run.json")
+            assert "\n" not in str(caught.value)
 
 
 def test_somebody_elses_files_are_left_alone(tmp_path: Path) -> None:

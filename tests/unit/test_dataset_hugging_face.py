@@ -24,6 +24,8 @@ rows = [
     {"responses_create_params": {"input": [{"role": "user", "content": "b", "id": "1"}]}, "agent_ref": {"name": "g"}},
 ]
 texts = [{**row, "responses_create_params": json.dumps(row["responses_create_params"])} for row in rows]
+long = {**rows[0], "responses_create_params": json.dumps({"input": "a", "seed": 2**70})}
+datasets.Dataset.from_list([long]).save_to_disk(here / "long")
 one = datasets.Dataset.from_list(rows)
 one.save_to_disk(here / "one")
 datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(here / "two")
@@ -38,6 +40,7 @@ for name in ("one", "two", "two:test", "texts", "files", "three", "three:c", "on
         report[name] = [len(found), [[r.line, r.agent, r.data] for r in found], found[-1].data, found[0].key]
     except GymgateError as error:
         report[name] = str(error)
+report["long"] = open_rows(f"hf:{here}/long", environment=None)[0].data["responses_create_params"]["seed"]
 report["plain"] = len(open_rows(str(here / "one"), environment=None))
 print(json.dumps(report))
 """
@@ -71,6 +74,7 @@ def test_saved_datasets_and_directories_of_files(tmp_path: Path) -> None:
     assert report["one"][3] == report["two"][3]
     assert report["two:test"][0] == 1
     assert report["plain"] == 2
+    assert report["long"] == 2**70
     assert ": :a, :b" in report["three"]
     assert "no split 'c'" in report["three:c"]
     assert "no splits" in report["one:train"]

@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.gym_rollouts import agent_ref
 from gymgate.collection.metrics import keep
@@ -70,7 +69,7 @@ def _flat(value: Mapping[str, Any]) -> dict[str, Any]:
         "status": value.get("status"),
         "reward": outcome.reward,
         "messages": [{"role": role, "content": text} for role, text in transcript(value)],
-        "details": orjson.dumps(details).decode(),
+        "details": codec.dumps(details).decode(),
         "calls": calls,
         "output_tokens": tokens,
         "seconds": (value.get("timing") or {}).get("total_s"),

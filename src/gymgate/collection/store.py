@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gymgate import codec
 from gymgate.collection.plan import Identity, IdentitySet, PlannedIdentities
 from gymgate.collection.record import line_error, line_identity, read_lines
@@ -168,12 +166,12 @@ def open_run(
 def read_run(path: Path) -> dict[str, Any]:
     """The content of a directory's `run.json`. Raises `DataError` if there is none or it has another format."""
     try:
-        value = orjson.loads((path / RUN).read_bytes())
+        value = codec.loads((path / RUN).read_bytes())
     except FileNotFoundError as error:
         raise DataError(f"{path} holds no run: it has no {RUN}", path=str(path)) from error
     except OSError as error:
         raise DataError(f"cannot read {path / RUN}: {error.strerror}", path=str(path / RUN)) from error
-    except orjson.JSONDecodeError as error:
+    except ValueError as error:
         raise DataError(f"{path / RUN} is not JSON: {error}", path=str(path / RUN)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT or "settings" not in value:
         raise DataError(
@@ -203,7 +201,7 @@ def run_directories(path: Path) -> list[Path]:
 def _settle_settings(
     path: Path, settings: Mapping[str, Any], extent: Mapping[str, Any], row_keys: Iterable[str] | None
 ) -> None:
-    settings = orjson.loads(orjson.dumps(settings))
+    settings = codec.loads(codec.dumps(settings))
     created: Any = round(time.time())
     if (path / RUN).exists():
         before = read_run(path)
@@ -216,10 +214,11 @@ def _settle_settings(
         raise ConfigError(
             f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
         )
+    # Rows first: `run.json` makes the directory a run, which a kill in between must not leave without them.
     if row_keys is not None:
         _write_changed(path / ROWS, b"".join(f"{key}\n".encode() for key in row_keys))
     described = {"format": FORMAT, "settings": settings, "extent": dict(extent), "created": created}
-    _write_changed(path / RUN, orjson.dumps(described, option=orjson.OPT_INDENT_2))
+    _write_changed(path / RUN, codec.dumps(described, indent=True))
 
 
 def _write_changed(path: Path, content: bytes) -> None:

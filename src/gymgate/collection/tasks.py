@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import orjson
-
+from gymgate import codec
 from gymgate.collection.record import CollectedRollout
 from gymgate.config import POLICY
 from gymgate.rollout.outcome import Outcome, outcome_of
@@ -160,5 +159,5 @@ def _answer(value: Any) -> str | None:
     """The answer as a short text; equal answers stay equal."""
     if value is None:
         return None
-    text = value if isinstance(value, str) else orjson.dumps(value, option=orjson.OPT_SORT_KEYS).decode()
+    text = value if isinstance(value, str) else codec.dumps(value, sort_keys=True).decode()
     return text if len(text) <= _LONGEST_ANSWER else hashlib.sha256(text.encode()).hexdigest()

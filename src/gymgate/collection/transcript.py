@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-import orjson
+from gymgate import codec
 
 
 class Entry(NamedTuple):
@@ -61,4 +61,4 @@ def _text(value: Any) -> str:
         for name in ("text", "refusal", "output"):
             if isinstance(value.get(name), str):
                 return str(value[name])
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return codec.dumps(value, indent=True).decode()

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, overload
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog import Environment
 from gymgate.dataset.row import Row, make_row
 from gymgate.dataset.rowfile import RowFile
@@ -201,8 +200,8 @@ def _without_padding(data: Any) -> dict[str, Any]:
     params = data.get("responses_create_params")
     if isinstance(params, str):
         try:
-            params = orjson.loads(params)
-        except orjson.JSONDecodeError:
+            params = codec.loads(params.encode())
+        except ValueError:
             return dict(data)
     return {**data, "responses_create_params": _without_nulls(params)} if params is not None else dict(data)
 

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from transformers import TrainerCallback
+
+from gymgate import codec
 
 if TYPE_CHECKING:
     from gymgate.integrations.trl.async_worker import RolloutWorker
@@ -76,7 +77,7 @@ class PositionCallback(TrainerCallback):
         """Restore; runs before TRL sends weights and starts the worker."""
         file = self._file(args, state)
         if state.global_step and file.exists():
-            saved = orjson.loads(file.read_bytes())
+            saved = codec.loads(file.read_bytes())
             self.worker.position = int(saved["position"])
             self.trainer.model_version = int(saved.get("model_version", 0))
             self.worker.update_model_version(self.trainer.model_version)
@@ -100,7 +101,7 @@ class PositionCallback(TrainerCallback):
         """Write the file; runs after each checkpoint."""
         if state.is_world_process_zero:
             saved = {"position": self._saved, "model_version": self.trainer.model_version}
-            self._file(args, state).write_bytes(orjson.dumps(saved))
+            self._file(args, state).write_bytes(codec.dumps(saved))
 
     @staticmethod
     def _file(args: Any, state: Any) -> Path:
