@@ -91,6 +91,11 @@ async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:
     assert await texts(calling(calls, at_once=True), 2) == [["send", "stop"], ["Done."]]
 
 
+def test_a_call_may_have_an_integer_of_any_length() -> None:
+    (call,) = calls_in({"name": "send", "arguments": {"id": 2**70}})
+    assert call["arguments"] == f'{{"id":{2**70}}}'
+
+
 class Scored:
     """A bench that pays what a function says of the row and the policy's first answer."""
 

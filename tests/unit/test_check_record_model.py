@@ -14,7 +14,7 @@ import yaml
 
 from gymgate.check import CheckRequest, CheckResult
 from gymgate.check.record import deterministic, failures, files, policy, trivial
-from gymgate.check.record.bench import OWN_JUDGE, TOGETHER, Bench, Subject, Unmeasured, saying
+from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, saying
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.sections import NO_REWARD
 from gymgate.check.record.shape import distribution
@@ -214,7 +214,7 @@ async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_b
     (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
     request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
     bench: Any = SimpleNamespace(config=SimpleNamespace(path=path), request=request, rows=[{}])
-    with pytest.raises(Unmeasured, match=TOGETHER):
+    with pytest.raises(Unmeasured, match="each other"):
         await policy.measure(bench)
 
 

@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog import Catalog, EnvConfig, Environment
 from gymgate.check.answers import RecordedJudge, serving
 from gymgate.check.known import replayed_with
@@ -55,7 +54,7 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         return result(verdict="incomplete", detail=lacking)
     config, notes = config_for(environment, recorded, request.config)
     if replayed := replayed_with(environment.name):
-        settings = (f"--set {key}={orjson.dumps(value).decode()}" for key, value in replayed)
+        settings = (f"--set {key}={codec.dumps(value).decode()}" for key, value in replayed)
         notes.append(f"replayed with {' '.join(settings)}")
     about = {
         "config": config.name,
@@ -149,7 +148,7 @@ def main() -> int:
     request = CheckRequest.model_validate_json(sys.stdin.buffer.read())
 
     def emit(event: str, value: Any) -> None:
-        sys.stdout.buffer.write(orjson.dumps({event: value}) + b"\n")
+        sys.stdout.buffer.write(codec.dumps({event: value}) + b"\n")
         sys.stdout.buffer.flush()
 
     try:

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import orjson
 from pydantic import Field
 
 import gymgate
+from gymgate import codec
 from gymgate.check.record.sections import (
     Cost,
     Data,
@@ -102,7 +102,7 @@ class CheckRequest(Config):
         if self.sandbox:
             yield f"--sandbox {Path(self.sandbox).name}"
         for key, value in self.overrides:
-            text = value if isinstance(value, str) else orjson.dumps(value).decode()
+            text = value if isinstance(value, str) else codec.dumps(value).decode()
             yield "--set " + shlex.quote(f"{key}={text}")
         for name, endpoint in self.models:
             yield f"--judge {name}={endpoint if isinstance(endpoint, str) else 'URL'}"

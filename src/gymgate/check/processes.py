@@ -13,8 +13,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.errors import GymgateError, from_wire
@@ -115,7 +114,7 @@ async def _answer(
         process.stdin.write(request.model_dump_json().encode())
         process.stdin.close()
     async for line in process.stdout:
-        event = orjson.loads(line)
+        event = codec.loads_own(line)
         if "progress" in event:
             progress(request, event["progress"])
         elif "error" in event:

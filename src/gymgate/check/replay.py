@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
-
+from gymgate import codec
 from gymgate.catalog import EnvConfig, Environment
 from gymgate.check.answers import OrderedPolicy, RecordedJudge, RecordedPolicy
 from gymgate.check.known import known
@@ -27,7 +26,7 @@ from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.check.tracebacks import last_traceback
 from gymgate.config import POLICY, RolloutLimits
 from gymgate.errors import GymgateError, PolicyNeverAskedError, UnknownConversationError
-from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.recording import Recording
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.stack import Policy, Stack
@@ -274,4 +273,4 @@ def verification(rollout: Rollout, row: Mapping[str, Any]) -> str:
     """The environment's own fields in a result, as JSON: without those of the row and the policy's answer."""
     result = rollout.result or {}
     others = {"response", "responses_create_params", "generation", *row}
-    return orjson.dumps({name: value for name, value in result.items() if name not in others}).decode()
+    return codec.dumps({name: value for name, value in result.items() if name not in others}).decode()

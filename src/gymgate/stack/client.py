@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Endpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, RolloutTimeoutError, StackLostError
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.rollout import Rollout
 from gymgate.rollout.result import failed_rollout
 from gymgate.rollout.row import agent_of, row_json
@@ -27,8 +28,6 @@ from gymgate.starting import SharedStart
 if TYPE_CHECKING:
     from gymgate.gateway.backends.callable import CallableBackend
 
-PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
-"""Takes a request dict and returns a response dict, or a coroutine of one, in the endpoint's dialect."""
 Policy = Endpoint | PolicyCallable
 
 EXIT_TIMEOUT_S = 5.0
@@ -300,6 +299,7 @@ class Stack:
         if self._closed:
             return
         self._closed = True
+        # A cancelled caller waits all the same: a lease that is not given back keeps the daemon up.
         closing = asyncio.ensure_future(self._give_back())
         try:
             await asyncio.shield(closing)
@@ -311,7 +311,7 @@ class Stack:
         raise TypeError(NOT_PICKLED)
 
     async def _take_lease(self) -> Lease:
-        if self._lease is not None:
+        if self._lease is not None:  # a lost one: its daemon may be a child of this process that nobody has waited for
             await self._release(self._lease)
         self._lease = await self._take()
         self._lease.callables = self._callables

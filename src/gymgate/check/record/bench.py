@@ -18,7 +18,7 @@ from gymgate.check.probe import IGNORANT, cohort_size
 from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.check.replay import Replayer
 from gymgate.config import CallableEndpoint
-from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.backend import response_object
 from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.route import POLICY_AS_JUDGE
@@ -30,7 +30,6 @@ SUBJECTS = 20
 """Rollouts that are run again and again, at most."""
 MAX_CALLS = 20
 """Policy calls of a rollout whose answers are not recorded."""
-TOGETHER = "its rollouts are scored against each other"
 OWN_JUDGE = "its judge is the policy's own model"
 NO_JUDGE_ANSWERS = "its judge has no recorded answers for this; name an endpoint with --judge"
 
@@ -81,11 +80,10 @@ class Bench:
     @cached_property
     def subjects(self) -> list[Subject]:
         """The recorded rollouts that got a reward; if there are none, packaged rows with one fixed answer."""
-        if cohort_size(self.config) > 1:
-            raise Unmeasured(TOGETHER)
+        self.refuse_cohorts()
         pairs = zip(self.recorded, self.results, strict=False)
         found = [self.subject(each) for each, result in pairs if result.rewarded]
-        if not found and (self.replayer.probe.rewarded):
+        if not found and self.replayer.probe.rewarded:
             found = [
                 Subject(f"row {n}", row, partial(saying, IGNORANT), stand_in=self.replayer.probe.by_stand_in)
                 for n, row in enumerate(self.rows)
@@ -93,6 +91,11 @@ class Bench:
         if not found:
             raise Unmeasured("no rollout of it gets a reward here")
         return found[:SUBJECTS]
+
+    def refuse_cohorts(self) -> None:
+        """Raise `Unmeasured` if the environment scores rollouts against each other."""
+        if cohort_size(self.config) > 1:
+            raise Unmeasured("its rollouts are scored against each other")
 
     def subject(self, recorded: RecordedRow) -> Subject:
         return Subject(

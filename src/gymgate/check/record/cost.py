@@ -1,4 +1,4 @@
-"""Cost: time to be ready and to verify, memory, and processor time, without the policy's."""
+"""Cost: time to be ready and to verify, memory, and CPU time, without the policy's."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def _alone(bench: Bench, subjects: Sequence[Subject]) -> list[Rollout]:
 
 
 async def _together(bench: Bench, subjects: Sequence[Subject], pids: Sequence[int]) -> dict[str, float]:
-    """The most memory, and the processor time, of 32 rollouts at once."""
+    """The most memory, and the CPU time, of 32 rollouts at once."""
     several = [subjects[n % len(subjects)] for n in range(TOGETHER)]
     used = _processor_s(pids)
     running = asyncio.create_task(bench.run_all(several, TOGETHER))
@@ -115,5 +115,5 @@ def _megabytes(pids: Sequence[int]) -> float:
 
 
 def _processor_s(pids: Sequence[int]) -> float:
-    """Seconds of processor time of the processes and of what they started."""
+    """Seconds of CPU time of the processes and of what they started."""
     return sum(map(ticks_of, pids)) / os.sysconf("SC_CLK_TCK")

@@ -8,11 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from gymgate.check.probe import IGNORANT, cohort_size
+from gymgate.check.probe import IGNORANT
 from gymgate.check.record.bench import (
     MAX_CALLS,
     OWN_JUDGE,
-    TOGETHER,
     Bench,
     Subject,
     Unmeasured,
@@ -21,7 +20,7 @@ from gymgate.check.record.bench import (
     saying,
 )
 from gymgate.check.record.sections import CASES, Case, FailureCase, Failures, Outcome
-from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.rollout import Rollout, outcome_of
 
 ROLLOUTS = 3
@@ -34,8 +33,7 @@ LONG = IGNORANT + " " + "word " * 52_000
 
 
 async def measure(bench: Bench) -> Failures:
-    if cohort_size(bench.config) > 1:
-        raise Unmeasured(TOGETHER)
+    bench.refuse_cohorts()
     cases: dict[Case, FailureCase] = {}
     missing: dict[str, str] = {}
     for name in CASES:
@@ -63,7 +61,7 @@ async def _judge_down(bench: Bench) -> list[Rollout]:
 
 
 async def _tool_timeout(bench: Bench) -> list[Rollout]:
-    subjects = [each for each in bench.subjects if each.recorded and _calls_tools(each)]
+    subjects = [each for each in bench.subjects if each.recorded and each.recorded.recording.tool_calls]
     if not subjects:
         raise Unmeasured("no recorded rollout with a reward calls a tool")
     pids = await bench.server_pids("resources_servers")
@@ -177,13 +175,6 @@ def _any(bench: Bench) -> list[Subject]:
     if not recorded and not packaged:
         raise Unmeasured("it has no rows")
     return (recorded or packaged)[:ROLLOUTS]
-
-
-def _calls_tools(subject: Subject) -> bool:
-    assert subject.recorded is not None
-    return any(
-        item.get("type") == "function_call" for turn in subject.recorded.recording.turns for item in turn
-    )
 
 
 _RUN: dict[Case, Callable[[Bench], Awaitable[list[Rollout]]]] = {

@@ -8,10 +8,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import orjson
 from pydantic import ValidationError
 
+from gymgate import codec
 from gymgate.check.model import CheckResult
+from gymgate.config import validation_message
 from gymgate.errors import DataError
 from gymgate.files import replacing
 
@@ -34,21 +35,20 @@ def load_record(path: Path) -> CheckResult | None:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise DataError(f"{path} holds no record of gymgate check: {reason}", path=str(path)) from error
+        message = f"{path} holds no record of gymgate check: {validation_message(error)}"
+        raise DataError(message, path=str(path)) from error
 
 
 def save_record(path: Path, record: CheckResult) -> None:
     """Write a record. The file is replaced whole or not at all."""
     with replacing(path) as file:
-        file.write(orjson.dumps(record.model_dump(mode="json"), option=orjson.OPT_INDENT_2) + b"\n")
+        file.write(codec.dumps(record.model_dump(mode="json"), indent=True) + b"\n")
 
 
 def packed(records: Iterable[CheckResult]) -> bytes:
     """Records as they ship: one a line, without what is unset, options, and the rollouts that did not differ."""
     ordered = sorted(records, key=lambda record: record.name)
-    return b"".join(orjson.dumps(_shipped(each), option=orjson.OPT_APPEND_NEWLINE) for each in ordered)
+    return b"".join(codec.dumps(_shipped(each)) + b"\n" for each in ordered)
 
 
 def _shipped(record: CheckResult) -> dict[str, Any]:

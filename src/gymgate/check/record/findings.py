@@ -136,17 +136,15 @@ def dishonest(record: CheckResult) -> Iterator[Finding]:
         case = record.failures.cases.get(name) if record.failures else None
         if case is None:
             continue
-        bad = "error" if name == "long_answer" else "number"
-        if bad == "error" and (count := case.outcomes.get("error")):
-            if not _is_unrewarded(
-                record, "fixed sentence"
-            ):  # which it begins with, so its length is not the cause
-                total = sum(case.outcomes.values())
+        total = sum(case.outcomes.values())
+        if name == "long_answer":
+            count = case.outcomes.get("error")
+            # It begins with the fixed sentence: where that has no reward either, the length is not the cause.
+            if count and not _is_unrewarded(record, "fixed sentence"):
                 text = f"no reward if {CASE_TEXTS[name]}, in {count} of {total} rollouts: {case.said}"
                 yield Finding("no reward", text)
-        elif bad == "number" and (count := case.outcomes.get("number")):
+        elif count := case.outcomes.get("number"):
             rewards = ", ".join(f"{reward:g}" for reward in case.rewards)
-            total = sum(case.outcomes.values())
             text = f"a reward ({rewards}) if {CASE_TEXTS[name]}, in {count} of {total} rollouts"
             yield Finding("failure scored", text)
 

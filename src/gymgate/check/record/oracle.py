@@ -10,14 +10,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import orjson
-
+from gymgate import codec
 from gymgate.check.probe import cohort_size
 from gymgate.check.record.bench import Bench, Subject, reward_of, said, saying
 from gymgate.check.record.sections import Oracle, OracleReason, PhrasingRewards
 from gymgate.check.recordings import RowData
 from gymgate.config import POLICY
-from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import Item, blocks_of, items_of
 from gymgate.rollout import Rollout
 
@@ -189,7 +188,7 @@ def calls_in(value: Any) -> Calls:
             "name": each["name"],
             "arguments": each["arguments"]
             if isinstance(each["arguments"], str)
-            else orjson.dumps(each["arguments"]).decode(),
+            else codec.dumps(each["arguments"]).decode(),
         }
         for each in calls
     )
@@ -207,10 +206,10 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
         return {"calls": calls, **({"calls at once": calls} if len(calls) > 1 else {})}
     value = found.value
     if isinstance(value, str) and value.startswith("["):
-        with contextlib.suppress(orjson.JSONDecodeError):
-            value = orjson.loads(value)
-    text = found.value if isinstance(found.value, str) else orjson.dumps(value).decode()
-    forms: dict[str, Answer] = {"answer": text, "JSON": orjson.dumps(text).decode()}
+        with contextlib.suppress(ValueError):
+            value = codec.loads(value.encode())
+    text = found.value if isinstance(found.value, str) else codec.dumps(value).decode()
+    forms: dict[str, Answer] = {"answer": text, "JSON": codec.dumps(text).decode()}
     if isinstance(value, list) and value and all(isinstance(line, list) for line in value):
         grid = "\n".join(" ".join(map(str, line)) for line in value)
         forms |= {"grid": grid, "lines": grid.replace(" ", "")}

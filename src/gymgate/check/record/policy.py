@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gymgate.check.probe import cohort_size
-from gymgate.check.record.bench import TOGETHER, Bench, Unmeasured, reward_of
+from gymgate.check.record.bench import Bench, Unmeasured, reward_of
 from gymgate.check.record.sections import PolicyRewards
 from gymgate.collection.statistics import mean, standard_error
 from gymgate.rollout import Rollout
@@ -17,8 +16,7 @@ async def measure(bench: Bench) -> PolicyRewards:
     endpoint, rows = bench.request.policy, bench.rows[: bench.request.policy_rows]
     if endpoint is None:
         raise Unmeasured("no endpoint was named (-b)")
-    if cohort_size(bench.config) > 1:
-        raise Unmeasured(TOGETHER)
+    bench.refuse_cohorts()
     if not rows:
         raise Unmeasured("it has no packaged rows")
     bench.judge.begin(None)

@@ -110,7 +110,7 @@ class Cost(Section):
     busy_mb: float | None = None
     """The most that they used with 32 rollouts at once."""
     rollouts_per_core_s: float | None = None
-    """Rollouts per second at which its servers, agent included, keep one core busy: 32 rollouts divided by the processor
+    """Rollouts per second at which its servers, agent included, keep one core busy: 32 rollouts divided by the CPU
     time that they took."""
 
 

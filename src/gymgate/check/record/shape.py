@@ -17,7 +17,7 @@ DIFFERENT = 10
 async def measure(bench: Bench) -> Shape:
     recordings = [each.recording for each in bench.recorded]
     turns = [len(recording.steps) for recording in recordings if recording.steps]
-    calls = [_tool_calls(recording) for recording in recordings if recording.steps]
+    calls = [recording.tool_calls for recording in recordings if recording.steps]
     tokens = {name: _tokens(recordings, name) for name in ("input_tokens", "output_tokens")}
     rewards = [recording.reward for recording in recordings if recording.reward is not None]
     missing: dict[str, str] = {}
@@ -41,10 +41,6 @@ async def measure(bench: Bench) -> Shape:
         reward_deviation=round(statistics.stdev(rewards), 6) if len(rewards) > 1 else None,
         missing=missing,
     )
-
-
-def _tool_calls(recording: Recording) -> int:
-    return sum(item.get("type") == "function_call" for turn in recording.turns for item in turn)
 
 
 def _tokens(recordings: Sequence[Recording], name: str) -> list[int]:

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from gymgate.check.probe import IGNORANT, cohort_size
+from gymgate.check.probe import IGNORANT
 from gymgate.check.record.bench import (
     MAX_CALLS,
-    TOGETHER,
     Bench,
     Subject,
     Unmeasured,
@@ -19,15 +18,14 @@ from gymgate.check.record.bench import (
 )
 from gymgate.check.record.sections import ANSWERS, NO_REWARD, AnswerRewards, Trivial
 from gymgate.check.recordings import RecordedRow
-from gymgate.gateway.backends.callable import PolicyCallable
+from gymgate.gateway.backends.base import PolicyCallable
 from gymgate.gateway.replay.conversation import blocks_of, items_of
 
 ROWS = 10
 
 
 async def measure(bench: Bench) -> Trivial:
-    if cohort_size(bench.config) > 1:
-        raise Unmeasured(TOGETHER)
+    bench.refuse_cohorts()
     subjects = list(_rows(bench))
     if not subjects:
         raise Unmeasured("it has no rows")

@@ -7,17 +7,15 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from gymgate import codec
 from gymgate.config import Dialect
 from gymgate.errors import GymgateError, PolicyError, described
-from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.backends.base import BackendAnswer, PolicyCallable
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.json_server import shortened
-
-PolicyCallable = Callable[[dict[str, Any]], dict[str, Any] | Awaitable[dict[str, Any]]]
 
 
 class CallableBackend:

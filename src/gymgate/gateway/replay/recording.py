@@ -57,6 +57,10 @@ class Recording:
         return [step.output for step in self.steps]
 
     @property
+    def tool_calls(self) -> int:
+        return sum(item.get("type") == "function_call" for turn in self.turns for item in turn)
+
+    @property
     def reward(self) -> float | None:
         reward = self.raw.get("reward")
         return float(reward) if isinstance(reward, int | float) else None
@@ -203,7 +207,8 @@ def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
     """Turns of agents that return all items of all turns in one list."""
     own = bool(output) and output[0].get("role") in ("system", "developer")
     before: list[Item] = [] if own else given
-    start, answered = 0, _answered(output)
+    answered = {item.get("call_id") for item in output if item.get("type") == "function_call_output"}
+    start = 0
     while start < len(output):
         end = _end_of_turn(output, start, answered)
         if end > start:
@@ -213,10 +218,6 @@ def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
 
 def _environment_items(items: Sequence[Item]) -> int:
     return next((n for n, item in enumerate(items) if is_policy_item(item)), len(items))
-
-
-def _answered(output: Sequence[Item]) -> set[Any]:
-    return {item.get("call_id") for item in output if item.get("type") == "function_call_output"}
 
 
 def _end_of_turn(output: Sequence[Item], start: int, answered: set[Any]) -> int:
