@@ -1,4 +1,4 @@
-"""An HTTP server that takes JSON and answers JSON, asked with retries; each of its failures is one clear line."""
+"""An HTTP server that takes JSON and answers JSON: asked with retries, and whether it answers and for which models."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from gymgate.retrying import (
     retry_after_s,
     with_retries,
 )
+
+
+PROBE_S = 10.0
+"""Timeout of a question whether a server answers."""
 
 
 class JSONAnswer(NamedTuple):
@@ -129,6 +133,28 @@ class JSONServer:
             failure.retry_after_s = retry_after_s(response.headers)
             return Retryable(failure)
         return failure
+
+
+async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
+    """Return the answer to a GET, or why the URL is not ready to be used: it does not answer, or with a status of 5xx."""
+    try:
+        response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
+    except TimeoutError:
+        return f"no answer within {PROBE_S:g} s"
+    except (HTTPFailure, ValueError) as error:
+        return str(error)
+    return f"status {response.status}" if response.status >= 500 else response
+
+
+def listed_models(answer: Response) -> list[dict[str, Any]] | None:
+    """Return the models that an answer to the request for `/models` lists; `None` if it is no such list."""
+    if answer.status != 200:
+        return None
+    try:
+        models = codec.loads_object(answer.body)["data"]
+        return models if all(isinstance(model["id"], str) for model in models) else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def error_text(body: Any) -> str:

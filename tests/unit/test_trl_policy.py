@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,6 +141,32 @@ async def test_a_rollout_is_seeded_once(monkeypatch: pytest.MonkeyPatch) -> None
     seeds = [seed for seed in asked if seed is not None]
     assert [seed is not None for seed in asked] == [True, True, False, False, True, True]
     assert len(set(seeds)) == len(seeds)
+
+
+class Models(BaseHTTPRequestHandler):
+    """A vLLM server's list of models."""
+
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "m", "max_model_len": 512}]}'
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+async def test_a_server_is_asked_for_its_model_also_in_an_event_loop() -> None:
+    """As a notebook's cells are."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        serving = Thread(target=server.serve_forever)
+        serving.start()
+        try:
+            assert served_model(f"http://127.0.0.1:{server.server_port}/v1/") == ("m", 512)
+        finally:
+            server.shutdown()
+            serving.join()
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:

@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from pydantic import SecretStr
 from yarl import URL
 
+from gymgate import codec
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
     EndpointOptions,
@@ -27,8 +27,9 @@ from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
 from gymgate.files import replacing
 from gymgate.gateway.backends.http import HTTPBackend, request_headers
-from gymgate.gateway.backends.ready import PROBE_S, listed_models, probe, wait_until_ready
+from gymgate.gateway.backends.ready import wait_until_ready
 from gymgate.http_client import HTTPClient, Response, header_lines
+from gymgate.json_server import PROBE_S, listed_models, probe
 from gymgate.serving.slurm_nodes import job_nodes
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
     for source in sources:
         rows = [row for _, row in replace(source, limit=None).readable() if isinstance(row, Row)]
         made = [] if [*recorded_rows(recordings, rows)] else [oracle_rollout(row.data) for row in rows]
-        if lines := [orjson.dumps(each) for each in made if each is not None]:
+        if lines := [codec.dumps(each) for each in made if each is not None]:
             name = source.environment or "rows"
             log(
                 f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"

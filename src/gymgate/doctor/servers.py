@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from gymgate import codec
 from gymgate.doctor import Finding
 from gymgate.doctor.versions import SERVER, Trainer, meets
-from gymgate.gateway.backends.ready import listed_models, probe
 from gymgate.http_client import HTTPClient, Response
+from gymgate.json_server import listed_models, probe
 
 DEV_MODE = "start it with VLLM_SERVER_DEV_MODE=1"
 

@@ -14,8 +14,8 @@ from typing import IO
 
 from gymgate.errors import GymgateError, ServerDiedError, StackStartError
 from gymgate.files import tail
-from gymgate.gateway.backends.ready import answers
-from gymgate.http_client import HTTPClient
+from gymgate.http_client import HTTPClient, Response
+from gymgate.json_server import probe
 from gymgate.runtime.command import Progress
 from gymgate.serving.servers import Server
 from gymgate.stack.forkserver.processes import PR_SET_PDEATHSIG, prctl
@@ -173,9 +173,8 @@ class Supervisor:
             await each.start()
 
     async def _until_ready(self, each: ServerProcess, client: HTTPClient) -> None:
-        while True:
-            if await answers(each.server.probe, client):
-                break
+        # Anything but a status of 5xx is an answer, also a refusal (a missing key).
+        while not isinstance(await probe(each.server.probe, client), Response):
             await asyncio.sleep(POLL_S)
         each.was_ready = True
         self._progress(f"{each.server.name} answers at {each.server.url}")

@@ -72,6 +72,12 @@ class LoopThread:
             runner.get_loop().run_forever()
 
 
+def run_apart(work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine, run in a thread: the caller's may run an event loop, as a notebook's does."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()
+
+
 class SyncStack:
     """A stack for code without an event loop. Any number of threads may use it at once."""
 

@@ -1,49 +1,19 @@
-"""Whether an endpoint answers, and waiting until it does."""
+"""Waiting until an endpoint answers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
-from gymgate import codec
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
 from gymgate.gateway.backends.http import request_headers
-from gymgate.http_client import HTTPClient, HTTPFailure, Request, Response
+from gymgate.http_client import HTTPClient, Response
+from gymgate.json_server import probe
 
-PROBE_S = 10.0
-"""Timeout of one request."""
 POLL_S = 0.5
 REMIND_S = 30.0
-
-
-async def answers(url: str, client: HTTPClient) -> bool:
-    """Whether the URL answers with anything but a status of 5xx; a refusal (a missing key) is an answer."""
-    return isinstance(await probe(url, client), Response)
-
-
-async def probe(url: str, client: HTTPClient, headers: Mapping[str, str] | None = None) -> Response | str:
-    """Return the answer to a GET, or why the URL is not ready to be used: it does not answer, or with a status of 5xx."""
-    try:
-        response = await client.send(Request(url, headers, method="GET"), timeout_s=PROBE_S)
-    except TimeoutError:
-        return f"no answer within {PROBE_S:g} s"
-    except (HTTPFailure, ValueError) as error:
-        return str(error)
-    return f"status {response.status}" if response.status >= 500 else response
-
-
-def listed_models(answer: Response) -> list[dict[str, Any]] | None:
-    """Return the models that an answer to the request for `/models` lists; `None` if it is no such list."""
-    if answer.status != 200:
-        return None
-    try:
-        models = codec.loads_object(answer.body)["data"]
-        return models if all(isinstance(model["id"], str) for model in models) else None
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 async def wait_until_ready(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +20,7 @@ from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
 from gymgate.stack.needs import require_needs
+from gymgate.stack.sync import run_apart
 
 _OWN = ("dialect",)
 """Settings that say nothing here: Inspect's bridge is asked in the Responses API only."""
@@ -41,7 +40,7 @@ def nemo_gym(env: str | list[str] = DEFAULT_ENVIRONMENT, data: str = DEFAULT_DAT
     require_needs(chosen.run_spec().stack, chosen.find_environments(_show).values(), option=_JUDGES)
     rows = list(eval_rows(chosen, _show))
     return Task(
-        dataset=MemoryDataset(_samples(rows, chosen), name=f"{chosen.name}: {data}"),
+        dataset=MemoryDataset(run_apart(_samples(rows, chosen)), name=f"{chosen.name}: {data}"),
         solver=gym_agent(given),
         scorer=reward(),
         display_name=chosen.name,
@@ -59,26 +58,21 @@ def _checked(given: dict[str, Any]) -> EvalOptions:
         raise ConfigError(f"-T {validation_message(error)}") from None
 
 
-def _samples(rows: Sequence[EvalRow], chosen: EvalOptions) -> list[Sample]:
-    found: list[list[ChatMessage]] = []
-    # Inspect's converter is a coroutine, and an event loop may be running in this thread
-    thread = threading.Thread(target=lambda: found.extend(asyncio.run(_conversations(rows))))
-    thread.start()
-    thread.join()
-    return [_sample(each, messages, chosen) for each, messages in zip(rows, found, strict=True)]
-
-
-def _sample(found: EvalRow, messages: list[ChatMessage], chosen: EvalOptions) -> Sample:
-    row = found.row
-    gym = {"environment": found.environment, "agent": row.agent or chosen.agent}
-    where = {"source": row.source, "line": row.line}
-    return Sample(
-        id=found.id, input=messages, metadata={ROLLOUT_KEY: {**gym, **where}, "row": json_safe(row)}
-    )
-
-
-async def _conversations(rows: Sequence[EvalRow]) -> list[list[ChatMessage]]:
-    return [await conversation_of(found.row.data["responses_create_params"]) for found in rows]
+async def _samples(rows: Sequence[EvalRow], chosen: EvalOptions) -> list[Sample]:
+    samples = []
+    for entry in rows:
+        row = entry.row
+        rollout = {
+            "environment": entry.environment,
+            "agent": row.agent or chosen.agent,
+            "source": row.source,
+            "line": row.line,
+        }
+        messages = await conversation_of(row.data["responses_create_params"])
+        samples.append(
+            Sample(id=entry.id, input=messages, metadata={ROLLOUT_KEY: rollout, "row": json_safe(row)})
+        )
+    return samples
 
 
 async def conversation_of(params: dict[str, Any]) -> list[ChatMessage]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import urllib.request
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from gymgate.errors import ConfigError, PolicyError
+from gymgate.http_client import HTTPClient, Response
+from gymgate.json_server import listed_models, probe
+from gymgate.stack.sync import run_apart
 from gymgate.tokens import Engine, Sample, TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ColocatedEngine, VLLMCompletionsEngine
@@ -32,10 +32,8 @@ RendererSource = Renderer | str | Callable[[Any], Renderer]
 """A renderer, its name in the `renderers` package, or a function that makes one for a tokenizer."""
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-MODELS_TIMEOUT_S = 10.0
 MAX_SEEDED_SESSIONS = 10_000
 """Rollouts remembered as seeded; a forgotten one gets another seed."""
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, as for the sampling itself
 
 
 class TRLServerEngine:
@@ -225,12 +223,17 @@ def vllm_awake(trainer: Any) -> Iterator[None]:
 def served_model(base_url: str) -> tuple[str, int | None]:
     """Return name and context length of the first model that a server lists. Raises `PolicyError` if there is none."""
     url = f"{base_url.rstrip('/').removesuffix('/v1')}/v1/models"
-    try:
-        with _DIRECT.open(url, timeout=MODELS_TIMEOUT_S) as answer:
-            model = orjson.loads(answer.read())["data"][0]
-            return model["id"], model.get("max_model_len")
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise PolicyError(f"no list of models at {url}: {error}", endpoint=url) from error
+
+    async def ask() -> Response | str:
+        async with HTTPClient() as client:
+            return await probe(url, client)
+
+    answer = run_apart(ask())
+    models = listed_models(answer) if isinstance(answer, Response) else None
+    if not models:
+        reason = answer if isinstance(answer, str) else f"status {answer.status}"
+        raise PolicyError(f"no list of models at {url}: {reason}", endpoint=url)
+    return models[0]["id"], models[0].get("max_model_len")
 
 
 def model_engine(trainer: Any) -> Engine:

@@ -10,14 +10,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-import orjson
-
+from gymgate import codec
 from gymgate.errors import PolicyError, TokenDataError, described
-from gymgate.http_client import HTTPClient, HTTPFailure, Request
-from gymgate.json_server import JSONServer
+from gymgate.http_client import HTTPClient, Request, Response
+from gymgate.json_server import JSONServer, listed_models, probe
 from gymgate.tokens.engines.base import FinishReason, Sample
 
-MODELS_TIMEOUT_S = 30.0
 MAX_RETRIES = 2
 """Retries after a lost connection, 408, 409, 425 or a 5xx. A 429 is waited out within the timeout."""
 
@@ -58,7 +56,7 @@ class HTTPEngine:
         """See `Engine.generate`. Without `max_tokens` the answer may fill the model's context."""
         # Sent as null: where the field is missing, vLLM samples 16 ids and SGLang 128.
         body = self.request(list(prompt_ids), {"max_tokens": None, **sampling}, session)
-        payload = orjson.dumps(body)
+        payload = codec.dumps(body)
         answer = await self._server.post(self._client(), payload, {"X-Session-ID": session})
         try:
             return self.sample(answer.body)
@@ -131,19 +129,16 @@ class VLLMCompletionsEngine(HTTPEngine):
         """Return the model's context length, which vLLM's list of models gives. Raises `PolicyError` if it does not."""
         if self._max_model_len is None:
             url = self.url.removesuffix(self.path) + "/v1/models"
-            try:
-                answer = await self._client().send(
-                    Request(url, self._headers, method="GET"), timeout_s=MODELS_TIMEOUT_S
-                )
-                models = orjson.loads(answer.body)["data"]
-                lengths = [model["max_model_len"] for model in models if self.model in (None, model["id"])]
-                self._max_model_len = int(lengths[0])
-            except (HTTPFailure, TimeoutError, ValueError, LookupError, TypeError) as error:
+            answer = await probe(url, self._client(), self._headers)
+            models = (listed_models(answer) if isinstance(answer, Response) else None) or []
+            lengths = [model.get("max_model_len") for model in models if self.model in (None, model["id"])]
+            if not lengths or not isinstance(lengths[0], int):
                 raise PolicyError(
                     f"{url} does not give the model's max_model_len; bound the answers, by max_tokens or by "
                     "TokenPolicy's max_model_len or max_completion_len",
                     endpoint=self.url,
-                ) from error
+                )
+            self._max_model_len = lengths[0]
         return self._max_model_len
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
