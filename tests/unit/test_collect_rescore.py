@@ -11,7 +11,7 @@ import pytest
 from gymgate.collection.plan import Identity, Shard
 from gymgate.collection.record import CollectedRollout, failure_line
 from gymgate.collection.rescore import StoredRun, as_recorded
-from gymgate.collection.settings import limits_of, settings_of
+from gymgate.collection.settings import settings_of
 from gymgate.config import ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
@@ -171,4 +171,5 @@ def test_a_rollout_has_diverged_unless_every_call_went_as_recorded(
 )
 def test_limits_come_back_from_settings(limits: RolloutLimits) -> None:
     stack = StackConfig(environments=("mcqa",))
-    assert limits_of(settings_of(stack, ReplayEndpoint(rollouts=("r",)), limits, ["example"])) == limits
+    settings = settings_of(stack, ReplayEndpoint(rollouts=("r",)), limits, ["example"])
+    assert RolloutLimits(**settings["limits"]) == limits

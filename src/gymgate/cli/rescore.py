@@ -16,7 +16,6 @@ from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.collection.metrics import parse_ks
 from gymgate.collection.plan import WHOLE, parse_shard
 from gymgate.collection.rescore import Rescoring, StoredRun
-from gymgate.collection.settings import limits_of
 from gymgate.collection.spec import RunSpec
 from gymgate.config import ReplayEndpoint, RuntimeConfig
 from gymgate.errors import ConfigError, DivergedError
@@ -134,7 +133,7 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
         stack["models"] = {
             name: judge for name, judge in settings.get("judges", {}).items() if isinstance(judge, str)
         }
-        file["limits"] = limits_of(settings).model_dump()
+        file["limits"] = settings["limits"]
     runtime = RuntimeConfig.model_validate(runtime_of(context, file))
     before = {config["name"]: config for config in settings.get("environments", ())}
     names: list[Any] = [before.get(name, name) for name in named]

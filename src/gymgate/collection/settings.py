@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from gymgate.collection.plan import RolloutPlan
 from gymgate.config import (
-    DEFAULT_MAX_CALLS,
     CallableEndpoint,
     EnvironmentConfig,
     HTTPEndpoint,
@@ -26,28 +25,14 @@ def settings_of(
     stack: StackConfig, policy: Policy, limits: RolloutLimits, sources: Sequence[str]
 ) -> dict[str, Any]:
     """The settings as JSON values, without the policy's key, headers and address."""
-    max_calls = limits.max_calls or "no bound"
     return {
         "sources": [_source(source) for source in sources],
         "nemo_gym": stack.runtime.version,
         "environments": [_environment(environment) for environment in stack.environments],
         "judges": {name: _endpoint(endpoint) for name, endpoint in stack.models},
         "policy": _endpoint(policy),
-        # Runs made before there was a default bound hold `None`.
-        "limits": {
-            "timeout_s": limits.timeout_s,
-            "max_calls": None if max_calls == DEFAULT_MAX_CALLS else max_calls,
-        },
+        "limits": limits.model_dump(),
     }
-
-
-def limits_of(settings: Mapping[str, Any]) -> RolloutLimits:
-    """Return the limits in a run's settings."""
-    limits = settings["limits"]
-    max_calls = limits["max_calls"] or DEFAULT_MAX_CALLS
-    return RolloutLimits(
-        timeout_s=limits["timeout_s"], max_calls=max_calls if isinstance(max_calls, int) else None
-    )
 
 
 def extent_of(plan: RolloutPlan) -> dict[str, Any]:
