@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymgate.api import open_rows
+from gymgate.api import load_catalog
 from gymgate.collection.collector import Log, ignore
 from gymgate.collection.pace import Pace
 from gymgate.collection.plan import PlannedIdentities, RolloutPlan, checked_shard
@@ -17,8 +17,7 @@ from gymgate.collection.run import Collection
 from gymgate.collection.settings import extent_of
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
-from gymgate.dataset import RowSource
-from gymgate.dataset import open_rows as open_row_source
+from gymgate.dataset import RowSource, open_sources
 from gymgate.dataset.row import make_row
 from gymgate.stack import Policy
 
@@ -135,14 +134,10 @@ def _stack_config(
 def _sources(
     stack: StackConfig, rows: str | Path | Iterable[Mapping[str, Any]], limit: int | None
 ) -> tuple[list[RowSource], list[str]]:
-    names = [environment.name for environment in stack.environments]
-    only = names[0] if len(names) == 1 else None
     if not isinstance(rows, str | Path):
-        made = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
-        return [RowSource(made, only, limit)], ["rows"]
-    source = str(rows)
-    if isinstance(rows, Path) or source.startswith("hf:") or "/" in source:
-        return [RowSource(open_row_source(source, environment=None), only, limit)], [source]
-    return [RowSource(open_rows(name, source, runtime=stack.runtime), name, limit) for name in names], [
-        source
-    ]
+        only = stack.environments[0].name if len(stack.environments) == 1 else None
+        listed = [make_row(dict(row), "rows", number) for number, row in enumerate(rows, 1)]
+        return [RowSource(listed, only, limit)], ["rows"]
+    catalog = load_catalog(stack.runtime, roots=stack.component_roots)
+    environments = [catalog.find(each.name, each.config) for each in stack.environments]
+    return open_sources(str(rows), environments, limit), [str(rows)]
