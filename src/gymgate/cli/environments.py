@@ -9,13 +9,7 @@ from typing import Any
 
 from gymgate.catalog.parse import read_yaml
 from gymgate.cli.options import key_variable, yaml_value
-from gymgate.config import (
-    EnvironmentConfig,
-    HTTPEndpoint,
-    JudgeEndpoint,
-    Routing,
-    dotted,
-)
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, JudgeEndpoint, dotted
 from gymgate.errors import ConfigError, DataError, OptionError
 
 _JUDGE_FORMS = "NAME=URL, NAME=MODEL@URL, NAME=policy or NAME=none"
@@ -28,7 +22,6 @@ def environment_configs(
     settings: Sequence[str],
     *,
     sandbox: str | None = None,
-    routing: Routing | None = None,
 ) -> tuple[EnvironmentConfig, ...]:
     """One config per environment. Raises `ConfigError` for `--config` or `--agent` with several environments."""
     if len(names) > 1 and (wrong := [o for o, v in (("--config", config), ("--agent", agent)) if v]):
@@ -42,7 +35,6 @@ def environment_configs(
             config=config_names(config),
             agent=agent,
             sandbox=sandbox,
-            routing=routing,
             overrides=tuple(overrides[name].items()),
         )
         for name in names

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Coroutine
 from typing import Any
 
+import click
+
 from gymgate.errors import GymgateError
 
 INTERRUPTED = 130
@@ -29,6 +31,15 @@ def run_interruptibly(work: Coroutine[Any, Any, None]) -> tuple[bool, GymgateErr
         except GymgateError as error:
             return False, error
     return False, None
+
+
+def serve_interruptibly(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work`, which serves until it is interrupted, and exit with `INTERRUPTED` then. Raises the error that ended it early."""
+    interrupted, error = run_interruptibly(work)
+    if error is not None:
+        raise error
+    if interrupted:
+        raise click.exceptions.Exit(INTERRUPTED)
 
 
 async def _cancelled_by_signals(work: Coroutine[Any, Any, None]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import click
 
-from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import gym_option, host_option, number_option, port_option, replay_file_option
 from gymgate.cli.output import log
 from gymgate.cli.policies import replay_files
@@ -43,11 +43,7 @@ def command(
         raise ConfigError("give an environment to serve its recorded rollouts, or --replay-file FILE")
     given = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
     paths = [*_recording_files(environments, gym), *given]
-    interrupted, error = run_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
-    if error is not None:
-        raise error
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+    serve_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
 
 
 async def _serve(

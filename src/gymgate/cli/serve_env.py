@@ -7,7 +7,7 @@ import socket
 import click
 
 from gymgate.cli.environments import checked_env_vars, config_names, environment_configs
-from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import (
     agent_option,
     config_option,
@@ -83,7 +83,7 @@ def command(
 
         from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
 
-        interrupted, error = run_interruptibly(
+        serve_interruptibly(
             serve(
                 stack,
                 played,
@@ -95,10 +95,6 @@ def command(
                 progress=log,
             )
         )
-    if error is not None:
-        raise error
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
 
 
 def bound(host: str, port: int) -> socket.socket:

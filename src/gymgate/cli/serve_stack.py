@@ -8,7 +8,7 @@ import ssl
 import click
 
 from gymgate.cli.environments import checked_env_vars, environment_configs, parse_judges
-from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
+from gymgate.cli.interrupts import serve_interruptibly
 from gymgate.cli.options import (
     agent_option,
     config_option,
@@ -84,12 +84,7 @@ def command(
     )
     with bound(host, port) as listener:
         url = f"gymgate{'s' if context else ''}://{shown(listener)}"
-        work = serve_stack(stack, listener, token, context, lambda: click.echo(url), log)
-        interrupted, error = run_interruptibly(work)
-    if error is not None:
-        raise error
-    if interrupted:
-        raise click.exceptions.Exit(INTERRUPTED)
+        serve_interruptibly(serve_stack(stack, listener, token, context, lambda: click.echo(url), log))
 
 
 def _tls(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
