@@ -58,6 +58,11 @@ def _pairs(value: Any) -> Any:
     return tuple(sorted(value.items(), key=lambda item: str(item[0])))
 
 
+def short_for(field: str) -> BeforeValidator:
+    """Return the validator of a config for which a string may stand: the value of this field, with defaults for the others."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+
+
 def _frozen(value: Any) -> Any:
     """Return a JSON value with hashable containers; raises `ValueError` for a value that JSON cannot carry."""
     if isinstance(value, Mapping):
@@ -276,18 +281,6 @@ def _own_address(value: str) -> str:
     return value
 
 
-def _environment(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
-
-
-def _cluster(value: Any) -> Any:
-    return {"address": value} if isinstance(value, str) else value
-
-
-def _server(value: Any) -> Any:
-    return {"url": value} if isinstance(value, str) else value
-
-
 class StackSettings(Config):
     """How the servers of a stack run, whatever its environments."""
 
@@ -317,7 +310,7 @@ class StackSettings(Config):
 class StackConfig(StackSettings):
     """One stack: the servers of one or more environments and the gateway in front of their models."""
 
-    environments: tuple[Annotated[EnvironmentConfig, BeforeValidator(_environment)], ...] = Field(
+    environments: tuple[Annotated[EnvironmentConfig, short_for("name")], ...] = Field(
         min_length=1
     )
     """Names or `EnvironmentConfig`s."""
@@ -330,9 +323,9 @@ class StackConfig(StackSettings):
     """Environment variables, by name, to pass through to NeMo Gym's servers in addition to those that all get."""
     component_roots: tuple[str, ...] = ()
     """Directories searched for your own servers, in addition to the installed nemo-gym."""
-    ray: Annotated[RayCluster | None, BeforeValidator(_cluster)] = None
+    ray: Annotated[RayCluster | None, short_for("address")] = None
     """Ray cluster to run on: several stacks on its nodes, used as one. An address, or a `RayCluster`. `None`: this machine."""
-    server: Annotated[StackServer | None, BeforeValidator(_server)] = None
+    server: Annotated[StackServer | None, short_for("url")] = None
     """Stack of another machine to use: a URL, or a `StackServer`. It must serve these environments, and decides all other
     settings. `None`: this machine, or `ray`."""
     state_dir: str | None = None

@@ -8,20 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import model_validator
 
 from gymgate.collection.spec import gather_stack
-from gymgate.config import RolloutLimits, Settings
+from gymgate.config import RolloutLimits, Settings, short_for
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
 from gymgate.integrations.training.spec import TrainingSpec
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ServerManagerEngine
 from gymgate.tokens.sampling import NAMES
-
-
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
 
 
 class LoopConfig(TrainingSpec):
@@ -32,7 +28,7 @@ class LoopConfig(TrainingSpec):
 
     limits: RolloutLimits = RolloutLimits(timeout_s=1800)
     """Bounds on each rollout. Those that are not set keep this default."""
-    renderer: Annotated[Settings | None, BeforeValidator(_named)] = None
+    renderer: Annotated[Settings | None, short_for("name")] = None
     """Config of the `renderers` package (`{name: qwen3}`), or only its name. `None`: by the model's hub name; a model in a
     directory needs one."""
 
