@@ -204,7 +204,7 @@ class HTTPClient:
     def _take(self, address: object, now: float) -> _Connection | None:
         idle = self._idle.get(address)
         while idle:
-            connection = idle.pop()
+            connection = idle.pop()  # the one used last, so that the others become old enough to be closed
             is_fresh = now - connection.idle_since < self._keepalive_s
             if is_fresh and connection.is_usable and not connection.has_input():
                 return connection
@@ -322,7 +322,7 @@ class _Connection(asyncio.Protocol):
         try:
             return await answer
         except BaseException:
-            self.abort()
+            self.abort()  # a late answer would be taken for that of the next request
             raise
         finally:
             self._answer = None

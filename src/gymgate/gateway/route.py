@@ -73,7 +73,6 @@ class Route:
         record_bodies: bool = True,
         metadata_routing: bool = False,
         on_close: Callable[[Route], None] = lambda route: None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.key = secrets.token_hex(16)
         """The secret that the rollout's calls carry; never logged."""
@@ -94,8 +93,7 @@ class Route:
         self._max_calls = limits.max_calls if limits is not None else None
         self._record_bodies = record_bodies
         self._on_close = on_close
-        self._clock = clock
-        self._opened = clock()
+        self._opened = time.monotonic()
         self.log: list[Call] = []
         """The calls so far, by arrival, judges' included."""
         self.requests = RequestLog()
@@ -134,7 +132,7 @@ class Route:
 
     async def close(self) -> None:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""
-        self.closed = True
+        self.closed = True  # first: what is answered from here on is not recorded
         self._on_close(self)
         running = list(self._running)
         for call in running:
@@ -165,6 +163,7 @@ class Route:
         call.streamed = body.get("stream") is True
         if self._record_bodies:
             call.request = self.requests.add(body)
+        # Before anything is awaited: a repetition that arrives meanwhile finds the call.
         self._running.add(call)
         self.repeated.add(key, call)
         if call.record.model_server != POLICY:
@@ -191,7 +190,7 @@ class Route:
             self.judges.settled(key, call, written=written)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
-        call = Call(_new_record(len(self.log), model_server, dialect, self._clock() - self._opened))
+        call = Call(_new_record(len(self.log), model_server, dialect, time.monotonic() - self._opened))
         self.log.append(call)
         return call
 
@@ -221,7 +220,7 @@ class Route:
         return Refusal(404, message)
 
     async def _perform(self, call: Call, target: Target, body: dict[str, Any], raw: bytes) -> None:
-        started = self._clock()
+        started = time.monotonic()
         try:
             await self._ask(call, target, body, raw)
         except asyncio.CancelledError:
@@ -238,7 +237,7 @@ class Route:
             logger.exception("rollout %s: model call %d failed", self.rollout_id, call.record.index)
             self._fail(call, GymgateError(f"internal error in the gateway: {described(error)}"), 502)
         finally:
-            call.record.duration_s = self._clock() - started
+            call.record.duration_s = time.monotonic() - started
             self._running.discard(call)
             call.finish()
 
@@ -309,7 +308,7 @@ class KeylessRoute(Route):
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         self.counts[model_server] += 1
-        return Call(_new_record(self.counts.total(), model_server, dialect, self._clock() - self._opened))
+        return Call(_new_record(self.counts.total(), model_server, dialect, time.monotonic() - self._opened))
 
 
 def _new_record(index: int, model_server: str, dialect: Dialect, started_s: float) -> ModelCall:

@@ -6,9 +6,8 @@ import asyncio
 import hashlib
 import logging
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from functools import lru_cache
 from typing import Any, Self
@@ -77,7 +76,6 @@ class Gateway:
         judges: Mapping[str, JudgeEndpoint | Backend] | None = None,
         open_to_all: Backend | None = None,
         stream_times: StreamTimes | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.host = host
         self.sandbox_host = sandbox_host
@@ -90,7 +88,6 @@ class Gateway:
         self.is_open = open_to_all is not None
         self._open_to_all = open_to_all
         self._judges = dict(judges or {})
-        self._clock = clock
         self._ports: dict[str, SharedStart[int]] = {}
         self._pools: dict[tuple[str, ...], ReplicaPool] = {}
         """By the replicas' addresses: rollouts share the replicas' state even if their endpoints differ otherwise."""
@@ -120,9 +117,9 @@ class Gateway:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for listening in self._ports.values():
+        for listening in self._ports.values():  # first: none may begin to listen after the exits below
             await listening.stop()
-        await self._close_routes()
+        await asyncio.gather(*(route.close() for route in (*self.routes.values(), self.keyless)))
         await self._exits.aclose()
 
     @property
@@ -193,7 +190,6 @@ class Gateway:
             record_bodies=record_bodies,
             metadata_routing=metadata_routing,
             on_close=self._retire,
-            clock=self._clock,
         )
         self.routes[_digest(route.key)] = route
         return route
@@ -248,10 +244,6 @@ class Gateway:
                 ) from error
             self._exits.push_async_callback(_stop, outer, keyed)
         return bound
-
-    async def _close_routes(self) -> None:
-        routes = [*self.routes.values(), self.keyless]
-        await asyncio.gather(*(route.close() for route in routes))
 
 
 def _server(handler: PortHandler) -> web.Server:

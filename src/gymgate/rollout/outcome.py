@@ -66,7 +66,7 @@ def outcome_of(rollout: Rollout | Mapping[str, Any], *, score_truncated: bool = 
 
 
 def _may_help(error: RolloutError | Mapping[str, Any] | None) -> bool:
-    """Whether another attempt may end differently: not if the policy refuses for good."""
+    """Whether another attempt may end differently: not if the policy refuses permanently."""
     if error is None:
         return False
     described = error if isinstance(error, Mapping) else error.__dict__

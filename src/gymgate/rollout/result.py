@@ -61,9 +61,8 @@ def settled(
     An agent that broke down over a limit was truncated, and its reward is a placeholder.
     """
     reason = breakdown(result, agent_type)
-    reason = reason and breakdown(
-        result, agent_type, codec.loads(row)
-    )  # rarely needed, and rows may be large
+    if reason is not None:  # read the row only now: it is rarely needed, and may be large
+        reason = breakdown(result, agent_type, codec.loads(row))
     if reason is None:
         return scored(result, limit)
     if limit is not None:

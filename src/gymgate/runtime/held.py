@@ -70,9 +70,8 @@ def hold(file: Path) -> bool:
         if not (_share(descriptor) and _is_open(file, descriptor)):
             os.close(descriptor)
             return False
-        _held[file] = (
-            descriptor  # of two threads that come here at once, the first one's lock stays open, too
-        )
+        # Of two threads that come here at once, the first one's lock stays open, too.
+        _held[file] = descriptor
     with contextlib.suppress(OSError):
         os.utime(file)
     return True

@@ -113,10 +113,11 @@ def build_once(
         unfinished = Path(tempfile.mkdtemp(prefix=f"{name}{UNFINISHED}", dir=root))
         try:
             marker = make(unfinished, lock)
+            # The marker comes last, and the place is taken in one step: at no time is there half an environment.
             (unfinished / MARKER).write_bytes(codec.dumps(marker))
             discard(place)
             unfinished.rename(place)
-            hold(place / MARKER)
+            hold(place / MARKER)  # still under the lock, so that nobody removes it before
         except BaseException:
             remove_tree(unfinished)
             raise

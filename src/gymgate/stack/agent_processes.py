@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgentProcess:
-    """Serves one rollout at a time, each in a new server. `error` is set, and `users` cancelled, when that dies in use."""
+    """Serves one rollout at a time, each in a new server. `error` is set, and `rollouts` cancelled, when that dies in use."""
 
     def __init__(self, number: int, gateway_ports: AgentPorts) -> None:
         self.number = number
@@ -111,8 +111,8 @@ class AgentProcessPool:
             process.gateway_ports.route = route
             yield process
         finally:
-            process.gateway_ports.route = None
-            task = asyncio.create_task(self._settle(process))
+            process.gateway_ports.route = None  # first: a late call of its server belongs to nobody
+            task = asyncio.create_task(self._settle(process))  # not awaited: the rollout's time may be over
             self._settling.add(task)
             task.add_done_callback(self._settling.discard)
 

@@ -72,7 +72,7 @@ class Daemon:
         self._watch_starter()
         logs = asyncio.create_task(keep_short(self.directory))
         await self._stopping.wait()
-        server.close()
+        server.close()  # before the long part: whoever connects from now on starts another daemon
         await self._stop()
         logs.cancel()
 
@@ -84,6 +84,7 @@ class Daemon:
     def retire(self) -> None:
         """Stop, although somebody may hold a lease. Whoever comes next starts another daemon."""
         if not self.is_retired:  # the socket may be another daemon's later
+            # In this order: who finds the path gone starts another daemon, who was in time is told by `hello`.
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self._stopping.set()

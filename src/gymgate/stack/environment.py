@@ -238,6 +238,7 @@ class RunningEnvironment:
         if self._watcher is not None:
             self._watcher.cancel()
         await self._end_everything(grace_s=children.GRACE_S)
+        # Only now: a port that is released while its server listens could be given to another process.
         for ports in self._ports.values():
             for port in ports:
                 port.close()
@@ -294,9 +295,8 @@ class RunningEnvironment:
         sandbox: Node | None = None
         if self.spec.sandbox is not None:
             sandbox = sandbox_block(self.spec.sandbox, site)
-            if (
-                self.spec.sandbox == LOCAL
-            ):  # NeMo Gym's settings name a directory below the server's working directory
+            # NeMo Gym's settings name a directory below the server's working directory.
+            if self.spec.sandbox == LOCAL:
                 sandbox[LOCAL]["workspace_root"] = str(stack.directory / "sandboxes")
         order = parse_order(
             self._config_files,
@@ -442,16 +442,14 @@ class RunningEnvironment:
             servers = self._servers
             exits = [child.exited for child in servers.ports]
             await asyncio.wait(exits, return_when=asyncio.FIRST_COMPLETED)
-            self._fail_users(servers, next(child for child in servers.ports if not child.alive))
+            dead = next(child for child in servers.ports if not child.alive)
+            self._set("restarting")
+            servers.error = self._failure = dead.died(self.name)
+            for task in servers.rollouts:  # after the error is set: a cancelled rollout reads it
+                task.cancel()
             await children.end(servers.ports)
             self._stack.containers.remove_of_servers(servers.labels)
             await self._restart()
-
-    def _fail_users(self, servers: ServerSet, dead: Child) -> None:
-        self._set("restarting")
-        servers.error = self._failure = dead.died(self.name)
-        for task in servers.rollouts:
-            task.cancel()
 
     async def _restart(self) -> None:
         """Start the servers again until they listen. The environment is down if that takes too many restarts."""
@@ -467,9 +465,8 @@ class RunningEnvironment:
                 await self._launch()
             except GymgateError as error:
                 self._failure = error
-            except (
-                Exception
-            ) as error:  # of whatever kind: rollouts must not wait for servers that nobody starts
+            except Exception as error:
+                # Of whatever kind: rollouts must not wait for servers that nobody starts.
                 logger.exception("%s", self.name)
                 self._failure = StackStartError(f"{type(error).__name__}: {error}", environment=self.name)
             else:

@@ -121,7 +121,7 @@ class ForkServerClient:
 
     async def close(self) -> None:
         """End the fork server and everything that it started."""
-        self._orders.close()
+        self._orders.close()  # at which it kills its children and exits
         try:
             await asyncio.to_thread(self.process.wait, KILL_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -1,6 +1,6 @@
 """Finds processes that hang and has them killed; their death is then handled like any other.
 
-A process hangs if, for its whole timeout, it has answered nothing and neither it nor what it started has used processor
+A process hangs if, for its whole timeout, it has answered nothing and neither it nor what it started has used CPU
 time. A process that computes does not hang. One that waits for something and answers nobody meanwhile looks the same.
 """
 
@@ -47,7 +47,7 @@ class Watched(NamedTuple):
     needed: bool = True
     """Whether anybody waits for it. Otherwise it is not asked, and its time does not run."""
     alone: bool = False
-    """Whether to leave out the processor time of what it started."""
+    """Whether to leave out the CPU time of what it started."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class _Question:
     asked: asyncio.Task[object]
     silent_s: float = 0.0
     used: int | None = None
-    """Processor time at the last look, in clock ticks."""
+    """CPU time at the last look, in clock ticks."""
 
     @property
     def is_answered(self) -> bool:
@@ -140,7 +140,7 @@ def _ask(process: Watched) -> asyncio.Task[object]:
 
 
 def ticks_of(pid: int, *, alone: bool = False) -> int:
-    """Return the processor time of a process and, unless `alone`, of what it started, in clock ticks. Blocks.
+    """Return the CPU time of a process and, unless `alone`, of what it started, in clock ticks. Blocks.
 
     Time of children that have ended counts as their parent's.
     """

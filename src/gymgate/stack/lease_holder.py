@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
-from gymgate.gateway.route import Route
 from gymgate.stack import routing
 from gymgate.stack.protocol import PROTOCOL, CallHandler, Peer, Reply
 from gymgate.stack.rollout import RolloutRun
@@ -51,7 +49,7 @@ class LeaseHolder:
         if self.daemon.is_retired:
             self.peer.abort()
             raise StackLostError("the stack is stopping")
-        self.peer.tell("welcome")
+        self.peer.tell("welcome")  # a caller that heard anything does not try another daemon
         if message["protocol"] != PROTOCOL:
             raise StackLostError(
                 f"the stack's daemon speaks protocol {PROTOCOL}, this process {message['protocol']}; "
@@ -77,10 +75,16 @@ class LeaseHolder:
         environment, agent = stack.choose(message["environment"], message["agent"])
         plan = environment.plan
         strategy = plan.strategy(agent)
-        route = self._open(
-            message,
-            metadata_routing=strategy in routing.BY_METADATA,
+        judging = message["judge_policy"]
+        route = stack.gateway.open(
+            self._reachable(endpoint_from_wire(message["policy"])),
+            rollout_id=message["rollout_id"],
+            judges=self._judges,
+            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
+            limits=RolloutLimits(**message["limits"]),
             policy_servers=plan.policies[agent],
+            record_bodies=message["record_bodies"],
+            metadata_routing=strategy in routing.BY_METADATA,
         )
         try:
             body = routing.routed_row(
@@ -102,21 +106,6 @@ class LeaseHolder:
             self._pidfd = None
         self.daemon.release(self)
 
-    def _open(
-        self, message: Mapping[str, Any], *, metadata_routing: bool, policy_servers: Collection[str] = ()
-    ) -> Route:
-        judging = message.get("judge_policy")
-        return self.daemon.running.gateway.open(
-            self._reachable(endpoint_from_wire(message["policy"])),
-            rollout_id=message["rollout_id"],
-            judges=self._judges,
-            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
-            limits=RolloutLimits(**message["limits"]),
-            policy_servers=policy_servers,
-            record_bodies=message["record_bodies"],
-            metadata_routing=metadata_routing,
-        )
-
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""
         return _RemoteBackend(self.peer, endpoint) if isinstance(endpoint, CallableEndpoint) else endpoint
@@ -124,7 +113,7 @@ class LeaseHolder:
     def _watch_process(self) -> None:
         """End the lease with the process that made it, even if a child of it inherited the connection."""
         pid = self.peer.peer_pid
-        if pid is None or self._pidfd is not None:
+        if pid is None or self._pidfd is not None:  # unknown, or a second hello
             return
         try:
             self._pidfd = os.pidfd_open(pid)

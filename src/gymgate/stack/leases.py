@@ -90,6 +90,7 @@ class Leases:
 
     async def take(self, config: StackConfig, progress: Progress | None) -> Lease:
         """Connect to the config's daemon, which is started if none answers, and take a lease on its stack."""
+        # A loop that was closed with its lease taken, as a notebook's may be, would keep the daemon up.
         with self._lock:
             closed = [lease for lease in self._taken if lease.loop.is_closed()]
             self._taken.difference_update(closed)
@@ -109,7 +110,7 @@ class Leases:
             try:
                 return await self._take(lease, config, progress)
             except StackLostError as error:
-                if lease.peer.heard:
+                if lease.peer.heard:  # it had welcomed this process, so it was not about to exit
                     raise
                 if attempt == ATTEMPTS:
                     raise StackStartError(address.describe_loss(), log_tail=tail(address.log)) from error
@@ -145,7 +146,7 @@ class Leases:
         try:
             sock, daemon = await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            (await connecting)[0].close()
+            (await connecting)[0].close()  # the thread goes on, and its connection would count as a lease
             raise
         lease = Lease(address.describe_loss, daemon)
         await asyncio.get_running_loop().create_unix_connection(lambda: lease.peer, sock=sock)
@@ -159,12 +160,13 @@ class Leases:
             is_used = any(other.daemon is lease.daemon for other in self._taken)
         if last and lease.daemon is not None and not is_used:
             await asyncio.to_thread(_reap, lease.daemon)
-        for other in self._daemons.values():
+        for other in self._daemons.values():  # those that have ended by themselves are zombies until then
             other.poll()
         self._replaced = [other for other in self._replaced if other.poll() is None]
 
     def abandon(self) -> None:
         """In a forked child: let go of everything that belongs to the parent. Takes no lock."""
+        # Replaced, not closed: inherited objects go on to use the numbers, which would soon be those of other files.
         with open(os.devnull, "r+b", buffering=0) as null:  # noqa: PTH123
             for sock in list(self._sockets):
                 if (fd := sock.fileno()) >= 0:
@@ -176,6 +178,7 @@ class Leases:
         """At interpreter exit: drop every connection, and wait for the daemons that nobody else uses."""
         if self.pid != os.getpid():
             return
+        # First the leases: daemons stop in order when the last one is gone, all at once.
         for sock in list(self._sockets):
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

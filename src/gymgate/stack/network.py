@@ -6,8 +6,6 @@ The caller's first line is the token. The server answers one line, the same for 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -17,7 +15,7 @@ from urllib.parse import urlsplit
 
 from gymgate.config import StackConfig, StackServer
 from gymgate.errors import ConfigError, StackLostError
-from gymgate.http_client import keep_alive
+from gymgate.http_client import is_loopback, keep_alive
 from gymgate.stack.client import Lease
 
 HANDSHAKE_S = 10.0
@@ -132,13 +130,6 @@ async def connect_to(server: StackServer) -> tuple[Lease, socket.socket]:
     if line != ACCEPTED:
         raise ConfigError(f"{server.url} refused the token in {server.token_env!r}")
     return lease, sock
-
-
-def is_loopback(address: str) -> bool:
-    """Return whether an IP address is one of this machine's loopback."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    return False
 
 
 def notice_silence(sock: socket.socket) -> None:

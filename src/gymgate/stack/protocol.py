@@ -193,9 +193,8 @@ class Peer(asyncio.Protocol):
     def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
             number = frame["id"]
-            if (
-                type(number) is not int or number in self.tasks
-            ):  # a task that is not kept would outlive the connection
+            # A task that is not kept would outlive the connection.
+            if type(number) is not int or number in self.tasks:
                 self.abort()
                 return
             task = asyncio.create_task(self._answer(number, frame["call"], frame["with"], body))

@@ -93,7 +93,7 @@ class NodeStack:
         last = not self.shared
         try:
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                async with asyncio.timeout(STOP_S if self.placed else 0):
+                async with asyncio.timeout(STOP_S if self.placed else 0):  # one that was never placed answers nothing
                     await self.connection.goodbye()
                     last = await self.tunnel.actor.close.remote(self.tunnel.link)
             await self.tunnel.close()

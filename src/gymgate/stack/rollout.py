@@ -121,26 +121,18 @@ class RolloutRun:
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
             )
-        return pack_rollout(self.described(), self.route)
-
-    def described(self) -> dict[str, Any]:
-        """Return the record's fields beside its bodies, as JSON values."""
-        calls = self.route.log
-        return {
+        record = {
             "id": self.route.rollout_id,
             "environment": self.environment.name,
             "agent": self.agent,
             **self.fields,
             "timing": {
                 "total_s": time.monotonic() - self.started,
-                "model_s": sum(
-                    call.record.duration_s for call in calls if call.record.model_server == POLICY
-                ),
-                "judge_s": sum(
-                    call.record.duration_s for call in calls if call.record.model_server != POLICY
-                ),
+                "model_s": sum(call.duration_s for call in calls if call.model_server == POLICY),
+                "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
             },
         }
+        return pack_rollout(record, self.route)
 
     def _fail(self, error: GymgateError) -> None:
         self.fields = results.failed(error)

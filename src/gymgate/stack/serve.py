@@ -20,7 +20,7 @@ from pydantic import AfterValidator, ValidationError
 from gymgate import codec
 from gymgate.config import Config, HTTPEndpoint, RolloutLimits, StackConfig, validation_message
 from gymgate.errors import ConfigError, DataError, StackLostError
-from gymgate.http_client import MAX_BODY
+from gymgate.http_client import MAX_BODY, is_loopback
 from gymgate.rollout.row import row_json
 from gymgate.runtime.command import Progress
 from gymgate.stack.client import Stack, checked_id
@@ -30,7 +30,6 @@ from gymgate.stack.network import (
     HANDSHAKE_S,
     MAX_LINE,
     FirstLine,
-    is_loopback,
     notice_silence,
     refuse_settings,
 )

@@ -286,9 +286,8 @@ class TokenConversation:
         parsed = self.policy.renderer.parse_response(
             list(sample.token_ids), tools=tool_specs(request.get("tools") or None), prompt_ids=prompt_ids
         )
-        number = (
-            len(self._calls) if sample.token_ids else -1
-        )  # an answer without ids has no place in a segment
+        # An answer without ids has no place in a segment.
+        number = len(self._calls) if sample.token_ids else -1
         message = assistant_message(parsed, f"{self.session}_{number}")
         return chat_answer(
             self._answer_id(number),

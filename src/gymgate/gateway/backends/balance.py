@@ -74,6 +74,7 @@ class ReplicaPool:
                 return min(open_, key=lambda replica: (replica.in_flight, replica.served))
             if now >= deadline:
                 raise self._none_left()
+            # Nothing is awaited between looking and clearing, so no change is missed.
             cool_downs = [replica.away_until for replica in self.replicas if replica.away_until > now]
             self._changed.clear()
             with contextlib.suppress(TimeoutError):

@@ -26,9 +26,8 @@ def send_signal(pid: int, number: int, *, group: bool = False) -> None:
 
 def stat(pid: int) -> list[str]:
     """Return the fields of `/proc/PID/stat` from the state on. Raises `OSError`."""
-    return (
-        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    )  # a command's name may hold anything
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return text.rpartition(")")[2].split()  # a command's name may hold anything, but no later field does
 
 
 def processes() -> dict[int, tuple[int, int]]:

@@ -116,7 +116,7 @@ class ForkServer:
 
     def fork(self, order: dict[str, Any]) -> int:
         parent = os.getpid()
-        flush_all()
+        flush_all()  # what is buffered would be written by both
         pid = os.fork()
         if pid == 0:
             status = 1
@@ -137,7 +137,7 @@ class ForkServer:
         """Give the child its own session, log and signals. It dies with the fork server."""
         os.setsid()
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the fork server died before the kernel knew whom to tell
             os._exit(1)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
@@ -192,7 +192,7 @@ def main() -> None:
     """Serve on the inherited control socket until it ends."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    sys.argv = sys.argv[:1]
+    sys.argv = sys.argv[:1]  # Hydra, which NeMo Gym reads its command line with, would take our number for a setting
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
     if has_ended(control):
@@ -201,7 +201,7 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, 0)
     server = ForkServer(control)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # a collection in a child would write to every object, and so copy the pages that all share
     try:
         server.run()
     except OSError:

@@ -41,9 +41,7 @@ class ServerManagerEngine:
 
     def _sample(self, output: Any, limit: int | None) -> Sample:
         token_ids = list(output.token_ids)
-        logprobs = (
-            list(output.log_probs or []) or None
-        )  # its resuming client gives [] where it was given None
+        logprobs = list(output.log_probs or []) or None  # its resuming client gives [] for None
         if self.logprobs and token_ids and logprobs is None:
             raise TokenDataError(
                 "verl returned no log_probs; set actor_rollout_ref.rollout.calculate_log_probs=true"
