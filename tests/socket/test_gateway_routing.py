@@ -176,6 +176,12 @@ async def test_unknown_and_retired_keys_reach_no_policy(
         assert retired.key not in json.dumps(body)
         answers.append(body)
     assert answers[0] == answers[1], "a retired key must look like one that never was"
+    whole = []
+    for key in (retired.key, "0" * 32):
+        path = f"{gateway.url}/ng-rollout/{key}/v1/responses"
+        async with http.post(path, json={"input": "hi"}) as response:
+            whole.append((response.status, await response.read(), response.headers["Content-Type"]))
+    assert whole[0] == whole[1]
     url = f"{gateway.url}/v1/messages"
     status, body = await post(http, url, BODY, Authorization=f"Bearer {retired.key}")
     assert (status, body["type"], body["error"]["type"]) == (401, "error", "authentication_error")
