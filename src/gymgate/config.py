@@ -310,9 +310,7 @@ class StackSettings(Config):
 class StackConfig(StackSettings):
     """One stack: the servers of one or more environments and the gateway in front of their models."""
 
-    environments: tuple[Annotated[EnvironmentConfig, short_for("name")], ...] = Field(
-        min_length=1
-    )
+    environments: tuple[Annotated[EnvironmentConfig, short_for("name")], ...] = Field(min_length=1)
     """Names or `EnvironmentConfig`s."""
     runtime: RuntimeConfig = RuntimeConfig()
     models: Annotated[tuple[tuple[str, JudgeEndpoint], ...], BeforeValidator(_pairs)] = ()

@@ -28,7 +28,6 @@ from gymgate.retrying import (
     with_retries,
 )
 
-
 PROBE_S = 10.0
 """Timeout of a question whether a server answers."""
 

@@ -114,7 +114,10 @@ def test_integers_of_any_length_are_settings(tmp_path: Path) -> None:
         pass
     with open_run(tmp_path, {"overrides": {"seed": 2**70}}, {}):
         assert read_run(tmp_path)["settings"]["overrides"]["seed"] == 2**70
-    with pytest.raises(ConfigError, match=str(2**70 + 1)), open_run(tmp_path, {"overrides": {"seed": 2**70 + 1}}, {}):
+    with (
+        pytest.raises(ConfigError, match=str(2**70 + 1)),
+        open_run(tmp_path, {"overrides": {"seed": 2**70 + 1}}, {}),
+    ):
         pass
 
 

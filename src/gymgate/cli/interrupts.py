@@ -34,7 +34,7 @@ def run_interruptibly(work: Coroutine[Any, Any, None]) -> tuple[bool, GymgateErr
 
 
 def serve_interruptibly(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work`, which serves until it is interrupted, and exit with `INTERRUPTED` then. Raises the error that ended it early."""
+    """Run `work` until it is interrupted, and exit with `INTERRUPTED` then. Raises the error that ended it early."""
     interrupted, error = run_interruptibly(work)
     if error is not None:
         raise error

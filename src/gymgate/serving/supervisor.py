@@ -173,8 +173,10 @@ class Supervisor:
             await each.start()
 
     async def _until_ready(self, each: ServerProcess, client: HTTPClient) -> None:
-        # Anything but a status of 5xx is an answer, also a refusal (a missing key).
-        while not isinstance(await probe(each.server.probe, client), Response):
+        while True:
+            # Anything but a status of 5xx is an answer, also a refusal (a missing key).
+            if isinstance(await probe(each.server.probe, client), Response):
+                break
             await asyncio.sleep(POLL_S)
         each.was_ready = True
         self._progress(f"{each.server.name} answers at {each.server.url}")

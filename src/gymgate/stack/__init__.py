@@ -4,7 +4,8 @@ async with acquire(StackConfig(environments=("mcqa",))) as stack:
     rollout = await stack.run(row, policy=HTTPEndpoint(base_url="http://host:8000/v1"))
 """
 
-from gymgate.stack.client import AgentInfo, Policy, PolicyCallable, Stack
+from gymgate.gateway.backends.base import PolicyCallable
+from gymgate.stack.client import AgentInfo, Policy, Stack
 from gymgate.stack.leases import acquire, connect
 from gymgate.stack.sync import SyncStack, acquire_sync
 

@@ -311,7 +311,8 @@ class Stack:
         raise TypeError(NOT_PICKLED)
 
     async def _take_lease(self) -> Lease:
-        if self._lease is not None:  # a lost one: its daemon may be a child of this process that nobody has waited for
+        if self._lease is not None:
+            # A lost one: its daemon may be a child of this process that nobody has waited for.
             await self._release(self._lease)
         self._lease = await self._take()
         self._lease.callables = self._callables

@@ -93,7 +93,8 @@ class NodeStack:
         last = not self.shared
         try:
             with contextlib.suppress(TimeoutError, ray.exceptions.RayError):
-                async with asyncio.timeout(STOP_S if self.placed else 0):  # one that was never placed answers nothing
+                # One that was never placed answers nothing.
+                async with asyncio.timeout(STOP_S if self.placed else 0):
                     await self.connection.goodbye()
                     last = await self.tunnel.actor.close.remote(self.tunnel.link)
             await self.tunnel.close()

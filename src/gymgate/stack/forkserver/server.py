@@ -192,7 +192,8 @@ def main() -> None:
     """Serve on the inherited control socket until it ends."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    sys.argv = sys.argv[:1]  # Hydra, which NeMo Gym reads its command line with, would take our number for a setting
+    # Hydra, which NeMo Gym reads its command line with, would take our number for a setting.
+    sys.argv = sys.argv[:1]
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # while importing; afterwards the end of the orders is enough
     if has_ended(control):
