@@ -213,7 +213,9 @@ async def test_a_server_with_several_workers_is_stopped_in_all_of_them() -> None
 async def test_a_models_rollouts_that_are_scored_together_are_not_measured_one_by_one(tmp_path: Path) -> None:
     (path := tmp_path / "c.yaml").write_text("a: {b: {c: {num_rollouts_per_prompt: 4}}}")
     request = SimpleNamespace(policy=HTTPEndpoint(base_url="http://h/v1"), policy_rows=1)
-    bench: Any = SimpleNamespace(config=SimpleNamespace(path=path), request=request, rows=[{}])
+    config = SimpleNamespace(path=path)
+    bench: Any = SimpleNamespace(config=config, request=request, rows=[{}])
+    bench.refuse_cohorts = lambda: Bench.refuse_cohorts(bench)
     with pytest.raises(Unmeasured, match="each other"):
         await policy.measure(bench)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
 from gymgate.config import CallableEndpoint, Dialect, JudgeEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import PolicyError, StackLostError
 from gymgate.gateway.backends.base import BackendAnswer
+from gymgate.gateway.route import Route
 from gymgate.stack import routing
 from gymgate.stack.protocol import PROTOCOL, CallHandler, Peer, Reply
 from gymgate.stack.rollout import RolloutRun
@@ -75,16 +77,10 @@ class LeaseHolder:
         environment, agent = stack.choose(message["environment"], message["agent"])
         plan = environment.plan
         strategy = plan.strategy(agent)
-        judging = message["judge_policy"]
-        route = stack.gateway.open(
-            self._reachable(endpoint_from_wire(message["policy"])),
-            rollout_id=message["rollout_id"],
-            judges=self._judges,
-            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
-            limits=RolloutLimits(**message["limits"]),
-            policy_servers=plan.policies[agent],
-            record_bodies=message["record_bodies"],
+        route = self._open(
+            message,
             metadata_routing=strategy in routing.BY_METADATA,
+            policy_servers=plan.policies[agent],
         )
         try:
             body = routing.routed_row(
@@ -105,6 +101,21 @@ class LeaseHolder:
             os.close(self._pidfd)
             self._pidfd = None
         self.daemon.release(self)
+
+    def _open(
+        self, message: Mapping[str, Any], *, metadata_routing: bool, policy_servers: Collection[str] = ()
+    ) -> Route:
+        judging = message.get("judge_policy")
+        return self.daemon.running.gateway.open(
+            self._reachable(endpoint_from_wire(message["policy"])),
+            rollout_id=message["rollout_id"],
+            judges=self._judges,
+            judge_policy=None if judging is None else self._reachable(endpoint_from_wire(judging)),
+            limits=RolloutLimits(**message["limits"]),
+            policy_servers=policy_servers,
+            record_bodies=message["record_bodies"],
+            metadata_routing=metadata_routing,
+        )
 
     def _reachable(self, endpoint: JudgeEndpoint) -> Any:
         """Return an endpoint as the gateway takes it: a callable is called over this connection."""
