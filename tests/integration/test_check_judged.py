@@ -15,7 +15,7 @@ from gymgate.check import CheckRequest, CheckResult, check_all
 from gymgate.check.answers import RecordedJudge, serving
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
 from gymgate.dataset import open_rows
-from gymgate.gateway.replay.backend import response_object
+from gymgate.gateway.replay.backend import make_response
 from gymgate.runtime import ensure_runtime
 from gymgate.stack import acquire
 from gymgate.stack.forkserver import descendants
@@ -36,7 +36,7 @@ class Judge(RecordedJudge):
     async def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(str(request["input"]))
         said = "[[A!=B]]" if "wrong" in self.asked[-1] else "[[A=B]]"
-        return response_object([{"role": "assistant", "content": said}], request, response_id="resp_1")
+        return make_response([{"role": "assistant", "content": said}], request, response_id="resp_1")
 
 
 def answering(text: str) -> Any:

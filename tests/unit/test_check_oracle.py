@@ -14,7 +14,7 @@ from gymgate.check.record.oracle import (
     Phrasing,
     answer_of,
     asked_for,
-    calling,
+    calling_policy,
     calls_in,
     forms_of,
     measure,
@@ -87,8 +87,8 @@ async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:
     assert await texts(said, 2) == [["<a>x</a>"]] * 2
     calls = calls_in([CALL, {**CALL, "name": "stop"}])
     assert [call["arguments"] for call in calls] == ['{"to":"me"}'] * 2
-    assert await texts(calling(calls), 3) == [["send"], ["stop"], ["Done."]]
-    assert await texts(calling(calls, at_once=True), 2) == [["send", "stop"], ["Done."]]
+    assert await texts(calling_policy(calls), 3) == [["send"], ["stop"], ["Done."]]
+    assert await texts(calling_policy(calls, at_once=True), 2) == [["send", "stop"], ["Done."]]
 
 
 def test_a_call_may_have_an_integer_of_any_length() -> None:

@@ -14,7 +14,7 @@ import yaml
 
 from gymgate.check import CheckRequest, CheckResult
 from gymgate.check.record import deterministic, failures, files, policy, trivial
-from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, saying
+from gymgate.check.record.bench import OWN_JUDGE, Bench, Subject, Unmeasured, constant_policy
 from gymgate.check.record.findings import Thresholds, findings, missed
 from gymgate.check.record.sections import NO_REWARD
 from gymgate.check.record.shape import distribution
@@ -263,7 +263,7 @@ async def test_a_rollout_that_the_limit_of_calls_ended_is_not_blamed_on_the_answ
     bench: Any = Answered(LIMITED)
     with pytest.raises(Unmeasured, match=r"\b3\b"):
         await failures._long_answer(bench)
-    assert " 20 " in str(await trivial._rewards(bench, [(bench.subjects[0], saying(""))]))
+    assert " 20 " in str(await trivial._rewards(bench, [(bench.subjects[0], constant_policy(""))]))
     with pytest.raises(Unmeasured, match="no rollout"):
         await deterministic.measure(bench)
 
@@ -277,7 +277,7 @@ class Cut:
         self._limit = limit
         recorded = SimpleNamespace(recording=SimpleNamespace(steps=[None] * 3))
         self.subjects = [
-            Subject(f"{n}", {}, lambda: saying("half of it"), cast("Any", recorded)) for n in asks
+            Subject(f"{n}", {}, lambda: constant_policy("half of it"), cast("Any", recorded)) for n in asks
         ]
         self.said: list[str] = []
 
@@ -333,5 +333,5 @@ async def test_a_made_up_answer_is_no_judge_of_itself(recorded: Any, reason: str
         (),
         0.0,
     )
-    await bench.run_without_judge(Subject("s", {}, lambda: saying(""), recorded))
+    await bench.run_without_judge(Subject("s", {}, lambda: constant_policy(""), recorded))
     assert bench.unjudged == reason

@@ -109,17 +109,17 @@ SOUND: list[tuple[str, dict[str, Any]]] = [
 def test_an_agents_own_way_of_saying_that_it_broke_down(
     agent: str, result: dict[str, Any], told: str
 ) -> None:
-    made = results.settled({"reward": 0.0, **result}, agent="mine", agent_type=agent)
+    made = results.interpret_result({"reward": 0.0, **result}, agent="mine", agent_type=agent)
     assert (made["status"], made.get("reward"), made["error"]["kind"]) == ("failed", None, "environment")
     assert made["error"]["type"] == "EnvironmentServerError"
     assert made["error"]["message"].startswith("agent 'mine' reports a failure: ")
     assert told in made["error"]["message"]
-    assert results.settled({"reward": 0.0, **result}, agent_type="simple_agent")["reward"] == 0.0
+    assert results.interpret_result({"reward": 0.0, **result}, agent_type="simple_agent")["reward"] == 0.0
 
 
 @pytest.mark.parametrize(("agent", "result"), SOUND)
 def test_a_score_stays_a_score(agent: str, result: dict[str, Any]) -> None:
-    made = results.settled({"reward": 0.0, **result}, agent_type=agent)
+    made = results.interpret_result({"reward": 0.0, **result}, agent_type=agent)
     assert (made["status"], made["reward"]) == ("completed", 0.0)
 
 
@@ -158,7 +158,7 @@ def test_keys_of_gyms_collector_hold_for_every_agent(result: dict[str, Any], tol
     ],
 )
 def test_a_scoring_that_could_not_run_is_no_score(result: dict[str, Any], told: str) -> None:
-    made = results.settled(
+    made = results.interpret_result(
         {"reward": 0.0, "evaluation_completed": False, **result}, agent_type="simple_agent"
     )
     assert (made["status"], made.get("reward")) == ("failed", None)
@@ -242,16 +242,18 @@ SCORED_SOUND: list[tuple[str, dict[str, Any]]] = [
 def test_each_field_by_which_a_scoring_says_that_it_could_not_run(
     field: str, result: dict[str, Any], told: str
 ) -> None:
-    made = results.settled({"reward": 0.0, **result}, agent_type="simple_agent")
+    made = results.interpret_result({"reward": 0.0, **result}, agent_type="simple_agent")
     assert (made["status"], made.get("reward")) == ("failed", None)
     assert told in made["error"]["message"], field
     row = orjson.dumps(result)
-    assert results.settled({"reward": 1.0, **result}, row, agent_type="simple_agent")["reward"] == 1.0
+    assert (
+        results.interpret_result({"reward": 1.0, **result}, row, agent_type="simple_agent")["reward"] == 1.0
+    )
 
 
 @pytest.mark.parametrize(("field", "result"), SCORED_SOUND)
 def test_a_scoring_that_blames_the_policy_is_a_score(field: str, result: dict[str, Any]) -> None:
-    made = results.settled({"reward": 0.0, **result}, agent_type="simple_agent")
+    made = results.interpret_result({"reward": 0.0, **result}, agent_type="simple_agent")
     assert (made["status"], made["reward"]) == ("completed", 0.0), field
 
 
@@ -261,32 +263,36 @@ def test_a_scoring_that_ran_is_a_score() -> None:
         {"evaluation_completed": True, "error": "1 test failed"},
         {"evaluation_completed": False, "model_patch": None},
     ):
-        assert results.settled({"reward": 0.0, **result})["status"] == "completed"
+        assert results.interpret_result({"reward": 0.0, **result})["status"] == "completed"
     masked = {"reward": 0.0, "evaluation_completed": False, "mask_sample": True}
-    assert results.settled(masked)["status"] == "masked"
+    assert results.interpret_result(masked)["status"] == "masked"
     row = {"evaluation_completed": False}
-    assert results.settled({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
+    assert results.interpret_result({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
 
 
 def test_a_mask_without_a_failure_is_a_mask() -> None:
-    made = results.settled({"reward": 1.0, "mask_sample": True})
+    made = results.interpret_result({"reward": 1.0, "mask_sample": True})
     assert made["status"] == "masked"
-    degraded = results.settled({"reward": 1.0, "mask_sample": False, "failure_kind": "judge_unparseable"})
+    degraded = results.interpret_result(
+        {"reward": 1.0, "mask_sample": False, "failure_kind": "judge_unparseable"}
+    )
     assert (degraded["status"], degraded["reward"]) == ("completed", 1.0)
 
 
 def test_a_failure_that_the_row_brought_along_is_none() -> None:
     row = {"_ng_failure_class": "transient"}
-    assert results.settled({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
+    assert results.interpret_result({"reward": 1.0, **row}, orjson.dumps(row))["status"] == "completed"
     assert (
-        results.settled({"reward": 0.0, "_ng_failure_class": "permanent"}, orjson.dumps(row))["status"]
+        results.interpret_result({"reward": 0.0, "_ng_failure_class": "permanent"}, orjson.dumps(row))[
+            "status"
+        ]
         == "failed"
     )
 
 
 def test_a_breakdown_over_a_limit_is_a_truncation_without_a_reward() -> None:
     result = {"reward": 0.0, "metadata": {"error": "429: max_calls"}}
-    made = results.settled(result, agent_type="mini_swe_agent_2", limit="max_calls")
+    made = results.interpret_result(result, agent_type="mini_swe_agent_2", limit="max_calls")
     assert (made["status"], made.get("reward"), made.get("error")) == ("truncated", None, None)
 
 

@@ -23,7 +23,7 @@ KEY = "0123456789abcdef" * 2
 
 def read(value: Any) -> dict[str, Any] | None:
     found = results.read_result(json.dumps(value).encode(), key=KEY, rollout_id="r-1")
-    return None if found is None else results.measured(found, b"{}", "route")["result"]
+    return None if found is None else results.measurement_fields(found, b"{}", "route")["result"]
 
 
 def test_routing_is_taken_out_of_the_result() -> None:
@@ -61,7 +61,7 @@ def test_anything_but_an_object_is_no_result(value: Any) -> None:
     ],
 )
 def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | None) -> None:
-    scored = results.scored(result)
+    scored = results.score_fields(result)
     assert (scored["status"], scored["reward"]) == ("completed", reward)
 
 
@@ -78,7 +78,7 @@ def test_a_missing_reward_stays_missing(result: dict[str, Any], reward: float | 
     ],
 )
 def test_status(result: dict[str, Any], truncated: str | None, status: str) -> None:
-    assert results.scored({"reward": 1, **result}, truncated)["status"] == status
+    assert results.score_fields({"reward": 1, **result}, truncated)["status"] == status
 
 
 def test_parts_and_metrics() -> None:
@@ -96,7 +96,7 @@ def test_parts_and_metrics() -> None:
         "_ng_task_index": 1,
         "mask_sample": False,
     }
-    measured = results.measured(result, b'{"level":3,"attempts":1}', "route")
+    measured = results.measurement_fields(result, b'{"level":3,"attempts":1}', "route")
     assert measured["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
     assert measured["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
 
@@ -113,7 +113,7 @@ def test_parts_and_metrics() -> None:
     ],
 )
 def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: bool) -> None:
-    failed = results.failed(error)
+    failed = results.error_fields(error)
     assert failed["status"] == "failed"
     assert "reward" not in failed
     assert (failed["error"]["kind"], failed["error"]["retryable"]) == (kind, retryable)
@@ -134,13 +134,13 @@ def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: boo
     ],
 )
 def test_an_error_body_is_one_line(body: bytes, line: str) -> None:
-    assert results.condensed(body) == line
-    assert len(results.condensed(b"x" * 100_000)) < 700
+    assert results.error_line(body) == line
+    assert len(results.error_line(b"x" * 100_000)) < 700
 
 
 def test_an_agents_422_is_the_rows_fault() -> None:
-    assert isinstance(results.refused(422, b"{}", "a"), DataError)
-    error = results.refused(500, b'"boom"', "a")
+    assert isinstance(results.run_error(422, b"{}", "a"), DataError)
+    error = results.run_error(500, b'"boom"', "a")
     assert isinstance(error, EnvironmentServerError)
     assert (error.server, error.status_code) == ("a", 500)
 
@@ -149,14 +149,14 @@ def test_an_exception_of_a_server_that_the_agent_called_is_told_as_it_was() -> N
     inner = json.dumps(repr(NameError("name 'txt' is not defined"))).encode()
     for name in ("SimpleAgent___own_agent", "LegacyAgent___own_environment"):
         inner = json.dumps(f"Hit an exception in {name} calling an inner server: {inner!r}").encode()
-        error = results.refused(500, inner, "own_agent")
+        error = results.run_error(500, inner, "own_agent")
         assert "NameError(\"name 'txt' is not defined\")" in error.message
         assert "own_environment" not in error.message
         assert "\\" not in error.message
     lacking = b'{"detail":[{"type":"missing","loc":["body","letter"],"msg":"Field required"}]}'
     told = json.dumps(f"Hit an exception in A___a calling an inner server: {lacking!r}").encode()
-    assert "letter: Field required" in results.refused(500, told, "a").message
-    assert "calling an inner server: b'" in results.refused(500, told[:-9] + b'"', "a").message
+    assert "letter: Field required" in results.run_error(500, told, "a").message
+    assert "calling an inner server: b'" in results.run_error(500, told[:-9] + b'"', "a").message
 
 
 def test_an_id_with_quotes_replaces_the_key_all_the_same() -> None:

@@ -12,7 +12,7 @@ from gymgate.check.model import JudgedBy
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError, UnknownConversationError
 from gymgate.gateway.backends.callable import CallableBackend
-from gymgate.gateway.replay.backend import recorded_answer, response_object
+from gymgate.gateway.replay.backend import make_response, recorded_answer
 from gymgate.gateway.replay.conversation import Item, blocks_of, exact_key, items_of
 from gymgate.gateway.replay.index import ReplayIndex
 from gymgate.gateway.replay.recording import Recording
@@ -77,7 +77,7 @@ class RecordedJudge:
         if self._down:
             raise PolicyError("the judge is down", endpoint="judge", status_code=503)
         output = [{"role": "assistant", "content": STAND_IN}] if self._stand_in else self._next(request)
-        return response_object(output, request, response_id=f"resp_judge_{self._count}")
+        return make_response(output, request, response_id=f"resp_judge_{self._count}")
 
     def _next(self, request: dict[str, Any]) -> list[Item]:
         """The answer that was recorded for this question. If there is none, of the answers without a question the
@@ -166,7 +166,7 @@ class OrderedPolicy:
             )
         items = self._answers[min(self._calls, len(self._answers) - 1)]
         self._calls += 1
-        return response_object(items, request, response_id=f"resp_ordered_{self._calls}")
+        return make_response(items, request, response_id=f"resp_ordered_{self._calls}")
 
 
 def recorded_answers(record: dict[str, Any], environment: str) -> Iterator[JudgeAnswer]:

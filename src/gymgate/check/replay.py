@@ -222,7 +222,7 @@ class Replayer:
 
     async def _compare(self, rollout: Rollout, recorded: float | None, row: RowData) -> Diagnosis:
         """Compare the reward. If it differs, look for a need that the environment scored as a wrong answer."""
-        diagnosis = compared(rollout, recorded)
+        diagnosis = compare_reward(rollout, recorded)
         if diagnosis.verdict != "differs":
             return diagnosis
         need = await self.logs.need() or missing_in(verification(rollout, row))
@@ -260,7 +260,7 @@ class Replayer:
         return Diagnosis("differs", "the environment said something else than recorded")
 
 
-def compared(rollout: Rollout, recorded: float | None) -> Diagnosis:
+def compare_reward(rollout: Rollout, recorded: float | None) -> Diagnosis:
     """The verdict on a rollout without an error."""
     if rollout.reward is None:
         return Diagnosis("incomplete", f"the agent's answer has no reward ({rollout.status})")

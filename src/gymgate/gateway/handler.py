@@ -168,7 +168,7 @@ class PortHandler:
             self.gateway.keyless_policy_calls += 1
             raise Refusal(401, f"{_HOW_TO_SEND_A_KEY}; {DROPPED_KEY}")
         if keyless.target(name) is None:
-            raise keyless.refused(name)
+            raise keyless.refuse(name)
         return keyless
 
     def _other(self, request: web.BaseRequest, path: RequestPath) -> web.StreamResponse:

@@ -32,11 +32,11 @@ class JudgeCalls:
         own = next(iter(self._failed.values()), None)
         return own or next((given_up(call) for call in self._open if call.connection_lost), self._keyless())
 
-    def started(self, key: RequestKey, call: Call) -> None:
+    def note_start(self, key: RequestKey, call: Call) -> None:
         """Note a new call."""
         self._open[call] = _question(key)
 
-    def settled(self, key: RequestKey, call: Call, *, written: bool) -> None:
+    def note_end(self, key: RequestKey, call: Call, *, written: bool) -> None:
         """Note the end of a call; `written`: the server that made it got the answer or the error."""
         self._open.pop(call, None)
         question = _question(key)
@@ -45,7 +45,7 @@ class JudgeCalls:
         elif call.record.status_code is not None:
             self._fail(question, call.failure or given_up(call), call)
 
-    def refused(self, model_server: str, error: GymgateError) -> None:
+    def note_refusal(self, model_server: str, error: GymgateError) -> None:
         """Note a call to a model server that has no endpoint."""
         self._fail(RequestKey(model_server, "", b"", None), error)
 

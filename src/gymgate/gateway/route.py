@@ -167,7 +167,7 @@ class Route:
         self._running.add(call)
         self.repeated.add(key, call)
         if call.record.model_server != POLICY:
-            self.judges.started(key, call)
+            self.judges.note_start(key, call)
         performing = self._perform(call, target, body, key.body)
         if call.streamed:
             call.task = asyncio.create_task(performing)
@@ -187,7 +187,7 @@ class Route:
         elif call.record.status_code == 200:
             call.record.details = {**details, UNDELIVERED: call.answer_id}
         if call.record.model_server != POLICY:
-            self.judges.settled(key, call, written=written)
+            self.judges.note_end(key, call, written=written)
 
     def _new_call(self, model_server: str, dialect: Dialect) -> Call:
         call = Call(_new_record(len(self.log), model_server, dialect, time.monotonic() - self._opened))
@@ -197,7 +197,7 @@ class Route:
     def _admit(self, model_server: str) -> Target:
         target = self.target(model_server)
         if target is None:
-            raise self.refused(model_server)
+            raise self.refuse(model_server)
         if model_server not in self._policy_servers:
             return target
         if self._max_calls is not None and self._policy_calls >= self._max_calls:
@@ -206,7 +206,7 @@ class Route:
         self._policy_calls += 1
         return target
 
-    def refused(self, model_server: str) -> Refusal:
+    def refuse(self, model_server: str) -> Refusal:
         """Note a call to a model server without an endpoint, and return the answer to it."""
         message = (
             f"model server {model_server!r} has no endpoint{self._which_calls}; give it one with --judge {model_server}=URL, "
@@ -214,7 +214,7 @@ class Route:
         )
         error = PolicyError(message, status_code=404, retryable=False)
         if model_server not in self._policy_servers:
-            self.judges.refused(model_server, error)
+            self.judges.note_refusal(model_server, error)
         else:
             self.failure = self.failure or error
         return Refusal(404, message)

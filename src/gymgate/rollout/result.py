@@ -48,7 +48,7 @@ def read_result(body: bytes, *, key: str, rollout_id: str) -> dict[str, Any] | N
     return result if isinstance(result, dict) else None
 
 
-def settled(
+def interpret_result(
     result: Mapping[str, Any],
     row: bytes = b"{}",
     *,
@@ -64,13 +64,13 @@ def settled(
     if reason is not None:  # read the row only now: it is rarely needed, and may be large
         reason = breakdown(result, agent_type, codec.loads(row))
     if reason is None:
-        return scored(result, limit)
+        return score_fields(result, limit)
     if limit is not None:
         return {"status": "truncated", "limit": limit}
-    return failed(EnvironmentServerError(f"agent {agent!r} reports a failure: {reason}", server=agent))
+    return error_fields(EnvironmentServerError(f"agent {agent!r} reports a failure: {reason}", server=agent))
 
 
-def scored(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
+def score_fields(result: Mapping[str, Any], limit: Limit | None = None) -> dict[str, Any]:
     """Return status, reward and limit of an agent's answer."""
     return {"status": status_of(result, limit), "reward": number(result.get("reward")), "limit": limit}
 
@@ -82,7 +82,7 @@ def status_of(result: Mapping[str, Any], limit: Limit | None = None) -> RolloutS
     return "truncated" if limit is not None or is_incomplete(result.get("response")) else "completed"
 
 
-def measured(result: dict[str, Any], row: bytes, metadata_key: str) -> dict[str, Any]:
+def measurement_fields(result: dict[str, Any], row: bytes, metadata_key: str) -> dict[str, Any]:
     """Take gymgate's routing out of the answer to a row, and return it with its reward parts and metrics."""
     for name in TRAJECTORIES:
         result.pop(name, None)
@@ -145,7 +145,7 @@ def is_incomplete(response: Any) -> bool:
     return response.get("status") == "incomplete" or bool(response.get("incomplete_details"))
 
 
-def failed(error: GymgateError) -> dict[str, Any]:
+def error_fields(error: GymgateError) -> dict[str, Any]:
     """Return status and error of a rollout that has no result."""
     return {"status": "failed", "error": rollout_error(error).model_dump()}
 
@@ -171,7 +171,7 @@ def failed_rollout(error: GymgateError, *, id: str = "", environment: str = "", 
     )
 
 
-def refused(status: int, body: bytes, agent: str) -> GymgateError:
+def run_error(status: int, body: bytes, agent: str) -> GymgateError:
     """Return the error for an agent's `/run` that answered with another status than 200."""
     answer = inner = _read(body)
     if status == 422:
@@ -194,7 +194,7 @@ def _passed_on(answer: Any) -> bytes | None:
     return inner if isinstance(inner, bytes) else None
 
 
-def condensed(body: bytes) -> str:
+def error_line(body: bytes) -> str:
     """Return an error body in one line: FastAPI's list of complaints, Gym's JSON string, or whatever there is."""
     return _line(_read(body))
 

@@ -31,7 +31,7 @@ from gymgate.errors import (
     StackStartError,
     described,
 )
-from gymgate.rollout.result import failed
+from gymgate.rollout.result import error_fields
 from gymgate.stack.client import Lease
 from gymgate.stack.protocol import Peer, Reply
 from gymgate.stack.ray_nodes import Tunnel, attach, detach, kept, nodes_of, start_relay
@@ -337,5 +337,5 @@ def _failed(message: dict[str, Any], error: GymgateError) -> Reply:
         "environment": message["environment"] or "",
         "agent": message["agent"] or "",
     }
-    record = {**named, **failed(error), "timing": {}, "calls": [], "requests": [], "result": None}
+    record = {**named, **error_fields(error), "timing": {}, "calls": [], "requests": [], "result": None}
     return Reply(None, codec.dumps(record))

@@ -107,7 +107,7 @@ class RolloutRun:
             if self.route.failure is None:
                 await asyncio.sleep(_DEATH_SHOWS_S)  # the agent's error may come from a server that died
             clean = body.replace(self.route.key.encode(), self.route.rollout_id.encode())
-            self._fail(self.route.failure or results.refused(status, clean, self.agent))
+            self._fail(self.route.failure or results.run_error(status, clean, self.agent))
 
     def packed(self) -> Reply:
         """Return the record, for the SDK process."""
@@ -135,7 +135,7 @@ class RolloutRun:
         return pack_rollout(record, self.route)
 
     def _fail(self, error: GymgateError) -> None:
-        self.fields = results.failed(error)
+        self.fields = results.error_fields(error)
 
     async def _in_process(self, stack: RunningStack) -> None:
         """Run it in a process of its own once one is free, unless that or a server that it needs dies."""
@@ -183,17 +183,17 @@ class RolloutRun:
         """Set what an agent's answer with status 200 comes to."""
         read = results.read_result(body, key=self.route.key, rollout_id=self.route.rollout_id)
         if read is None:
-            text = results.condensed(body)
+            text = results.error_line(body)
             self._fail(StackLostError(f"agent {self.agent!r} did not return a JSON object: {text}"))
         elif (failure := self._decisive_failure(read)) is not None:
             self._fail(failure)
         else:
             agent_type, limit = self.environment.agents[self.agent], self.route.truncated
-            self.fields = results.settled(
+            self.fields = results.interpret_result(
                 read, self.body, agent=self.agent, agent_type=agent_type, limit=limit
             )
             if "error" not in self.fields:
-                self.fields |= results.measured(read, self.body, METADATA_KEY)
+                self.fields |= results.measurement_fields(read, self.body, METADATA_KEY)
 
     def _reward_given(self, body: bytes) -> float | None:
         """Return the reward of an agent's answer that does not count, unless the environment says so itself."""
@@ -201,7 +201,9 @@ class RolloutRun:
         if read is None or results.judge_failed(read):
             return None
         agent_type = self.environment.agents[self.agent]
-        fields = results.settled(read, self.body, agent=self.agent, agent_type=agent_type, limit=None)
+        fields = results.interpret_result(
+            read, self.body, agent=self.agent, agent_type=agent_type, limit=None
+        )
         return fields.get("reward") if fields["status"] in ("completed", "truncated") else None
 
     def _decisive_failure(self, result: Mapping[str, Any]) -> GymgateError | None:

@@ -19,7 +19,7 @@ from gymgate.check.recordings import RecordedRow, RowData, packaged_rows
 from gymgate.check.replay import Replayer
 from gymgate.config import CallableEndpoint
 from gymgate.gateway.backends.base import PolicyCallable
-from gymgate.gateway.replay.backend import response_object
+from gymgate.gateway.replay.backend import make_response
 from gymgate.gateway.replay.conversation import Item
 from gymgate.gateway.route import POLICY_AS_JUDGE
 from gymgate.rollout import Rollout, outcome_of
@@ -85,7 +85,12 @@ class Bench:
         found = [self.subject(each) for each, result in pairs if result.rewarded]
         if not found and self.replayer.probe.rewarded:
             found = [
-                Subject(f"row {n}", row, partial(saying, IGNORANT), stand_in=self.replayer.probe.by_stand_in)
+                Subject(
+                    f"row {n}",
+                    row,
+                    partial(constant_policy, IGNORANT),
+                    stand_in=self.replayer.probe.by_stand_in,
+                )
                 for n, row in enumerate(self.rows)
             ]
         if not found:
@@ -163,22 +168,22 @@ def reward_of(rollout: Rollout) -> float | None:
     return outcome_of(rollout).reward if rollout.policy_calls else None
 
 
-def saying(text: str) -> PolicyCallable:
+def constant_policy(text: str) -> PolicyCallable:
     """A policy that gives one answer to everything."""
-    return answering(lambda request: text)
+    return computed_policy(lambda request: text)
 
 
-def answering(text: Callable[[dict[str, Any]], str]) -> PolicyCallable:
+def computed_policy(text: Callable[[dict[str, Any]], str]) -> PolicyCallable:
     """A policy that makes its answer of the request."""
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
-        return said([message(text(request))], request)
+        return respond([message(text(request))], request)
 
     return answer
 
 
-def said(items: Sequence[Item], request: dict[str, Any]) -> dict[str, Any]:
-    return response_object(items, request, response_id=f"resp_{time.monotonic_ns()}")
+def respond(items: Sequence[Item], request: dict[str, Any]) -> dict[str, Any]:
+    return make_response(items, request, response_id=f"resp_{time.monotonic_ns()}")
 
 
 def message(text: str) -> Item:

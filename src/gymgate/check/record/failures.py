@@ -15,9 +15,9 @@ from gymgate.check.record.bench import (
     Bench,
     Subject,
     Unmeasured,
+    constant_policy,
     message,
-    said,
-    saying,
+    respond,
 )
 from gymgate.check.record.sections import CASES, Case, FailureCase, Failures, Outcome
 from gymgate.gateway.backends.base import PolicyCallable
@@ -151,14 +151,14 @@ class _Cut:
                 for part in item["content"]
             )
             self.half = text[: len(text) // 2]
-        cut = said([message(self.half)], request)
+        cut = respond([message(self.half)], request)
         return {**cut, "status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
 
 
 async def _long_answer(bench: Bench) -> list[Rollout]:
     found = []
     for subject in bench.subjects[:ROLLOUTS]:
-        rollout = await bench.run_without_judge(subject, saying(LONG), max_calls=ROLLOUTS)
+        rollout = await bench.run_without_judge(subject, constant_policy(LONG), max_calls=ROLLOUTS)
         if (reason := bench.unjudged) is not None:
             raise Unmeasured(reason)
         if rollout.limit is None or _reward(rollout) is not None:
@@ -171,7 +171,7 @@ async def _long_answer(bench: Bench) -> list[Rollout]:
 def _any(bench: Bench) -> list[Subject]:
     """Recorded rollouts whether or not they get a reward here; packaged rows with a fixed answer if there are none."""
     recorded = [bench.subject(each) for each in bench.recorded if each.recording.turns]
-    packaged = [Subject("row", row, lambda: saying(IGNORANT)) for row in bench.rows]
+    packaged = [Subject("row", row, lambda: constant_policy(IGNORANT)) for row in bench.rows]
     if not recorded and not packaged:
         raise Unmeasured("it has no rows")
     return (recorded or packaged)[:ROLLOUTS]

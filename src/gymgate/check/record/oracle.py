@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from gymgate import codec
 from gymgate.check.probe import cohort_size
-from gymgate.check.record.bench import Bench, Subject, reward_of, said, saying
+from gymgate.check.record.bench import Bench, Subject, constant_policy, respond, reward_of
 from gymgate.check.record.sections import Oracle, OracleReason, PhrasingRewards
 from gymgate.check.recordings import RowData
 from gymgate.config import POLICY
@@ -250,16 +250,16 @@ def policy_of(phrasing: Phrasing, forms: Mapping[str, Answer]) -> PolicyCallable
     """A policy that gives the answer in this phrasing."""
     answer = forms[phrasing.form]
     if isinstance(answer, str):
-        return saying(f"{phrasing.before}{answer}{phrasing.after}")
-    return calling(answer, at_once=phrasing.form == "calls at once")
+        return constant_policy(f"{phrasing.before}{answer}{phrasing.after}")
+    return calling_policy(answer, at_once=phrasing.form == "calls at once")
 
 
-def calling(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
+def calling_policy(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
     """A policy that makes these calls, then says that it is done."""
     turns = iter([list(calls)] if at_once else [[call] for call in calls])
 
     async def answer(request: dict[str, Any]) -> dict[str, Any]:
-        return said(next(turns, [_DONE]), request)
+        return respond(next(turns, [_DONE]), request)
 
     return answer
 

@@ -12,9 +12,9 @@ from gymgate.check.record.bench import (
     Bench,
     Subject,
     Unmeasured,
-    answering,
+    computed_policy,
+    constant_policy,
     reward_of,
-    saying,
 )
 from gymgate.check.record.sections import ANSWERS, NO_REWARD, AnswerRewards, Trivial
 from gymgate.check.recordings import RecordedRow
@@ -55,7 +55,7 @@ def _rows(bench: Bench) -> Iterator[Subject]:
     for row in bench.rows:
         if row not in seen and len(seen) < ROWS:
             seen.append(row)
-            yield Subject("row", row, lambda: saying(""))
+            yield Subject("row", row, lambda: constant_policy(""))
 
 
 async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | str:
@@ -82,11 +82,11 @@ async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) ->
 
 def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> PolicyCallable | None:
     if name == "empty":
-        return saying("")
+        return constant_policy("")
     if name == "fixed sentence":
-        return saying(IGNORANT)
+        return constant_policy(IGNORANT)
     if name == "the prompt":
-        return answering(_prompt)
+        return computed_policy(_prompt)
     prompt = _prompt(subject.row["responses_create_params"])
     others = [
         (each.recording.reward, text)
@@ -95,7 +95,7 @@ def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> P
         and _prompt(each.row["responses_create_params"]) != prompt
         and (text := last_message(each))
     ]
-    return saying(max(others, key=lambda pair: pair[0] or 0)[1]) if others else None
+    return constant_policy(max(others, key=lambda pair: pair[0] or 0)[1]) if others else None
 
 
 def _prompt(request: dict[str, Any]) -> str:

@@ -64,7 +64,7 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
     usage = recording.response.get("usage") if len(recording.steps) == 1 else None
     response, last = recording.response, turn == len(recording.steps) - 1
     recorded_id = str(response.get("id") or "")
-    answer = response_object(
+    answer = make_response(
         match.step.output,
         body,
         response_id=recorded_id
@@ -79,7 +79,7 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def response_object(
+def make_response(
     output: Sequence[Item],
     body: Mapping[str, Any],
     *,

@@ -21,7 +21,7 @@ from gymgate import codec
 from gymgate.errors import DataError, EnvironmentServerError, StackLostError
 from gymgate.gateway.dialects.reading import new_id
 from gymgate.rollout import RolloutError, outcome_of
-from gymgate.rollout.result import condensed, number, settled
+from gymgate.rollout.result import error_line, interpret_result, number
 
 MAX_STEPS = 10
 """Limit of a gymnasium episode whose agent's config sets none, as in `gymnasium_agent`."""
@@ -94,7 +94,7 @@ class Episode(ABC):
         except aiohttp.ClientError as error:
             raise StackLostError(f"server {self.server!r} broke the connection at {path}: {error}") from error
         if answer.status != 200 and not any_status:
-            message = f"server {self.server!r}: HTTP {answer.status} at {path}: {condensed(content)}"
+            message = f"server {self.server!r}: HTTP {answer.status} at {path}: {error_line(content)}"
             if answer.status == 422:
                 raise DataError(message)
             raise EnvironmentServerError(message, server=self.server, status_code=answer.status)
@@ -109,7 +109,7 @@ class Episode(ABC):
             value = None
         if not isinstance(value, dict):
             raise EnvironmentServerError(
-                f"server {self.server!r} answered {path} with no JSON object: {condensed(content)}",
+                f"server {self.server!r} answered {path} with no JSON object: {error_line(content)}",
                 server=self.server,
             )
         return value
@@ -157,7 +157,7 @@ class ToolEpisode(Episode):
         body = self.response([*self._output, _message(text)])
         result = await self.post_for_object("/verify", body)
         self.done = True
-        fields = settled(result, codec.dumps(body), agent=self.server)
+        fields = interpret_result(result, codec.dumps(body), agent=self.server)
         if (error := fields.get("error")) is not None:
             raise RolloutError.model_validate(error).to_exception()
         outcome = outcome_of(fields)

@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from .events import refused
+from .events import refusal
 
 KINDS = ("benchmarks", "environments", "resources_servers", "responses_api_agents")
 """Directories whose scripts import, read and write one another's files."""
@@ -44,7 +44,7 @@ class Directories:
             if (root / name).is_file():
                 return root
         if not (self.site / name).is_file():
-            raise refused("ConfigError", f"there is no script {name}")
+            raise refusal("ConfigError", f"there is no script {name}")
         self._copy_release()
         return self.workspace
 
@@ -92,7 +92,7 @@ class Directories:
         except SystemExit as error:
             if error.code not in (None, 0):
                 ended = f"{script.name} ended with exit status {error.code}: {self._last_line()}"
-                raise refused("DataError", f"{ended}; its arguments come after --") from None
+                raise refusal("DataError", f"{ended}; its arguments come after --") from None
         finally:
             sys.argv = kept
 

@@ -27,7 +27,7 @@ class EndedError(Exception):
         self.values = values
 
 
-def refused(error: str, message: str) -> EndedError:
+def refusal(error: str, message: str) -> EndedError:
     """Return the end of a program that cannot do it; `error` is the class of `gymgate.errors` to raise."""
     return EndedError("refused", message=message, error=error)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .directories import Directories, sha256_of
-from .events import EndedError, Events, refused
+from .events import EndedError, Events, refusal
 from .scripts import candidates, has_option, script_origin
 from .sources import RawSource
 
@@ -68,7 +68,7 @@ class Fetcher:
             return self._execute(source, beside, target)
         registry = source.dataset.get("gitlab_identifier") or source.dataset.get("source") or {}
         if name := registry.get("dataset_name"):
-            raise refused(
+            raise refusal(
                 "NeedMissingError",
                 f"dataset {source.name!r} is only in NVIDIA's own registry (as {name}), which gymgate does not reach; "
                 f"if you have the file, give it with --input FILE",
@@ -78,7 +78,7 @@ class Fetcher:
         made = (
             f"a script may make them: --script {names[0]} -- ARGUMENTS" if names else "no script makes them"
         )
-        raise refused(
+        raise refusal(
             "ConfigError",
             f"its config does not say where the rows of {source.name!r} come from; {made}{others}; if you have the file, "
             "give it with --input FILE",
@@ -106,7 +106,7 @@ class Fetcher:
         with self.directories.importing_from(root, [*local, (root / script).parent]):
             module = importlib.import_module(".".join(Path(script).with_suffix("").parts))
             if not hasattr(module, "prepare"):
-                raise refused("ConfigError", f"{script} has no function prepare()")
+                raise refusal("ConfigError", f"{script} has no function prepare()")
             made = module.prepare(**self.order["arguments"])
             path = Path(made or source.dataset["jsonl_fpath"]).absolute()
         return _made_by(root, script, path)
@@ -152,7 +152,7 @@ class FetchNote:
 
 def _made_by(root: Path, script: str, path: Path) -> tuple[Path, Origin]:
     if not path.is_file():
-        raise refused("DataError", f"{script} ended without writing {path.name}")
+        raise refusal("DataError", f"{script} ended without writing {path.name}")
     return path, script_origin(root / script, script)
 
 

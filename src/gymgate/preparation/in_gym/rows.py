@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .directories import Directories
-from .events import Events, refused
+from .events import Events, refusal
 from .sources import AGENTS, DeclaredData, RawSource
 
 MAX_BAD_EVENTS = 20
@@ -75,12 +75,12 @@ class RowWriter:
             return None
         path = self.directories.find(str(named))
         if path is None:
-            raise refused("ConfigError", f"there is no prompt file {str(named)!r}")
+            raise refusal("ConfigError", f"there is no prompt file {str(named)!r}")
         try:
             return importlib.import_module("nemo_gym.prompt").load_prompt_config(str(path))
         except Exception as error:
             problem = f"{named} is no prompt file (user: ..., system: ...): {' '.join(str(error).split())}"
-            raise refused("ConfigError", problem) from error
+            raise refusal("ConfigError", problem) from error
 
     def _schema(self, source: RawSource) -> Any:
         """NeMo Gym's check of the fields that a verifier reads; `None` if there is none for this server (before 0.7)."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .directories import Directories, sha256_of
-from .events import EndedError, refused
+from .events import EndedError, refusal
 from .sources import RawSource
 
 PATTERNS = ("prepare*.py", "*dataset*.py", "generate*.py")
@@ -35,7 +35,7 @@ def run_script(order: dict[str, Any], directories: Directories) -> Iterator[RawS
         raise EndedError("help", text=printed.getvalue())
     if not made:
         problem = f"{script.name} ended without writing a JSONL file in {script.parent}"
-        raise refused("DataError", problem)
+        raise refusal("DataError", problem)
     for path in made:
         origin = {
             **script_origin(script, script.name),
@@ -80,7 +80,7 @@ def _script(order: dict[str, Any], directories: Directories) -> Path:
         several = "several scripts" if found else "no script"
         what = f"no script {named!r}" if named else f"{several} to make data"
         problem = f"{within[0].name} has {what}; name one with --script: {names or 'none'}"
-        raise refused("ConfigError", problem)
+        raise refusal("ConfigError", problem)
     if directories.site not in found[0].parents:
         return found[0]
     relative = found[0].relative_to(directories.site)

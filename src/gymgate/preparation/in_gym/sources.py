@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from .events import refused
+from .events import refusal
 
 AGENTS, RESOURCES = "responses_api_agents", "resources_servers"
 
@@ -61,9 +61,9 @@ class DeclaredData:
         agents, wanted = self.agents(), self.order["agent"]
         if wanted is not None and wanted not in agents:
             choices = ", ".join(agents)
-            raise refused("ConfigError", f"there is no agent {wanted!r}; the config has {choices}")
+            raise refusal("ConfigError", f"there is no agent {wanted!r}; the config has {choices}")
         if not agents:
-            raise refused("ConfigError", "its config defines no agent that rows could go to")
+            raise refusal("ConfigError", "its config defines no agent that rows could go to")
         return str(wanted or agents[0])
 
     def sources(self) -> list[RawSource]:
@@ -87,7 +87,7 @@ class DeclaredData:
         names = ", ".join(f"{dataset['name']} ({dataset['type']})" for *_, dataset in declared)
         types = " or ".join(self.order["types"])
         what = f"no {types} data, only {names}" if names else "no data"
-        raise refused(
+        raise refusal(
             "ConfigError",
             f"its config declares {what}; a script of it makes some with arguments after --, or give your own rows "
             "with --input FILE",
@@ -115,7 +115,7 @@ class DeclaredData:
         found = resolve(config, name, pin=dataset.get("agent"), **taskset)
         if found is None:
             problem = f"dataset {dataset['name']!r} is for several agents at once; name one with --agent"
-            raise refused("ConfigError", problem)
+            raise refusal("ConfigError", problem)
         return str(found)
 
 
@@ -137,7 +137,7 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
             or answer.get("error")
             or f"it needs values: --set {answer['missing'][0]}=VALUE"
         )
-        raise refused("ConfigError", f"NeMo Gym cannot read its config: {' '.join(problem.split())}")
+        raise refusal("ConfigError", f"NeMo Gym cannot read its config: {' '.join(problem.split())}")
     config: dict[str, Any] = answer["config"]
     if token := os.environ.get("HF_TOKEN"):
         config["hf_token"] = token
