@@ -158,8 +158,8 @@ def listed_models(answer: Response) -> list[dict[str, Any]] | None:
 
 def error_text(body: Any) -> str:
     """Find the message in an error body, however its server nests it; return it on one short line."""
-    found = message_in(body)
-    return shortened(found if found is not None else codec.dumps(body).decode(errors="replace"))
+    message = message_in(body)
+    return shortened(message if message is not None else codec.dumps(body).decode(errors="replace"))
 
 
 def message_in(body: Any) -> str | None:

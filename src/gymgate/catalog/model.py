@@ -171,9 +171,9 @@ class Environment:
         if name is None:
             return min(self.configs, key=self._rank)
         name = joined_name(name)
-        wanted = name.removesuffix(".yaml")
+        stem = name.removesuffix(".yaml")
         for config in self.configs:
-            if name == config.name or (not config.files and wanted in (config.name, config.path.stem)):
+            if name == config.name or (not config.files and stem in (config.name, config.path.stem)):
                 return config
         raise ConfigError(
             f"environment {self.name!r} has no config {name!r}; {_choices(c.name for c in self.configs)}"
@@ -192,16 +192,16 @@ class Environment:
 
         Raises `ConfigError` with the choices.
         """
-        wanted = name.removesuffix(".jsonl")
-        found = [
+        stem = name.removesuffix(".jsonl")
+        files = [
             *self._declared_files(self.config(config), name),
-            *(file for file in self.data if file.name == wanted),
-            *(file for file in self.data if file.path.stem == wanted),
-            *(file for each in self.configs for file in self._declared_files(each, name)),
+            *(file for file in self.data if file.name == stem),
+            *(file for file in self.data if file.path.stem == stem),
+            *(file for declaring in self.configs for file in self._declared_files(declaring, name)),
         ]
-        if not found:
+        if not files:
             raise ConfigError(self._no_data(name))
-        return found[0]
+        return files[0]
 
     def recordings(self) -> tuple[DataFile, ...]:
         """Return the files of recorded rollouts: rows with a `response`."""

@@ -50,19 +50,19 @@ class Need:
 
 def model_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
     """Return the model servers that these servers name, each with the first setting that names it."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for server in servers:
         for path, kind, name in references(server.block):
             if kind == MODELS:
-                found.setdefault(name, f"{path} of {_label(server)}")
-    return found
+                settings.setdefault(name, f"{path} of {_label(server)}")
+    return settings
 
 
 def policy_servers(agent: ServerInstance) -> frozenset[str]:
     """Return the model servers that are an agent's policy: those that its block names, else the usual one."""
     named = (references(agent.block.get(key)) for key in _OWN_MODEL)
-    found = frozenset(name for each in named for _, kind, name in each if kind == MODELS)
-    return found or frozenset({POLICY})
+    servers = frozenset(name for group in named for _, kind, name in group if kind == MODELS)
+    return servers or frozenset({POLICY})
 
 
 def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
@@ -71,14 +71,14 @@ def judge_references(servers: Sequence[ServerInstance]) -> dict[str, str]:
     An agent that another server names plays a part in that one's rollouts, such as the user. Its model is no policy.
     """
     called = {name for server in servers for _, kind, name in references(server.block) if kind == AGENTS}
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for server in servers:
         leads = server.kind == AGENTS and server.name not in called
         block = {key: value for key, value in server.block.items() if not leads or key not in _OWN_MODEL}
         for name, setting in model_references([server._replace(block=block)]).items():
             if name not in (POLICY, MISSING) and "${" not in name:
-                found.setdefault(name, setting)
-    return found
+                settings.setdefault(name, setting)
+    return settings
 
 
 def refuse_unanswered(

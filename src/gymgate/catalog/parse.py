@@ -128,15 +128,15 @@ def _inherit_below(node: Node, root: Node, frozen: Node) -> None:
         parent = _at(root, source[:-1])
         if moves and isinstance(parent, dict):
             parent.pop(source[-1], None)
-        found = copied(_at(frozen, source))
-        if parent == MISSING or found == MISSING:
+        inherited = copied(_at(frozen, source))
+        if parent == MISSING or inherited == MISSING:
             node[key] = MISSING
             continue
-        if isinstance(value, dict) and isinstance(found, dict):
-            merge(found, value)
+        if isinstance(value, dict) and isinstance(inherited, dict):
+            merge(inherited, value)
         for name in doomed:
-            found.pop(name, None)
-        node[key] = found
+            inherited.pop(name, None)
+        node[key] = inherited
 
 
 def _delete_keys(value: Any) -> list[str]:

@@ -37,8 +37,8 @@ class Distributions:
 
     def gym_extra(self, extra: str) -> list[str]:
         """Return the requirements of nemo-gym's extra of that name, from its metadata."""
-        found = next(iter(self._site.glob("nemo_gym-*.dist-info/METADATA")), None)
-        text = found.read_text(errors="replace") if found else ""
+        metadata = next(iter(self._site.glob("nemo_gym-*.dist-info/METADATA")), None)
+        text = metadata.read_text(errors="replace") if metadata else ""
         return re.findall(
             rf"^Requires-Dist: (.+?)\s*;\s*extra == ['\"]{re.escape(extra)}['\"]\s*$", text, re.M
         )
@@ -67,14 +67,14 @@ def _lines(path: Path) -> list[str]:
     """Return requirement lines without comments, blank lines and index options. Included files are read too."""
     if not path.is_file():
         return []
-    found = []
+    lines = []
     for raw in path.read_text(errors="replace").replace("\\\n", " ").splitlines():
         line = re.sub(r"(^|\s)#.*$", "", raw).strip()
         if match := re.match(r"(?:-r|--requirement)[ =]\s*(.+)$", line):
-            found += _lines(path.parent / match[1])
+            lines += _lines(path.parent / match[1])
         elif line and (not line.startswith("-") or _is_local(line)):
-            found.append(line)
-    return found
+            lines.append(line)
+    return lines
 
 
 def _is_local(line: str) -> bool:

@@ -90,7 +90,7 @@ class SandboxReference(NamedTuple):
 
 def sandbox_references(config: Mapping[str, Any]) -> list[SandboxReference]:
     """Return the settings with which the servers of a config choose a sandbox provider, in its order."""
-    found = []
+    references = []
     for server in servers_of(config, RESOURCES, AGENTS):
         for path, value in walk(server.block):
             if path.rpartition(".")[2] != SANDBOX or "[" in path or not value:
@@ -99,10 +99,10 @@ def sandbox_references(config: Mapping[str, Any]) -> list[SandboxReference]:
             if isinstance(value, str):
                 whole = _TOP_LEVEL_KEY.fullmatch(value)
                 name = whole[1] if whole else value
-                found.append(SandboxReference(setting, name, provider_in(config.get(name))))
+                references.append(SandboxReference(setting, name, provider_in(config.get(name))))
             elif isinstance(value, dict):
-                found.append(SandboxReference(setting, None, provider_in(value)))
-    return found
+                references.append(SandboxReference(setting, None, provider_in(value)))
+    return references
 
 
 def provider_in(block: Any) -> str | None:
@@ -164,7 +164,7 @@ def resolve(order: dict[str, Any]) -> dict[str, Any]:
         known = {*order["initial"], *(key for file in files for key in file)}
         known |= {*getattr(gym, "NEMO_GYM_RESERVED_TOP_LEVEL_KEYS", ())}
         if unknown := unknown_names(merged, known, [key for key, _ in order["overrides"]]):
-            servers = ", ".join(sorted({each.name for each in servers_of(merged)} & known))
+            servers = ", ".join(sorted({server.name for server in servers_of(merged)} & known))
             name = unknown[0].partition(".")[0]
             return {"unknown": f"override {unknown[0]!r}: there is no {name!r}; the config has {servers}"}
         if order["policy"] not in merged:
@@ -227,7 +227,7 @@ def unknown_names(merged: Node, known: Container[str], overrides: Iterable[str])
     """
     named = {server.name for server in servers_of(merged) if server.entrypoint}
     named |= {name for _, _, name in references(merged)} | interpolated(merged)
-    named |= {each.name for each in sandbox_references(merged) if each.name is not None}
+    named |= {reference.name for reference in sandbox_references(merged) if reference.name is not None}
     firsts = ((key, *key.partition(".")[:2]) for key in overrides)
     return [key for key, first, dot in firsts if dot and first not in known and first not in named]
 

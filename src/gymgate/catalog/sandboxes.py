@@ -30,13 +30,13 @@ LOCAL = "local"
 
 def packaged_providers(site: Path) -> dict[str, Path]:
     """Return the file with the settings of each provider that the installed nemo-gym has, by name, sorted."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for directory in sorted((site / "nemo_gym" / "sandbox" / "providers").glob("*/")):
         name = directory.name
         files = (site / _SHIPPED.format(name), _OWN / f"{name}.yaml")
         if path := next((path for path in files if path.is_file()), None):
-            found[name] = path
-    return found
+            paths[name] = path
+    return paths
 
 
 def sandbox_block(sandbox: str, site: Path) -> Node:
@@ -84,14 +84,14 @@ def choose_provider(config: Node, block: Node) -> None:
 
 def providers_of(config: Mapping[str, Any]) -> list[tuple[str, Node]]:
     """Return the name and the settings of each provider that the servers of a resolved config use. Change these in place."""
-    found: dict[str, tuple[str, Node]] = {}
+    providers: dict[str, tuple[str, Node]] = {}
     for reference in sandbox_references(config):
         key = reference.name or reference.setting
         block = value_at(config, key)
         if reference.provider is not None and isinstance(block, dict):
             settings = block[reference.provider]
-            found[key] = reference.provider, settings if isinstance(settings, dict) else {}
-    return [*found.values()]
+            providers[key] = reference.provider, settings if isinstance(settings, dict) else {}
+    return [*providers.values()]
 
 
 def with_labels(config: Node, labels: Mapping[str, str]) -> Node:
@@ -100,7 +100,7 @@ def with_labels(config: Node, labels: Mapping[str, str]) -> Node:
     for name, settings in providers_of(config):
         if name == DOCKER:
             create = settings.setdefault("create", None) or {}
-            arguments = [word for each in labels.items() for word in ("--label", "=".join(each))]
+            arguments = [word for label in labels.items() for word in ("--label", "=".join(label))]
             settings["create"] = {
                 **create,
                 "extra_run_args": [*(create.get("extra_run_args") or ()), *arguments],
@@ -113,10 +113,10 @@ def refuse_undefined(environment: str, references: tuple[SandboxReference, ...],
 
     `choices` says which providers can be used here.
     """
-    missing = [each for each in references if each.provider is None]
+    missing = [reference for reference in references if reference.provider is None]
     if not missing:
         return
-    settings = ", ".join(dict.fromkeys(each.setting for each in missing))
+    settings = ", ".join(dict.fromkeys(reference.setting for reference in missing))
     raise NeedMissingError(
         f"environment {environment!r} runs in sandboxes, and no config says which provider makes them ({settings}): give "
         f"--sandbox NAME, in Python EnvironmentConfig(sandbox=NAME); {choices}",

@@ -63,13 +63,13 @@ class Scanner:
     ) -> Environment:
         configs = tuple(self._config(config_name, file) for config_name, file in files.items())
         data = self._data(path, configs, "**/*.jsonl" if kind != "config" else "*.jsonl")
-        found = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
+        environment = Environment(name=name, kind=kind, path=path, configs=configs, data=data)
         manifest = self._manifest(path)
-        default = found.config()
+        default = environment.config()
         domains = (_setting(config, "domain", name) for config in (default, *configs))
         description = _setting(default, "description", name)
         return replace(
-            found,
+            environment,
             domain=next(filter(None, domains), manifest.get("domain")),
             description=" ".join(description.split()) if description else manifest.get("description"),
         )
@@ -94,8 +94,8 @@ class Scanner:
             missing=missing_values(node),
             sandboxes=tuple(sandbox_references(node)),
         )
-        found = (self._directory(server) for server in config.servers)
-        directories = [directory for directory in found if directory is not None]
+        paths = (self._directory(server) for server in config.servers)
+        directories = [directory for directory in paths if directory is not None]
         requirements = sorted({line for path in directories for line in self._lacking(path)})
         needs = [
             *config_needs(node, config.servers),
@@ -118,8 +118,10 @@ class Scanner:
     def _lacking(self, directory: Path) -> list[str]:
         """Return the requirements of the server in a directory that the installed nemo-gym does not meet."""
         if directory not in self._requirements:
-            wanted = read_requirements(directory, self._installed)
-            self._requirements[directory] = [line for line in wanted if not self._installed.satisfies(line)]
+            requirements = read_requirements(directory, self._installed)
+            self._requirements[directory] = [
+                line for line in requirements if not self._installed.satisfies(line)
+            ]
         return self._requirements[directory]
 
     def _directory(self, server: ServerInstance) -> Path | None:
@@ -154,14 +156,14 @@ def images_of_rows(environment: Environment) -> tuple[str, ...]:
     """Return the images that the packaged rows name, once each; none if no config needs containers."""
     if environment.images is not None:
         return environment.images
-    found: dict[str, None] = {}
+    images: dict[str, None] = {}
     if any("docker" in config.need_kinds for config in environment.configs):
         for file in environment.data:
             if file.kind in ("rows", "raw"):
                 with file.path.open("rb") as lines:
                     for line in islice(lines, ROWS_READ):
-                        found |= dict.fromkeys(_images_of_row(line))
-    return tuple(found)
+                        images |= dict.fromkeys(_images_of_row(line))
+    return tuple(images)
 
 
 def _images_of_row(line: bytes) -> Iterator[str]:
@@ -182,10 +184,10 @@ def roots_around(path: Path, kinds: Iterable[str]) -> list[Path]:
 
 def _yaml_files(path: Path, below: str) -> list[Path]:
     """Return the YAML files that may be configs. A user's directory is searched no deeper than `configs`."""
-    found = {*path.glob(below), *(path / "configs").glob(below)}
+    files = {*path.glob(below), *(path / "configs").glob(below)}
     return sorted(
         file
-        for file in found
+        for file in files
         if file.name != "manifest.yaml" and _NO_CONFIGS.isdisjoint(file.relative_to(path).parts[:-1])
     )
 

@@ -76,12 +76,12 @@ class CodeReader:
         """Return the needs that the code of the server started by `entrypoint` in `directory` shows, each cause once."""
         start = directory / entrypoint
         if start not in self._needs:
-            found: dict[Signal, str] = {}
+            signals: dict[Signal, str] = {}
             for path in self.reachable(directory, start):
                 base = directory.parent if directory in path.parents else path.parents[1]
                 for signal in self._module(path).signals:
-                    found.setdefault(signal, path.relative_to(base).as_posix())
-            self._needs[start] = [Need(kind, f"{text} ({file})") for (kind, text), file in found.items()]
+                    signals.setdefault(signal, path.relative_to(base).as_posix())
+            self._needs[start] = [Need(kind, f"{text} ({file})") for (kind, text), file in signals.items()]
         return self._needs[start]
 
     def required(self, directory: Path, entrypoint: str) -> tuple[str, ...]:
@@ -90,13 +90,13 @@ class CodeReader:
 
     def reachable(self, directory: Path, start: Path) -> list[Path]:
         """Return the module at `start` and all modules of its server and of the release's components that it imports."""
-        found = [start]
-        for module in found:
+        modules = [start]
+        for module in modules:
             for name in self._module(module).imports:
                 path = self._locate(name, module, directory)
-                if path is not None and path not in found:
-                    found.append(path)
-        return found
+                if path is not None and path not in modules:
+                    modules.append(path)
+        return modules
 
     def _module(self, path: Path) -> Module:
         if path not in self._modules:
@@ -113,8 +113,8 @@ class CodeReader:
             bases: Sequence[Path] = [module.parents[dots - 1]]
         else:
             bases = self._roots if parts[0] in _PACKAGES else [directory]
-        found = (base.joinpath(*parts) for base in bases)
-        files = (path for stem in found for path in (stem.with_suffix(".py"), stem / "__init__.py"))
+        stems = (base.joinpath(*parts) for base in bases)
+        files = (path for stem in stems for path in (stem.with_suffix(".py"), stem / "__init__.py"))
         return next((path for path in files if path.is_file()), None)
 
 
@@ -172,19 +172,19 @@ def _required_fields(tree: ast.Module) -> dict[str, None]:
 
 def classes_of(trees: Sequence[ast.Module]) -> dict[str, ast.ClassDef]:
     """Return the top-level classes by name, the first of each name."""
-    found: dict[str, ast.ClassDef] = {}
+    classes: dict[str, ast.ClassDef] = {}
     for node in (node for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)):
-        found.setdefault(node.name, node)
-    return found
+        classes.setdefault(node.name, node)
+    return classes
 
 
 def lineage(name: str, classes: Mapping[str, ast.ClassDef]) -> list[str]:
     """Return a class's name and those of its known ancestors."""
-    found = [name]
-    for each in found:
-        bases = classes[each].bases if each in classes else ()
-        found += [base.id for base in bases if isinstance(base, ast.Name) and base.id not in found]
-    return found
+    names = [name]
+    for cls in names:
+        bases = classes[cls].bases if cls in classes else ()
+        names += [base.id for base in bases if isinstance(base, ast.Name) and base.id not in names]
+    return names
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
@@ -201,8 +201,8 @@ def _is_required(field: ast.AnnAssign) -> bool:
     if field.value.args:
         first = field.value.args[0]
         return isinstance(first, ast.Constant) and first.value is ...
-    given = {keyword.arg for keyword in field.value.keywords}
-    return given.isdisjoint(("default", "default_factory", "alias", "validation_alias"))
+    keywords = {keyword.arg for keyword in field.value.keywords}
+    return keywords.isdisjoint(("default", "default_factory", "alias", "validation_alias"))
 
 
 def _signals(node: ast.AST) -> Iterator[Signal]:
@@ -245,8 +245,8 @@ def _command_signals(node: ast.List | ast.Tuple) -> Iterator[Signal]:
 
 def _shell_signals(text: str) -> Iterator[Signal]:
     """Yield the signals of command lines and addresses in a string. In prose, no flag or URL follows the command."""
-    if found := _RELEASE.search(text):
-        yield "download", f"a release of {found[1]}"
+    if release := _RELEASE.search(text):
+        yield "download", f"a release of {release[1]}"
     for command, signal in _COMMANDS.items():
         start = text.find(" ".join(command) + " ")
         if start < 0 or (start and text[start - 1] not in " \n;&|(`\"'"):

@@ -173,12 +173,12 @@ def recorded_answers(record: dict[str, Any], environment: str) -> Iterator[Judge
     """Every model answer in a record that is not the policy's, in order; if there is none, the texts that
     `judge_texts` in `known.toml` names."""
     parts = [value for name, value in record.items() if name not in ("response", "responses_create_params")]
-    found = [answer for part in parts for answer in _responses_in(part)]
-    if not found:
+    answers = [answer for part in parts for answer in _responses_in(part)]
+    if not answers:
         for path in known()["judge_texts"].get(environment, ()):
             for text in texts_at(record, path.split(".")):
-                found.append((None, [{"role": "assistant", "content": text}]))
-    yield from found
+                answers.append((None, [{"role": "assistant", "content": text}]))
+    yield from answers
 
 
 def _responses_in(node: Any, siblings: dict[str, Any] | None = None) -> Iterator[JudgeAnswer]:

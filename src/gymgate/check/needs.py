@@ -82,9 +82,9 @@ def missing_in(*texts: str) -> MissingNeed | None:
     """The need shown by the first of some error messages and logs that shows one; `None` if none does."""
     for text in texts:
         for kind, pattern in _PATTERNS:
-            if found := [*pattern.finditer(text)]:
-                name = next(filter(None, found[-1].groups()), found[-1][0])
-                return MissingNeed(kind, name, _line_around(found[-1]))
+            if matches := [*pattern.finditer(text)]:
+                name = next(filter(None, matches[-1].groups()), matches[-1][0])
+                return MissingNeed(kind, name, _line_around(matches[-1]))
     return None
 
 

@@ -52,7 +52,7 @@ def with_own_data(environment: Environment) -> Environment:
 
 def read_recordings(environment: Environment) -> tuple[list[RecordedRow], list[str]]:
     """Every recorded rollout that can be read; and `file:line` of each that cannot, with the reason."""
-    found: list[RecordedRow] = []
+    rows_read: list[RecordedRow] = []
     errors: list[DataError] = []
     for path in recording_files(environment):
         rows = packaged_rows(environment, near=path)
@@ -60,8 +60,8 @@ def read_recordings(environment: Environment) -> tuple[list[RecordedRow], list[s
         convert = partial(as_rollout, shape=shape, rows=rows)
         recordings = recorded_rollouts([path], convert=convert, broken=errors)
         for recording, row in zip(recordings, pair_rows(recordings, rows), strict=True):
-            found.append(RecordedRow(recording, row or as_row(recording, rows), row is not None))
-    return found, [error.message.replace(f"{Path(error.path or '').parent}/", "", 1) for error in errors]
+            rows_read.append(RecordedRow(recording, row or as_row(recording, rows), row is not None))
+    return rows_read, [error.message.replace(f"{Path(error.path or '').parent}/", "", 1) for error in errors]
 
 
 def recording_files(environment: Environment) -> list[Path]:
@@ -137,13 +137,13 @@ def config_for(
     """The config to start: the requested one, else the one with the recorded agents, else the default one; and a note on
     each recorded agent that no config has."""
     default = environment.config(requested)
-    names = {each.agent for each in recorded if each.agent is not None}
+    names = {row.agent for row in recorded if row.agent is not None}
     existing = {agent.name for config in environment.configs for agent in config.agents}
     notes = [f"recorded agent {name!r} no longer exists" for name in sorted(names - existing)]
-    wanted = names & existing
-    if requested or not wanted or wanted & _agents(default):
+    agents = names & existing
+    if requested or not agents or agents & _agents(default):
         return default, notes
-    return max(environment.configs, key=lambda config: len(wanted & _agents(config))), notes
+    return max(environment.configs, key=lambda config: len(agents & _agents(config))), notes
 
 
 def _agents(config: EnvConfig) -> set[str]:

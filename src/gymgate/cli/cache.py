@@ -62,12 +62,12 @@ _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 def seconds(context: click.Context, parameter: click.Parameter, value: str) -> float:
     """Convert a duration such as `30d` to seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mhdw])", value.strip())
+    if match is None:
         raise click.BadParameter(
             f"{value!r} is not a duration; write a number and a unit, as in 90m, 12h, 30d, 2w."
         )
-    return float(found[1]) * _UNITS[found[2]]
+    return float(match[1]) * _UNITS[match[2]]
 
 
 @click.group("cache", invoke_without_command=True)
@@ -84,14 +84,14 @@ def command(context: click.Context, as_json: bool) -> None:
     from gymgate.config import cache_dir
     from gymgate.runtime.cache import cache_entries, measure
 
-    found = cache_entries()
+    entries = cache_entries()
     if as_json:
-        print_json(CacheListing(cache_dir(), [_description(entry) for entry in found]))
+        print_json(CacheListing(cache_dir(), [_description(entry) for entry in entries]))
         return
-    if not found:
+    if not entries:
         click.echo(f"nothing in {cache_dir()}")
         return
-    print_table(("what", "name", "holds", "size", "last used"), map(_row, found), fixed=2)
+    print_table(("what", "name", "holds", "size", "last used"), map(_row, entries), fixed=2)
     click.echo(f"{size_text(measure(cache_dir()))} in {cache_dir()}")
 
 
@@ -116,26 +116,26 @@ def clean_command(unused_for: float, everything: bool, dry_run: bool, as_json: b
     from gymgate.runtime.cache import clean
     from gymgate.runtime.containers import describe_unjudged, leftovers, remove_leftovers
 
-    found = leftovers()
-    containers = [container for container in found if container.is_certain]
+    containers_left = leftovers()
+    containers = [container for container in containers_left if container.is_certain]
     if not dry_run:
         remove_leftovers(containers)
     removals = list(clean(None if everything else unused_for, dry_run=dry_run, progress=log))
     if as_json:
         print_json(
             [
-                RemovedPart(entry.kind, entry.path, not kept, size, kept or None)
-                for entry, size, kept in removals
+                RemovedPart(entry.kind, entry.path, not reason, size, reason or None)
+                for entry, size, reason in removals
             ]
         )
         return
     done = "would remove" if dry_run else "removed"
     for container in containers:
         click.echo(f"{done} container {container.id} of a stack that is gone ({container.image})")
-    if unjudged := describe_unjudged(found):
+    if unjudged := describe_unjudged(containers_left):
         click.echo(f"kept {unjudged}")
-    for entry, size, kept in removals:
-        click.echo(f"{'kept' if kept else done} {entry.kind} {_name(entry)}: {kept or size_text(size)}")
+    for entry, size, reason in removals:
+        click.echo(f"{'kept' if reason else done} {entry.kind} {_name(entry)}: {reason or size_text(size)}")
     click.echo(f"{done} {size_text(sum(removal.size for removal in removals))}")
 
 

@@ -108,11 +108,11 @@ def prepare(
     from gymgate.preparation import ScriptHelp
     from gymgate.preparation import prepare as prepare_data
 
-    (found,) = environment_configs((environment,), config, agent, settings)
-    wanted = _prepare_config(environment=found, runtime=gym, **options)
+    (environment_config,) = environment_configs((environment,), config, agent, settings)
+    prepare_config = _prepare_config(environment=environment_config, runtime=gym, **options)
     target = writable_path(output or Path("data") / _file_name(environment))
     try:
-        manifest = prepare_data(wanted, target, progress=log)
+        manifest = prepare_data(prepare_config, target, progress=log)
     except ScriptHelp as text:
         click.echo(str(text))
         return

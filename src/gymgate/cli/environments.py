@@ -41,9 +41,9 @@ def environment_configs(
     )
 
 
-def config_names(given: Sequence[str]) -> str | tuple[str, ...] | None:
+def config_names(names: Sequence[str]) -> str | tuple[str, ...] | None:
     """The values of `--config` as `EnvironmentConfig` takes them."""
-    return given[0] if len(given) == 1 else tuple(given) or None
+    return names[0] if len(names) == 1 else tuple(names) or None
 
 
 def checked_env_vars(names: Sequence[str]) -> tuple[str, ...]:
@@ -53,14 +53,14 @@ def checked_env_vars(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted({*names}))
 
 
-def parse_judges(given: Sequence[str], key_vars: Sequence[str] = ()) -> dict[str, JudgeEndpoint]:
+def parse_judges(texts: Sequence[str], key_vars: Sequence[str] = ()) -> dict[str, JudgeEndpoint]:
     """Parse `--judge` and `--judge-key-var` as model server -> endpoint. Raises `ConfigError`.
 
     An endpoint without a key variable takes the policy's default one, if it is set.
     """
     variables = _judge_key_vars(key_vars)
     endpoints: dict[str, JudgeEndpoint] = {}
-    for text in given:
+    for text in texts:
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise OptionError(f"--judge {text!r}: write {_JUDGE_FORMS}")
@@ -84,9 +84,9 @@ def parse_judges(given: Sequence[str], key_vars: Sequence[str] = ()) -> dict[str
     return endpoints
 
 
-def _judge_key_vars(given: Sequence[str]) -> dict[str, str]:
+def _judge_key_vars(texts: Sequence[str]) -> dict[str, str]:
     variables = {}
-    for text in given:
+    for text in texts:
         name, _, variable = text.partition("=")
         if not (name and variable):
             raise OptionError(f"--judge-key-var {text!r}: write NAME=VAR")
@@ -98,16 +98,16 @@ def _judge_key_vars(given: Sequence[str]) -> dict[str, str]:
 
 def _overrides(names: Sequence[str], settings: Sequence[str]) -> Mapping[str, dict[str, Any]]:
     """`KEY=VALUE` (the value is YAML) or `@FILE` (a YAML mapping), after `ENV:` where there are several environments."""
-    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    overrides: dict[str, dict[str, Any]] = {name: {} for name in names}
     for text in settings:
         target, rest = _target(text, names)
         if rest.startswith("@"):
-            found[target].update(dotted(_yaml_file(Path(rest[1:]).expanduser())))
+            overrides[target].update(dotted(_yaml_file(Path(rest[1:]).expanduser())))
             continue
         key, _, value = rest.partition("=")
         parsed = yaml_value("--set", text, value)
-        found[target].update(dotted({key: parsed}))
-    return found
+        overrides[target].update(dotted({key: parsed}))
+    return overrides
 
 
 def _target(text: str, names: Sequence[str]) -> tuple[str, str]:

@@ -118,8 +118,8 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
     """
     require_verifiers()
     default = click.core.ParameterSource.DEFAULT
-    given = [name for name in options if context.get_parameter_source(name) != default]
-    line = read_line(args, options, given)
+    names_given = [name for name in options if context.get_parameter_source(name) != default]
+    line = read_line(args, options, names_given)
     table = {"ks": parse_ks(ks) if ks else None, "wide": wide}
     with contextlib.ExitStack() as exits:
         policy = None

@@ -107,8 +107,8 @@ def matches(environment: Environment, pattern: str | None) -> bool:
 def fits(environment: Environment, needs: Collection[str], without: Iterable[str]) -> bool:
     """Whether the default config needs one of `needs`, if any are given, and none of `without`."""
     own = set(environment.config().need_kinds)
-    wanted = not needs or not own.isdisjoint(needs) or ("none" in needs and not own)
-    return wanted and own.isdisjoint(without)
+    asked_for = not needs or not own.isdisjoint(needs) or ("none" in needs and not own)
+    return asked_for and own.isdisjoint(without)
 
 
 def short_names(environments: Iterable[Environment]) -> dict[str, str]:

@@ -40,22 +40,22 @@ SHOWN_MODELS = 5
 _SLURM = re.compile(r"slurm(?:/(\d+))?:(\d+)")
 
 
-def policy_endpoint(given: EndpointOptions, log: Log) -> HTTPEndpoint:
+def policy_endpoint(options: EndpointOptions, log: Log) -> HTTPEndpoint:
     """Return the endpoint that `-b URL[,URL...]` and its options describe, after asking it. Raises as `asked_endpoint`."""
-    endpoint = HTTPEndpoint(**{"api_key_env": key_variable(None), **endpoint_fields(given)})
-    return asked_endpoint(endpoint, given.wait_for_policy or 0, log)
+    endpoint = HTTPEndpoint(**{"api_key_env": key_variable(None), **endpoint_fields(options)})
+    return asked_endpoint(endpoint, options.wait_for_policy or 0, log)
 
 
-def endpoint_fields(given: EndpointOptions) -> dict[str, Any]:
+def endpoint_fields(options: EndpointOptions) -> dict[str, Any]:
     """Return the fields of `HTTPEndpoint` that options set. Raises `OptionError`."""
-    fields = dict(given.fields)
-    if given.urls is not None:
-        first, *replicas = endpoint_list(given.urls)
+    fields = dict(options.fields)
+    if options.urls is not None:
+        first, *replicas = endpoint_list(options.urls)
         fields |= {"base_url": checked_url(first), "replicas": tuple(replicas)}
-    if given.headers:
-        fields["headers"] = header_fields(given.headers)
-    if given.sampling:
-        fields["sampling"] = sampling_fields(given.sampling)
+    if options.headers:
+        fields["headers"] = header_fields(options.headers)
+    if options.sampling:
+        fields["sampling"] = sampling_fields(options.sampling)
     return fields
 
 

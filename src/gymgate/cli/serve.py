@@ -41,8 +41,8 @@ def command(
     """
     if not environments and not files:
         raise ConfigError("give an environment to serve its recorded rollouts, or --replay-file FILE")
-    given = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
-    paths = [*_recording_files(environments, gym), *given]
+    replayed = replay_files(files)  # refused, if wrong, before NeMo Gym is installed
+    paths = [*_recording_files(environments, gym), *replayed]
     serve_interruptibly(_serve(paths, click.echo, index=index, host=host, port=port))
 
 

@@ -69,9 +69,9 @@ def command(
     from gymgate.dataset import open_rows
     from gymgate.integrations.openenv.playable import playable
 
-    found = load_catalog(gym, progress=log).find(environment, config_names(config))
-    played = playable(found, found.config(config_names(config)), agent)
-    rows = open_rows(data or "example", environment=found)
+    packaged = load_catalog(gym, progress=log).find(environment, config_names(config))
+    played = playable(packaged, packaged.config(config_names(config)), agent)
+    rows = open_rows(data or "example", environment=packaged)
     if not len(rows):
         raise ConfigError(f"{rows.source} has no rows")
     (served,) = environment_configs([environment], config, agent, settings, sandbox=sandbox)

@@ -102,8 +102,8 @@ def command(
     with contextlib.ExitStack() as exits:
         servers: list[Server] = []
         if policy["model"] is not None or policy["command"] is not None or not sandbox:
-            wanted = PolicyServers(nodes=job_nodes() if slurm_nodes else (), **policy)
-            servers = _with_ports(wanted, exits)
+            policy_servers = PolicyServers(nodes=job_nodes() if slurm_nodes else (), **policy)
+            servers = _with_ports(policy_servers, exits)
         elif program is None:
             raise ConfigError("--sandbox-command alone serves no policy; add --run, or name a MODEL")
         else:
@@ -131,14 +131,14 @@ def command(
 
 def _refuse_unused(policy: dict[str, Any]) -> None:
     """Refuse options of policy servers where there are none."""
-    given = [
+    flags = [
         "arguments after --" if name == "arguments" else f"--{name.replace('_', '-')}"
         for name, value in policy.items()
         if value
     ]
-    if given:
+    if flags:
         raise ConfigError(
-            f"{' and '.join(given)}: there is no policy server to use it; name a MODEL, or --command"
+            f"{' and '.join(flags)}: there is no policy server to use it; name a MODEL, or --command"
         )
 
 

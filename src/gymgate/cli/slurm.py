@@ -137,13 +137,13 @@ def _serves_policy(words: tuple[str, ...]) -> bool:
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    pairs: dict[str, str | None] = {}
     for text in options:
         name, equals, value = text.removeprefix("--").partition("=")
-        if name in found:
+        if name in pairs:
             raise ConfigError(f"--sbatch {name} is given twice")
-        found[name] = value if equals else None
-    return found
+        pairs[name] = value if equals else None
+    return pairs
 
 
 def _submit(submit: Path) -> None:

@@ -45,11 +45,11 @@ def line_index(path: Path) -> LineIndex:
     Safe with concurrent readers and builders: an index appears whole or not at all.
     """
     status = path.stat()
-    kept = cache_dir() / "rows" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]}.index"
-    if (index := _open(kept, status)) is not None:
+    file = cache_dir() / "rows" / f"{hashlib.sha256(os.fsencode(path.resolve())).hexdigest()[:24]}.index"
+    if (index := _open(file, status)) is not None:
         return index
     try:
-        with replacing(kept) as out:
+        with replacing(file) as out:
             out.write(bytes(8 * _HEADER))
             words = 0
             for batch in _batches(path, status.st_size):
@@ -59,7 +59,7 @@ def line_index(path: Path) -> LineIndex:
             out.write(array("Q", [_MAGIC, status.st_size, status.st_mtime_ns, words // 2]))
     except DataError:
         return _build(path, status)
-    return _open(kept, status) or _build(path, status)
+    return _open(file, status) or _build(path, status)
 
 
 def _open(kept: Path, status: os.stat_result) -> LineIndex | None:

@@ -99,7 +99,7 @@ def _cache() -> Finding:
 
 
 def _free_space(missing: bool | None) -> Finding:
-    existing = next(each for each in (cache_dir(), *cache_dir().parents) if each.exists())
+    existing = next(path for path in (cache_dir(), *cache_dir().parents) if path.exists())
     free = shutil.disk_usage(existing).free / 1e9
     enough = free >= SPACE_WANTED_GB
     advice = "" if enough else f"; making a runtime takes {SPACE_WANTED_GB:g} GB: set GYMGATE_CACHE"

@@ -80,9 +80,11 @@ class _Replica:
         if version is None:
             self._add(None, "does not tell its version")
             return
-        wanted = SERVER[self.trainer]
-        fits = meets(str(version), wanted)
-        self._add(fits, f"vLLM {version}" + ("" if fits else f" does not fit; pip install '{wanted}' there"))
+        requirement = SERVER[self.trainer]
+        fits = meets(str(version), requirement)
+        self._add(
+            fits, f"vLLM {version}" + ("" if fits else f" does not fit; pip install '{requirement}' there")
+        )
 
     async def _settings(self) -> None:
         """Check what TRL needs to update weights and to compare logprobs."""

@@ -125,10 +125,10 @@ class Route:
     def rate_limit(self) -> PolicyError | None:
         """The rate limit of an endpoint that a call waits out at this moment, if one does."""
         names = {call.record.model_server for call in self._running}
-        found = (
+        errors = (
             getattr(target.backend, "rate_limit", None) for name in names if (target := self.target(name))
         )
-        return next((error for error in found if error is not None), None)
+        return next((error for error in errors if error is not None), None)
 
     async def close(self) -> None:
         """Retire the key and cancel what is in flight, upstream included. Idempotent."""

@@ -51,11 +51,11 @@ def _by_netlink(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> 
 
 
 def _by_proc(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
-    wanted = [_as_in_proc(family, end) for end in (theirs, ours)]
+    ends = [_as_in_proc(family, end) for end in (theirs, ours)]
     table = Path("/proc/net/tcp6" if family == socket.AF_INET6 else "/proc/net/tcp")
     for line in table.read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1:3] == wanted:
+        if fields[1:3] == ends:
             return int(fields[7])
     return None
 

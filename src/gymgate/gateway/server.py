@@ -135,10 +135,10 @@ class Gateway:
     @property
     def in_flight(self) -> dict[str, int]:
         """Calls that have no answer yet, by model server, over all rollouts."""
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for route in self.routes.values():
-            found.update(route.in_flight)
-        return dict(found)
+            counts.update(route.in_flight)
+        return dict(counts)
 
     @property
     def replicas(self) -> dict[str, dict[str, Any]]:

@@ -56,15 +56,15 @@ def _rows(options: EvalOptions, progress: Progress) -> Iterator[tuple[str, Row]]
     environments = options.find_environments(progress)
     agents = {
         agent.name: name
-        for name, found in environments.items()
-        for agent in found.config(options.config).agents
+        for name, environment in environments.items()
+        for agent in environment.config(options.config).agents
     }
     sources = open_sources(options.data, list(environments.values()), options.rows)
     for source, name in zip(sources, environments, strict=False):  # one source for all, or one of each
         own = None if source.environment is None else name
         for row in islice(source.rows, source.limit):
-            found = own if row.agent is None else agents.get(row.agent)
-            yield found or _refuse(row, environments, agents), row
+            target = own if row.agent is None else agents.get(row.agent)
+            yield target or _refuse(row, environments, agents), row
 
 
 def _refuse(row: Row, environments: Mapping[str, Environment], agents: Mapping[str, str]) -> NoReturn:

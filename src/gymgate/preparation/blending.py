@@ -49,15 +49,15 @@ def parse_blend_file(text: str) -> BlendFile:
     """`FILE`, `FILE:WEIGHT` or `FILE:WEIGHT:CAP`. Raises `ConfigError`; `DataError` if there is no such file."""
     if Path(text).is_file():
         return BlendFile(Path(text))
-    found = _FORM.fullmatch(text)
-    if found is None:
+    match = _FORM.fullmatch(text)
+    if match is None:
         raise ConfigError(f"{text!r}: write FILE:WEIGHT or FILE:WEIGHT:CAP")
-    path = Path(found["path"]).expanduser()
+    path = Path(match["path"]).expanduser()
     if not path.is_file():
         raise DataError(
             f"no file of rows at {str(path)!r} (write FILE, FILE:WEIGHT or FILE:WEIGHT:CAP)", path=str(path)
         )
-    return BlendFile(path, float(found["weight"] or 1.0), int(found["cap"]) if found["cap"] else None)
+    return BlendFile(path, float(match["weight"] or 1.0), int(match["cap"]) if match["cap"] else None)
 
 
 def blend_files(

@@ -55,9 +55,9 @@ def order_for(
 
 def _in_runtime(runtime: Runtime, path: Path) -> Path:
     """A packaged file in another runtime of the same release."""
-    _, found, below = path.as_posix().partition("/site-packages/")
+    _, separator, below = path.as_posix().partition("/site-packages/")
     there = runtime.site / below
-    return there if found and there.exists() else path
+    return there if separator and there.exists() else path
 
 
 def _directory(environment: Environment, chosen: EnvConfig, roots: Iterable[Path], runtime: Runtime) -> Path:
@@ -70,17 +70,17 @@ def _directory(environment: Environment, chosen: EnvConfig, roots: Iterable[Path
 
 def program_env(config: PrepareConfig) -> dict[str, str]:
     """The program's environment variables: the named ones, the hub's token, and the user's own hub cache."""
-    kept = clean_env(config.env_vars)
+    env = clean_env(config.env_vars)
     if token := os.environ.get(config.token_env):
-        kept["HF_TOKEN"] = token
+        env["HF_TOKEN"] = token
     elif config.token_env != DEFAULT_TOKEN_ENV:
         raise ConfigError(f"environment variable {config.token_env!r} is not set (--token-var)")
-    cache = Path(kept.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    kept.setdefault("HF_HOME", str(cache / "huggingface"))
-    kept.setdefault("HF_DATASETS_CACHE", str(Path(kept["HF_HOME"]) / "datasets"))
-    kept |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    env.setdefault("HF_HOME", str(cache / "huggingface"))
+    env.setdefault("HF_DATASETS_CACHE", str(Path(env["HF_HOME"]) / "datasets"))
+    env |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
     with contextlib.suppress(SetupError):  # some scripts call uv
-        kept["PATH"] = os.pathsep.join(filter(None, (kept.get("PATH"), str(find_uv().parent))))
+        env["PATH"] = os.pathsep.join(filter(None, (env.get("PATH"), str(find_uv().parent))))
     if offline():
-        kept |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    return kept
+        env |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    return env

@@ -75,22 +75,22 @@ def prepare(config: PrepareConfig, output: Path, *, progress: Progress = lambda 
 def _environment_of(catalog: Catalog, config: PrepareConfig, progress: Progress) -> Environment:
     """The environment of that name; of several that share it, the first that declares data."""
     name = config.environment.name
-    found = catalog.find(name, config.environment.config)
+    environment = catalog.find(name, config.environment.config)
     own = config.input or config.script or config.script_arguments
-    if own or any(_declares_data(each) for each in found.configs):
-        return found
-    for other in _namesakes(catalog, found, name):
+    if own or any(_declares_data(item) for item in environment.configs):
+        return environment
+    for other in _namesakes(catalog, environment, name):
         progress(f"{name}: its resources server declares no data; taking {other.known_as}")
         return other
-    return found
+    return environment
 
 
-def _namesakes(catalog: Catalog, found: Environment, name: str) -> Iterator[Environment]:
+def _namesakes(catalog: Catalog, environment: Environment, name: str) -> Iterator[Environment]:
     """Others of that name which declare data; none for a name with its kind, or a path."""
-    for kind in PACKAGED_KINDS if found.kind != "config" and "/" not in name else ():
+    for kind in PACKAGED_KINDS if environment.kind != "config" and "/" not in name else ():
         with contextlib.suppress(ConfigError):
             other = catalog.find(f"{kind}/{name}")
-            if kind != found.kind and any(_declares_data(each) for each in other.configs):
+            if kind != environment.kind and any(_declares_data(item) for item in other.configs):
                 yield other
 
 
@@ -237,5 +237,5 @@ def _with_earlier(output: Path, manifest: Manifest) -> Manifest:
         return manifest
     if (earlier.environment, earlier.nemo_gym) != (manifest.environment, manifest.nemo_gym):
         return manifest
-    kept = {name: note for name, note in earlier.files.items() if (output / name).is_file()}
-    return manifest.model_copy(update={"files": dict(sorted({**kept, **manifest.files}.items()))})
+    files = {name: note for name, note in earlier.files.items() if (output / name).is_file()}
+    return manifest.model_copy(update={"files": dict(sorted({**files, **manifest.files}.items()))})

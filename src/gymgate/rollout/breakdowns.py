@@ -88,8 +88,8 @@ def _incomplete(result: Result, row: Mapping[str, Any]) -> str | None:
 
 def _cvdp_service(result: Result, row: Mapping[str, Any]) -> str | None:
     """A simulation that fails or takes too long is the policy's; a container that could not be made or used is not."""
-    found = _CVDP_SANDBOX.search(str(result.get("container_stderr") or ""))
-    return found[1] if found and "container_stderr" not in row else None
+    match = _CVDP_SANDBOX.search(str(result.get("container_stderr") or ""))
+    return match[1] if match and "container_stderr" not in row else None
 
 
 def _browser(result: Result, row: Mapping[str, Any]) -> str | None:
@@ -132,7 +132,7 @@ SCORINGS: Mapping[str, Callable[[Result, Mapping[str, Any]], str | None]] = Mapp
 def _raised(reason: str) -> str:
     """Return what was raised, without the traceback before it, which Ray colours."""
     plain = _COLOUR.sub("", reason)
-    return plain[found[-1].start() :] if (found := [*_EXCEPTION.finditer(plain)]) else plain
+    return plain[starts[-1].start() :] if (starts := [*_EXCEPTION.finditer(plain)]) else plain
 
 
 def _last_line(text: Any) -> str:
@@ -171,7 +171,7 @@ def _mini_swe(result: Result) -> str | None:
     """A container that dies while the tests run, or tests that take too long, leave a report without any test."""
     reason = _field("metadata.error")(result) or _nothing_ran(result)
     reports = _at(result, "metadata.eval_report")
-    if reason is None and reports and not any(_at(each, "tests_status") for each in reports.values()):
+    if reason is None and reports and not any(_at(report, "tests_status") for report in reports.values()):
         return "SWE-bench's report has no test: they did not run to their end (see its log)"
     return reason
 

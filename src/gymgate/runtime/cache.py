@@ -69,15 +69,15 @@ class Removal(NamedTuple):
 def cache_entries() -> list[CacheEntry]:
     """Return everything in the cache that can be removed, as it is now."""
     root = cache_dir()
-    found = [_made(path) for name in _MADE for path in _directories(root / name)]
-    found += [CacheEntry("leftover", path, "half removed") for path in root.glob(f"*{UNFINISHED}*")]
+    entries = [_made(path) for name in _MADE for path in _directories(root / name)]
+    entries += [CacheEntry("leftover", path, "half removed") for path in root.glob(f"*{UNFINISHED}*")]
     for path in _directories(root / "data"):
         lock = path.with_name(f".{path.name}{LOCK}")
-        found.append(CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", lock))
+        entries.append(CacheEntry("downloads", path, "files that `gymgate data prepare` downloaded", lock))
     gym, rows = root / "gym", root / "rows"
-    found.append(CacheEntry("downloads", gym, "files that NeMo Gym's servers downloaded", gym / _USED))
-    found.append(CacheEntry("index", rows, "offsets of rows in data files, calls that rows list"))
-    return [entry for entry in found if entry.path.is_dir()]
+    entries.append(CacheEntry("downloads", gym, "files that NeMo Gym's servers downloaded", gym / _USED))
+    entries.append(CacheEntry("index", rows, "offsets of rows in data files, calls that rows list"))
+    return [entry for entry in entries if entry.path.is_dir()]
 
 
 def clean(

@@ -42,8 +42,8 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
         hold(python.absolute().parents[1] / MARKER)  # it may be one of gymgate's own
         return inspect_runtime(python, recipe.requirements)
     paths = runtimes_dir().glob(f"nemo-gym-{recipe.version}-py*-{recipe.digest}")
-    made = [runtime for path in paths if (runtime := read_runtime(path)) is not None]
-    for runtime in sorted(made, key=lambda runtime: runtime.interpreter.version, reverse=True):
+    runtimes = [runtime for path in paths if (runtime := read_runtime(path)) is not None]
+    for runtime in sorted(runtimes, key=lambda runtime: runtime.interpreter.version, reverse=True):
         fits = config.python is None or is_named(runtime.interpreter, config.python)
         if fits and hold(runtime.python.parents[1] / MARKER):
             return runtime
@@ -60,8 +60,8 @@ def ensure_runtime(
     per step; warnings, which start with `warning: `, go to the log without it. Raises `SetupError`.
     """
     recipe = _recipe(config, requirements)
-    if (found := find_runtime(config, recipe.requirements)) is not None:
-        return found
+    if (existing := find_runtime(config, recipe.requirements)) is not None:
+        return existing
     find_uv()
     with writing(runtimes_dir()):
         pass
@@ -86,10 +86,10 @@ def open_catalog(
 ) -> Catalog:
     """Return the catalog of a release. A supported release is installed when the catalog first needs one of its files."""
     own = [Path(root).expanduser() for root in roots]
-    found = find_runtime(config)
-    if found is None and has_scan(config.version):
+    runtime = find_runtime(config)
+    if runtime is None and has_scan(config.version):
         return Catalog(lambda: ensure_runtime(config, progress=progress).site, config.version, own)
-    installed = found or ensure_runtime(config, progress=progress)
+    installed = runtime or ensure_runtime(config, progress=progress)
     return Catalog(installed.site, installed.version, own)
 
 
@@ -173,12 +173,12 @@ def _recipe(config: RuntimeConfig, requirements: Iterable[str]) -> Recipe:
             f"nemo-gym release {config.version!r} is not a version; write e.g. {DEFAULT_NEMO_GYM}"
         ) from error
     lock = read_lock(release)
-    wanted = tuple(sorted({requirement.strip() for requirement in requirements}))
-    for requirement in wanted:
+    extra = tuple(sorted({requirement.strip() for requirement in requirements}))
+    for requirement in extra:
         if not requirement or requirement.startswith("-") or "\n" in requirement:
             raise ConfigError(
                 f"requirement {requirement!r} is not a package that an index or URL can provide"
             )
-    identity = "\n".join([lock or release, *wanted, platform.machine(), platform.system()])
+    identity = "\n".join([lock or release, *extra, platform.machine(), platform.system()])
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
-    return Recipe(release, lock, wanted, digest)
+    return Recipe(release, lock, extra, digest)

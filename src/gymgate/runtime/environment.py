@@ -60,13 +60,13 @@ def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
     No provider key, no `UV_PYTHON`, `VIRTUAL_ENV` or `PYTHONPATH` gets through. Loopback never goes through a proxy, and
     the SDK's virtual environment is not on `PATH`.
     """
-    kept = _allowed(extra)
-    if "PATH" in kept:
+    env = _allowed(extra)
+    if "PATH" in env:
         roots = (os.environ.get("VIRTUAL_ENV"), sys.prefix if sys.prefix != sys.base_prefix else None)
         own = {Path(root) / "bin" for root in roots if root}
-        entries = kept["PATH"].split(os.pathsep)
-        kept["PATH"] = os.pathsep.join(entry for entry in entries if entry and Path(entry) not in own)
-    return kept | _loopback_without_proxy(kept)
+        entries = env["PATH"].split(os.pathsep)
+        env["PATH"] = os.pathsep.join(entry for entry in entries if entry and Path(entry) not in own)
+    return env | _loopback_without_proxy(env)
 
 
 def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
@@ -83,10 +83,10 @@ def installer_env() -> dict[str, str]:
     Variables that point uv at another interpreter or other versions are left out. Without index settings of uv's own, it
     gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
     """
-    kept = _allowed(_BUILDING | _UV, (*_BUILDING_PREFIXES, *_UV_PREFIXES))
+    env = _allowed(_BUILDING | _UV, (*_BUILDING_PREFIXES, *_UV_PREFIXES))
     if offline():
-        kept["UV_OFFLINE"] = "1"
-    return {**index_settings({**os.environ, **kept}), **kept, **_loopback_without_proxy(kept)}
+        env["UV_OFFLINE"] = "1"
+    return {**index_settings({**os.environ, **env}), **env, **_loopback_without_proxy(env)}
 
 
 def users_env(programs: Path, others: Path) -> dict[str, str]:
@@ -95,9 +95,9 @@ def users_env(programs: Path, others: Path) -> dict[str, str]:
     Those that select another interpreter or virtual environment are left out, because NeMo Gym makes virtual environments
     of its own with uv. PATH begins with `programs` and ends with `others`.
     """
-    kept = {name: value for name, value in os.environ.items() if name not in _SELECTING}
+    env = {name: value for name, value in os.environ.items() if name not in _SELECTING}
     path = os.pathsep.join([str(programs), clean_env().get("PATH", os.defpath), str(others)])
-    return {**index_settings(kept), **kept, "PATH": path}
+    return {**index_settings(env), **env, "PATH": path}
 
 
 def offline() -> bool:

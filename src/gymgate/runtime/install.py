@@ -139,9 +139,9 @@ class Installation:
         self.progress(f"resolving the requirements of nemo-gym {release}, for which gymgate ships no lock")
         command = ("pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate")
         quiet = ("--no-emit-index-url", "--no-emit-find-links", "--python", self.interpreter.path)
-        with _file([f"nemo-gym=={release}"]) as wanted:
+        with _file([f"nemo-gym=={release}"]) as file:
             try:
-                return run_uv(*command, *quiet, *self._raised, wanted, progress=self.progress, held=self.held)
+                return run_uv(*command, *quiet, *self._raised, file, progress=self.progress, held=self.held)
             except UvFailedError as error:
                 if error.kind == "conflict" and f"no version of nemo-gym=={release}" in str(error):
                     raise SetupError(f"there is no nemo-gym {release} on the package index") from error
@@ -149,13 +149,13 @@ class Installation:
 
     def _install_requirements(self) -> None:
         """Install them beside the release with the release's versions kept, or as few of them changed as possible."""
-        wanted = self.recipe.requirements
+        requested = self.recipe.requirements
         before = self._installed()
         locked = pins(self.recipe.lock) if self.recipe.lock else _pinned(before)
-        named = {package_of(requirement) for requirement in wanted}
+        named = {package_of(requirement) for requirement in requested}
         free = {package: pin for package, pin in locked.items() if package not in named}
-        complete = (*wanted, *self._declared())
-        for requirements, constraints in ((wanted, locked), (complete, free), (complete, {})):
+        complete = (*requested, *self._declared())
+        for requirements, constraints in ((requested, locked), (complete, free), (complete, {})):
             try:
                 with _file(requirements) as file, _file(constraints.values()) as held:
                     self._install("-r", file, "-c", held)
@@ -166,7 +166,7 @@ class Installation:
                 failure = error
         else:
             raise SetupError(
-                f"{', '.join(wanted)} cannot be installed next to nemo-gym {self.recipe.version}: {failure}",
+                f"{', '.join(requested)} cannot be installed next to nemo-gym {self.recipe.version}: {failure}",
                 kind=failure.kind,
             ) from failure
         after = self._installed()
@@ -177,7 +177,7 @@ class Installation:
         ]
         if changed:
             self.progress(
-                f"warning: {', '.join(wanted)} changed {', '.join(changed)}; nemo-gym {self.recipe.version} was locked "
+                f"warning: {', '.join(requested)} changed {', '.join(changed)}; nemo-gym {self.recipe.version} was locked "
                 "with the former"
             )
 
@@ -188,8 +188,8 @@ class Installation:
 
     def _installed(self) -> dict[str, str]:
         """The version of each installed package, by normalised name."""
-        found = metadata.distributions(path=[str(self.site)])
-        return {package_of(each.name): each.version for each in found}
+        distributions = metadata.distributions(path=[str(self.site)])
+        return {package_of(distribution.name): distribution.version for distribution in distributions}
 
     def _install(self, *arguments: str | Path) -> None:
         run_uv("pip", "install", "--python", self.python, *arguments, progress=self.progress, held=self.held)

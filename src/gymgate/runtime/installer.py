@@ -51,8 +51,8 @@ def find_uv() -> Path:
         import uv
 
         return Path(os.fsdecode(uv.find_uv_bin()))
-    if found := shutil.which("uv"):
-        return Path(found)
+    if command := shutil.which("uv"):
+        return Path(command)
     raise SetupError("uv is not installed; gymgate needs it to install NeMo Gym: pip install uv")
 
 

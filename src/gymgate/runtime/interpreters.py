@@ -79,13 +79,13 @@ def find_interpreters(request: str = _SUPPORTED) -> list[Interpreter]:
         raise SetupError(
             f"uv cannot list this machine's interpreters: {error}; name one with --python PATH"
         ) from error
-    found: dict[Path, Interpreter] = {}
+    interpreters: dict[Path, Interpreter] = {}
     for entry in codec.loads(listed.encode()):
         release = _RELEASED.fullmatch(entry["version"])
         if release and (entry["implementation"], entry["variant"]) == ("cpython", "default"):
             path, (major, minor, patch) = Path(entry["path"]), map(int, release.groups())
-            found.setdefault(path.resolve(), Interpreter(path, (major, minor, patch)))
-    return sorted(found.values(), key=_rank)
+            interpreters.setdefault(path.resolve(), Interpreter(path, (major, minor, patch)))
+    return sorted(interpreters.values(), key=_rank)
 
 
 def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Interpreter]:
@@ -96,12 +96,12 @@ def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Int
     if name is not None:
         yield named_interpreter(name, progress)
         return
-    found = find_interpreters()
-    fitting = [interpreter for interpreter in found if interpreter.version >= floor]
+    interpreters = find_interpreters()
+    fitting = [interpreter for interpreter in interpreters if interpreter.version >= floor]
     fitting = fitting or download(f">={text(floor)},<3.14", progress)[:1]
     yield from fitting
-    yield from (interpreter for interpreter in found if interpreter not in fitting)
-    if not found and not fitting:
+    yield from (interpreter for interpreter in interpreters if interpreter not in fitting)
+    if not interpreters and not fitting:
         raise SetupError(
             "NeMo Gym needs CPython >= 3.12, and there is none on this machine. Install one (`uv python install 3.13`, "
             "`pyenv install 3.13`, `conda create -n py313 python=3.13`, or your system's package), "
@@ -113,15 +113,15 @@ def named_interpreter(name: str, progress: Progress = lambda _: None) -> Interpr
     """Return the interpreter at the path `name`, of that command, or of that version (`3.13`). Raises `SetupError`."""
     is_version, path = _VERSION.fullmatch(name) is not None, Path(name).expanduser()
     request = str(path.absolute()) if path.exists() and not is_version else name
-    found = find_interpreters(request) or (download(name, progress) if is_version else [])
-    if not found and is_version:
+    interpreters = find_interpreters(request) or (download(name, progress) if is_version else [])
+    if not interpreters and is_version:
         here = ", ".join(map(str, find_interpreters())) or "no CPython >= 3.12"
         raise SetupError(f"no Python {name} on this machine, and uv could not download it; found: {here}")
-    if not found:
+    if not interpreters:
         raise SetupError(f"python {name!r} cannot be used: {_why_not(request)}")
-    if found[0].version < MINIMUM:
-        raise SetupError(f"python {name!r} is {found[0]}; NeMo Gym needs CPython >= 3.12")
-    return found[0]
+    if interpreters[0].version < MINIMUM:
+        raise SetupError(f"python {name!r} is {interpreters[0]}; NeMo Gym needs CPython >= 3.12")
+    return interpreters[0]
 
 
 def is_named(interpreter: Interpreter, name: str) -> bool:
@@ -133,12 +133,12 @@ def is_named(interpreter: Interpreter, name: str) -> bool:
 
 def numbered_commands() -> dict[str, Path]:
     """Return `python3.10` and the like with the first path of each on this machine; runs nothing."""
-    found: dict[str, Path] = {}
+    commands: dict[str, Path] = {}
     for directory in _directories():
         for path in sorted(directory.glob("python3.*")):
             if re.fullmatch(r"python3\.\d+", path.name) and os.access(path, os.X_OK):
-                found.setdefault(path.name, path)
-    return found
+                commands.setdefault(path.name, path)
+    return commands
 
 
 def download(request: str, progress: Progress) -> list[Interpreter]:

@@ -58,36 +58,34 @@ def ensure_agent_command(agent_type: str, settings: Mapping[str, Any], progress:
     `None` if the agent needs none, or PATH has it in the version that its settings name, or in any version and there is
     no npm. Raises `NeedMissingError` if there is neither the command nor npm, `SetupError` if npm fails.
     """
-    wanted = AGENT_COMMANDS.get(agent_type)
-    if wanted is None:
+    tool = AGENT_COMMANDS.get(agent_type)
+    if tool is None:
         return None
-    version = str(settings.get(wanted.version_key) or _LATEST)
-    found = shutil.which(wanted.command)
-    if found and (version == _LATEST or _is_version(found, version)):
+    version = str(settings.get(tool.version_key) or _LATEST)
+    own = shutil.which(tool.command)
+    if own and (version == _LATEST or _is_version(own, version)):
         return None
     root = cache_dir() / "npm"
-    place = root / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{wanted.package}-{version}").strip("_")
-    command = place / "bin" / wanted.command
+    place = root / re.sub(r"[^A-Za-z0-9._-]+", "_", f"{tool.package}-{version}").strip("_")
+    command = place / "bin" / tool.command
     if command.exists() and hold(place / MARKER):
         return command
     npm = shutil.which("npm")
-    if npm is None and found:
-        progress(
-            f"warning: {found} is not {wanted.command} {version}; it is used because npm is not installed"
-        )
+    if npm is None and own:
+        progress(f"warning: {own} is not {tool.command} {version}; it is used because npm is not installed")
         return None
     if npm is None:
         raise NeedMissingError(
-            f"{agent_type} runs the command {wanted.command!r}, which is not on PATH, and npm is not installed to get "
-            f"{wanted.package}; put the command on PATH, or install Node.js with npm",
-            need=f"{wanted.command} (npm: {wanted.package})",
+            f"{agent_type} runs the command {tool.command!r}, which is not on PATH, and npm is not installed to get "
+            f"{tool.package}; put the command on PATH, or install Node.js with npm",
+            need=f"{tool.command} (npm: {tool.package})",
             kind="binary",
         )
 
     def make(prefix: Path, lock: int) -> dict[str, Any]:
-        progress(f"installing {wanted.package} {version} with npm")
-        install_package(npm, wanted.package, version, wanted.command, prefix)
-        return {"package": f"{wanted.package}@{version}", "command": wanted.command}
+        progress(f"installing {tool.package} {version} with npm")
+        install_package(npm, tool.package, version, tool.command, prefix)
+        return {"package": f"{tool.package}@{version}", "command": tool.command}
 
     build_once(root, place.name, make, progress, lambda path: command.exists() and (path / MARKER).exists())
     return command
@@ -107,21 +105,21 @@ def install_package(npm: str, package: str, version: str, command: str, prefix: 
     If the package requires another Node.js than this machine's, `prefix` gets one beside the command, also from npm.
     Raises `SetupError`.
     """
-    wanted = f"{package}@{version}"
+    specifier = f"{package}@{version}"
     words = [npm, "install", *_QUIET]
     into_prefix = [*words, "--global", "--prefix", str(prefix)]
     module = prefix / "lib" / "node_modules" / package
     try:
-        warnings = _run([*into_prefix, wanted], prefix.parent)
+        warnings = _run([*into_prefix, specifier], prefix.parent)
         if (module / "npm-shrinkwrap.json").exists():
             # npm ignores a package's lock where the registry leaves `_hasShrinkwrap` out of its metadata.
             _run([*words, "--omit=dev", "--ignore-scripts"], module)
         if "EBADENGINE" in warnings and (node := _node_for(module)):
             _run([*into_prefix, node], prefix.parent)
     except CommandError as error:
-        raise SetupError(f"npm cannot install {wanted}: {_npm_errors(error.errors) or error}") from error
+        raise SetupError(f"npm cannot install {specifier}: {_npm_errors(error.errors) or error}") from error
     if not (prefix / "bin" / command).exists():
-        raise SetupError(f"npm cannot install {wanted}: the package has no command {command!r}")
+        raise SetupError(f"npm cannot install {specifier}: the package has no command {command!r}")
 
 
 def _node_for(module: Path) -> str | None:

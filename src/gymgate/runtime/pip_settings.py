@@ -20,16 +20,16 @@ def index_settings(environment: Mapping[str, str]) -> dict[str, str]:
     if any(environment.get(name) for name in _OWN_INDEX) or _uv_has_index(environment):
         return {}
     pip = _pip_settings(environment)
-    found = {
+    settings = {
         "UV_DEFAULT_INDEX": pip.get("index-url", ""),
         "UV_INDEX": " ".join(pip.get("extra-index-url", "").split()),
         "UV_FIND_LINKS": ",".join(pip.get("find-links", "").split()),
         "UV_INSECURE_HOST": " ".join(pip.get("trusted-host", "").split()),
         "SSL_CERT_FILE": pip.get("cert", ""),
     }
-    if found["UV_INDEX"]:
-        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    return {name: value for name, value in found.items() if value}
+    if settings["UV_INDEX"]:
+        settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in settings.items() if value}
 
 
 def _pip_settings(environment: Mapping[str, str]) -> dict[str, str]:

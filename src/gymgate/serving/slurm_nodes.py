@@ -35,10 +35,10 @@ def expand(text: str) -> list[str]:
     if not entries or ",".join(entries) != text:
         raise ConfigError(f"Slurm node list {text!r} cannot be read; it must look like node[01-03,7],login")
     names = itertools.chain.from_iterable(_expand_entry(entry, text) for entry in entries)
-    found = list(itertools.islice(names, LARGEST + 1))
-    if len(found) > LARGEST:
+    nodes = list(itertools.islice(names, LARGEST + 1))
+    if len(nodes) > LARGEST:
         raise ConfigError(f"Slurm node list {text!r} has more than {LARGEST:,} nodes")
-    return found
+    return nodes
 
 
 def _expand_entry(entry: str, whole: str) -> Iterator[str]:

@@ -135,17 +135,17 @@ class Supervisor:
 
     async def ready(self, within_s: float) -> None:
         """Wait until every server answers. Raises `StackStartError` for one that ended, or has not answered in time."""
-        async with beside(self._raise_at_end(each) for each in self._servers), beside([self._remind()]):
+        async with beside(self._raise_at_end(process) for process in self._servers), beside([self._remind()]):
             try:
                 async with (
                     asyncio.timeout(within_s),
                     HTTPClient() as client,
                     asyncio.TaskGroup() as group,
                 ):
-                    for each in self._servers:
-                        group.create_task(self._until_ready(each, client))
+                    for process in self._servers:
+                        group.create_task(self._until_ready(process, client))
             except TimeoutError:
-                late = next(each for each in self._servers if not each.was_ready)
+                late = next(process for process in self._servers if not process.was_ready)
                 raise StackStartError(
                     f"no answer after {within_s:g} s from {self._waiting()}; wait longer with --start-timeout{late.last_line}",
                     server=late.server.name,
@@ -154,35 +154,35 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Restart servers that end, after growing pauses; raise `ServerDiedError` when one has no restarts left."""
-        async with beside(self._keep_up(each) for each in self._servers):
+        async with beside(self._keep_up(process) for process in self._servers):
             await asyncio.get_running_loop().create_future()
 
-    async def _keep_up(self, each: ServerProcess) -> None:
+    async def _keep_up(self, process: ServerProcess) -> None:
         while True:
-            code = await each.wait()
-            if each.restarts >= self._restarts:
-                raise each.died(code)
-            each.restarts += 1
-            pause = min(2.0 ** (each.restarts - 1), LONGEST_PAUSE_S)
+            code = await process.wait()
+            if process.restarts >= self._restarts:
+                raise process.died(code)
+            process.restarts += 1
+            pause = min(2.0 ** (process.restarts - 1), LONGEST_PAUSE_S)
             self._progress(
-                f"{each.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
-                f"({each.restarts} of {self._restarts})"
+                f"{process.server.name} ended with {_code(code)}; restarting it in {pause:g} s "
+                f"({process.restarts} of {self._restarts})"
             )
-            await each.stop(GRACE_S, group=True)
+            await process.stop(GRACE_S, group=True)
             await asyncio.sleep(pause)
-            await each.start()
+            await process.start()
 
-    async def _until_ready(self, each: ServerProcess, client: HTTPClient) -> None:
+    async def _until_ready(self, process: ServerProcess, client: HTTPClient) -> None:
         while True:
             # Anything but a status of 5xx is an answer, also a refusal (a missing key).
-            if isinstance(await probe(each.server.probe, client), Response):
+            if isinstance(await probe(process.server.probe, client), Response):
                 break
             await asyncio.sleep(POLL_S)
-        each.was_ready = True
-        self._progress(f"{each.server.name} answers at {each.server.url}")
+        process.was_ready = True
+        self._progress(f"{process.server.name} answers at {process.server.url}")
 
-    async def _raise_at_end(self, each: ServerProcess) -> None:
-        raise each.died(await each.wait())
+    async def _raise_at_end(self, process: ServerProcess) -> None:
+        raise process.died(await process.wait())
 
     async def _remind(self) -> None:
         started = time.monotonic()
@@ -192,7 +192,7 @@ class Supervisor:
 
     def _waiting(self) -> str:
         """Names and addresses of the servers that have not answered yet."""
-        late = [each.server for each in self._servers if not each.was_ready]
+        late = [process.server for process in self._servers if not process.was_ready]
         return ", ".join(f"{server.name} ({server.probe})" for server in late)
 
 
@@ -208,11 +208,11 @@ async def supervise(
         ]
 
         async def stop_all() -> None:
-            await asyncio.gather(*(each.stop(GRACE_S, group=True) for each in processes))
+            await asyncio.gather(*(process.stop(GRACE_S, group=True) for process in processes))
 
         exits.push_async_callback(stop_all)
-        for each in processes:
-            await each.start()
+        for process in processes:
+            await process.start()
         yield Supervisor(processes, restarts, progress)
 
 

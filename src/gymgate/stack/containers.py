@@ -92,9 +92,9 @@ class _Removal:
         self._patient_until = begins + (_PULL_S if selection.label == ROLLOUT else 0.0)
         self._quiet = 0
 
-    def goes_on(self, found: bool) -> bool:
+    def goes_on(self, busy: bool) -> bool:
         """Count a look; whether another one is due, at `next`."""
-        self._quiet = 0 if found else self._quiet + 1
+        self._quiet = 0 if busy else self._quiet + 1
         now, is_quiet = time.monotonic(), self._quiet >= _QUIET_LOOKS
         self.next = now + (_LONG_PAUSE_S if is_quiet else _PAUSE_S)
         return now < (self._patient_until if is_quiet else self._gives_up)

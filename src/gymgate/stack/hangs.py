@@ -68,9 +68,9 @@ def processes_of(
     environments: Iterable[RunningEnvironment], fork_servers: Iterable[ForkServerClient], timeout_s: float
 ) -> Iterator[Watched]:
     """Yield the processes of a stack; `timeout_s` is that of its servers."""
-    for each in fork_servers:
+    for server in fork_servers:
         timeout = min(timeout_s, FORK_SERVER_S)
-        yield Watched(each, each.process.pid, timeout, each.ping, each.kill_itself, alone=True)
+        yield Watched(server, server.process.pid, timeout, server.ping, server.kill_itself, alone=True)
     for environment in environments:
         for child, port, needed in environment.watched():
             ask, kill = partial(until_answer, port), partial(child.kill, signal.SIGKILL)
@@ -122,14 +122,14 @@ class HangWatch:
             if question.silent_s >= each.timeout_s:
                 each.kill(f"hung: no answer and no CPU time for {question.silent_s:.3g} s, killed")
 
-    def _ask(self, each: Watched) -> bool:
+    def _ask(self, process: Watched) -> bool:
         """Ask a process, unless its last question is open; false if that is so, or if it could not be asked last time."""
-        question = self._questions.get(each.process)
+        question = self._questions.get(process.process)
         if question is None or question.is_answered:
-            self._questions[each.process] = _Question(_ask(each))
+            self._questions[process.process] = _Question(_ask(process))
             return True
         if question.asked.done():
-            question.asked = _ask(each)
+            question.asked = _ask(process)
         return False
 
 
@@ -144,8 +144,8 @@ def ticks_of(pid: int, *, alone: bool = False) -> int:
 
     Time of children that have ended counts as their parent's.
     """
-    found = 0
-    for each in {pid} if alone else {pid, *descendants(pid), *helpers_of(pid)}:
+    ticks = 0
+    for process in {pid} if alone else {pid, *descendants(pid), *helpers_of(pid)}:
         with contextlib.suppress(OSError):
-            found += sum(int(field) for field in stat(each)[11:15])
-    return found
+            ticks += sum(int(field) for field in stat(process)[11:15])
+    return ticks

@@ -84,20 +84,20 @@ def _stamps(path: Path) -> list[tuple[str, int, int]]:
     """Return name, size and time of change of each file of code below `path`, or of the file itself."""
     if not path.is_dir():
         return [_stamp(path, path.name)]
-    found = []
+    stamps = []
     for directory, names, files in itertools.islice(os.walk(path), _MAX_DIRECTORIES):
         names[:] = sorted(name for name in names if name not in _SKIPPED and not name.startswith("."))
         code = [Path(directory, file) for file in files if file.endswith(_CODE)]
-        found += [_stamp(file, os.path.relpath(file, path)) for file in code]
-    return sorted(found)
+        stamps += [_stamp(file, os.path.relpath(file, path)) for file in code]
+    return sorted(stamps)
 
 
 def _stamp(path: Path, name: str) -> tuple[str, int, int]:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return name, -1, -1
-    return name, found.st_size, found.st_mtime_ns
+    return name, status.st_size, status.st_mtime_ns
 
 
 def _absolute(name: str) -> Path:

@@ -143,14 +143,16 @@ class _Caller:
     async def _run(self, message: dict[str, Any], row: bytes) -> Reply:
         """Run a row. Only what is checked here reaches the daemon, which trusts its callers."""
         endpoints = [message[name] for name in ("policy", "judge_policy") if message[name] is not None]
-        if any(not isinstance(each, dict) or each.get("type") != "http" for each in endpoints):
+        if any(not isinstance(endpoint, dict) or endpoint.get("type") != "http" for endpoint in endpoints):
             raise ConfigError(ONLY_HTTP)
         try:
             asked = _Message.model_validate(message)
         except ValidationError as error:
             raise ConfigError(validation_message(error)) from None
         judge = asked.judge_policy
-        if any(each is not None and each.api_key_env is not None for each in (asked.policy, judge)):
+        if any(
+            endpoint is not None and endpoint.api_key_env is not None for endpoint in (asked.policy, judge)
+        ):
             raise ConfigError("api_key_env is for a variable of another machine")
         try:
             body = row_json(codec.loads_object(row))

@@ -49,7 +49,7 @@ def _rendering_thread(pid: int) -> ThreadPoolExecutor:
 
 def make_renderer(
     tokenizer: Any,
-    wanted: str | Mapping[str, Any] | None = None,
+    settings: str | Mapping[str, Any] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Renderer:
     """Make the renderer that `wanted` names (`qwen3`) or configures (`{"name": "qwen3", ...}`), by default the one that
@@ -68,19 +68,21 @@ def make_renderer(
     model = str(getattr(tokenizer, "name_or_path", type(tokenizer).__name__))
     try:
         config = None
-        if wanted is not None:
-            by_name = isinstance(wanted, str)
+        if settings is not None:
+            by_name = isinstance(settings, str)
             config = (
-                config_from_name(wanted) if by_name else TypeAdapter(RendererConfig).validate_python(wanted)
+                config_from_name(settings)
+                if by_name
+                else TypeAdapter(RendererConfig).validate_python(settings)
             )
         kwargs = dict(chat_template_kwargs or {}) or None
         renderer: Renderer = create_renderer(tokenizer, config, chat_template_kwargs=kwargs)
     except Exception as error:  # the package's own, pydantic's, and the hub's
-        subject = f"no renderer for {model!r}" if wanted is None else f"renderer {wanted!r} for {model!r}"
+        subject = f"no renderer for {model!r}" if settings is None else f"renderer {settings!r} for {model!r}"
         raise ConfigError(
             f"{subject}: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
-    if wanted is None and type(renderer).__name__ == "DefaultRenderer":
+    if settings is None and type(renderer).__name__ == "DefaultRenderer":
         logger.warning(
             "the renderers package has no renderer for %r: its default one parses no tool calls; set `renderer` to a name",
             model,

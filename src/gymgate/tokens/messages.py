@@ -43,9 +43,9 @@ def check_request(request: Mapping[str, Any], renderer: object) -> None:
     _check_template(request.get("chat_template_kwargs") or {}, renderer)
 
 
-def _check_template(wanted: Mapping[str, Any], renderer: object) -> None:
+def _check_template(settings: Mapping[str, Any], renderer: object) -> None:
     config, unset = getattr(renderer, "config", None), object()
-    for name, value in wanted.items():
+    for name, value in settings.items():
         ours = getattr(config, name, unset)
         if value is not None and ours != value:
             state = "does not have it" if ours is unset else f"has {ours!r}"

@@ -32,10 +32,10 @@ _WAIT_S = (0.05, 2.0)
 
 def requested_sampling(request: Mapping[str, Any]) -> dict[str, Any]:
     """The sampling parameters of a chat-completions request, in the engines' names."""
-    wanted = {name: request[name] for name in NAMES if request.get(name) is not None}
+    sampling = {name: request[name] for name in NAMES if request.get(name) is not None}
     if (limit := request.get("max_completion_tokens")) is not None:
-        wanted["max_tokens"] = limit
-    return wanted
+        sampling["max_tokens"] = limit
+    return sampling
 
 
 class SamplingGuard:
@@ -56,32 +56,32 @@ class SamplingGuard:
         """Parameters for which some request asked for another value."""
         return frozenset(self._reported)
 
-    def apply(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    def apply(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """`wanted` with the pinned parameters in place; a smaller `max_tokens` of the request is kept."""
         if not self.pinned:
-            return dict(wanted)
+            return dict(requested)
         fixed = {**{name: NEUTRAL[name] for name in _SENT}, **self.pinned}
-        for name, value in wanted.items():
+        for name, value in requested.items():
             if name not in ENDING and not _same(name, value, ours := fixed.get(name, NEUTRAL[name])):
                 self._report(name, value, ours)
-        merged = {**{name: wanted[name] for name in ENDING if name in wanted}, **fixed}
-        if "max_tokens" in wanted and "max_tokens" in fixed:
-            merged["max_tokens"] = min(wanted["max_tokens"], fixed["max_tokens"])
+        merged = {**{name: requested[name] for name in ENDING if name in requested}, **fixed}
+        if "max_tokens" in requested and "max_tokens" in fixed:
+            merged["max_tokens"] = min(requested["max_tokens"], fixed["max_tokens"])
         return merged
 
-    def _report(self, name: str, wanted: Any, ours: Any) -> None:
+    def _report(self, name: str, theirs: Any, ours: Any) -> None:
         with self._lock:
             if name in self._reported:
                 return
             self._reported.add(name)
         logger.warning(
-            "rows ask for %s=%r; the trainer's %r is used instead (reported once)", name, wanted, ours
+            "rows ask for %s=%r; the trainer's %r is used instead (reported once)", name, theirs, ours
         )
 
 
-def _same(name: str, wanted: Any, ours: Any) -> bool:
+def _same(name: str, theirs: Any, ours: Any) -> bool:
     """Whether two values mean the same; there are two ways to write "no top-k"."""
-    return bool(wanted == ours or (name == "top_k" and wanted <= 0 and ours <= 0))
+    return bool(theirs == ours or (name == "top_k" and theirs <= 0 and ours <= 0))
 
 
 class Gate:

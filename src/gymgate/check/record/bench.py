@@ -82,9 +82,9 @@ class Bench:
         """The recorded rollouts that got a reward; if there are none, packaged rows with one fixed answer."""
         self.refuse_cohorts()
         pairs = zip(self.recorded, self.results, strict=False)
-        found = [self.subject(each) for each, result in pairs if result.rewarded]
-        if not found and self.replayer.probe.rewarded:
-            found = [
+        subjects = [self.subject(recorded) for recorded, result in pairs if result.rewarded]
+        if not subjects and self.replayer.probe.rewarded:
+            subjects = [
                 Subject(
                     f"row {n}",
                     row,
@@ -93,9 +93,9 @@ class Bench:
                 )
                 for n, row in enumerate(self.rows)
             ]
-        if not found:
+        if not subjects:
             raise Unmeasured("no rollout of it gets a reward here")
-        return found[:SUBJECTS]
+        return subjects[:SUBJECTS]
 
     def refuse_cohorts(self) -> None:
         """Raise `Unmeasured` if the environment scores rollouts against each other."""
@@ -159,8 +159,8 @@ class Bench:
     async def server_pids(self, kind: str) -> list[int]:
         """Processes of its servers of one kind, such as `resources_servers`; each of several workers."""
         servers = (await self.stack.status())["environments"][self.request.environment]["servers"]
-        wanted = [server.name for server in self.config.servers if server.kind == kind]
-        return [worker["pid"] for name in wanted for worker in workers_of(servers, name)]
+        names = [server.name for server in self.config.servers if server.kind == kind]
+        return [worker["pid"] for name in names for worker in workers_of(servers, name)]
 
 
 def reward_of(rollout: Rollout) -> float | None:

@@ -183,11 +183,11 @@ def _equal(lines: Sequence[_Line]) -> list[tuple[str, ...]]:
 
 def _in_two_splits(files: Iterable[tuple[str, Sequence[_Line]]]) -> list[tuple[str, ...]]:
     """The first row in each split, for every row that is in several; `files` are splits and rows."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+    names_of_splits: dict[str, dict[str, str]] = defaultdict(dict)
     for split, lines in files:
         for line in lines:
-            found[line.task].setdefault(split, line.name)
-    return [tuple(names.values()) for names in found.values() if len(names) > 1]
+            names_of_splits[line.task].setdefault(split, line.name)
+    return [tuple(names.values()) for names in names_of_splits.values() if len(names) > 1]
 
 
 def _answered(name: str, row: RowData) -> _Answered | None:

@@ -29,18 +29,18 @@ async def measure(bench: Bench) -> Deterministic:
         several = subjects * -(-AT_ONCE // len(subjects))  # at least eight
         for subject, rollout in zip(several, await bench.run_all(several, AT_ONCE), strict=True):
             rewards[subject.name].append(reward_of(rollout))
-    if not any(reward is not None for found in rewards.values() for reward in found):
+    if not any(reward is not None for values in rewards.values() for reward in values):
         raise Unmeasured("scored again, no rollout of it gets a reward that counts")
-    given = {name: tuple(r for r in found if r is not None) for name, found in rewards.items()}
+    numbers = {name: tuple(r for r in values if r is not None) for name, values in rewards.items()}
     return Deterministic(
         rollouts=len(subjects),
-        scored=sum(map(len, given.values())),
-        failed=sum(found.count(None) for found in rewards.values()),
+        scored=sum(map(len, numbers.values())),
+        failed=sum(values.count(None) for values in rewards.values()),
         at_once=None if bench.asked_judge else AT_ONCE,
         changed=tuple(
-            Changed(rollout=name, rewards=found)
-            for name, found in given.items()
-            if any(not same_reward(found[0], other) for other in found[1:])
+            Changed(rollout=name, rewards=values)
+            for name, values in numbers.items()
+            if any(not same_reward(values[0], other) for other in values[1:])
         ),
         missing={"at_once": JUDGED} if bench.asked_judge else {},
     )

@@ -48,16 +48,16 @@ async def measure(bench: Bench) -> Failures:
 
 async def _judge_down(bench: Bench) -> list[Rollout]:
     """Rollouts whose judge was asked and was down."""
-    found = []
+    rollouts = []
     for subject in _any(bench):
         with bench.judge.down():
             rollout = await bench.run_without_judge(subject)
             if bench.judge.calls:
-                found.append(rollout)
-    if not found:
+                rollouts.append(rollout)
+    if not rollouts:
         served = bench.request.models and "the calls go to the endpoint of --judge"
         raise Unmeasured(served or (OWN_JUDGE if bench.asked_own_judge else "no judge is asked"))
-    return found
+    return rollouts
 
 
 async def _tool_timeout(bench: Bench) -> list[Rollout]:
@@ -109,7 +109,7 @@ class _Stopping:
 
 async def _cut_off(bench: Bench) -> list[Rollout]:
     """Rollouts that ended by themselves after their last answer was cut, and whose judge could be asked."""
-    found = []
+    rollouts = []
     reason = "its rollouts end before the answer that would be cut"
     for subject in bench.subjects[:ROLLOUTS]:
         cut = _Cut(subject)
@@ -121,10 +121,10 @@ async def _cut_off(bench: Bench) -> list[Rollout]:
         elif rollout.limit is not None and _reward(rollout) is None:
             reason = f"its rollouts go on after {MAX_CALLS} cut answers"
         else:
-            found.append(rollout)
-    if not found:
+            rollouts.append(rollout)
+    if not rollouts:
         raise Unmeasured(reason)
-    return found
+    return rollouts
 
 
 class _Cut:
@@ -156,16 +156,16 @@ class _Cut:
 
 
 async def _long_answer(bench: Bench) -> list[Rollout]:
-    found = []
+    rollouts = []
     for subject in bench.subjects[:ROLLOUTS]:
         rollout = await bench.run_without_judge(subject, constant_policy(LONG), max_calls=ROLLOUTS)
         if (reason := bench.unjudged) is not None:
             raise Unmeasured(reason)
         if rollout.limit is None or _reward(rollout) is not None:
-            found.append(rollout)
-    if not found:
+            rollouts.append(rollout)
+    if not rollouts:
         raise Unmeasured(f"its rollouts go on after {ROLLOUTS} such answers")
-    return found
+    return rollouts
 
 
 def _any(bench: Bench) -> list[Subject]:

@@ -53,8 +53,10 @@ def packed(records: Iterable[CheckResult]) -> bytes:
 
 def _shipped(record: CheckResult) -> dict[str, Any]:
     differing = [row for row in record.rows if row.verdict == "differs" and row.recorded is not None]
-    kept = record.model_copy(update={"rows": tuple(differing[:DIFFERENCES]), "settings": "", "traceback": ""})
-    return kept.model_dump(mode="json", exclude_defaults=True)
+    shipped = record.model_copy(
+        update={"rows": tuple(differing[:DIFFERENCES]), "settings": "", "traceback": ""}
+    )
+    return shipped.model_dump(mode="json", exclude_defaults=True)
 
 
 def shipped_record(kind: str, environment: str, version: str) -> CheckResult | None:

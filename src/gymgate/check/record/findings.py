@@ -194,19 +194,19 @@ def unclean(record: CheckResult) -> Iterator[Finding]:
         yield Finding("row in two splits", f"rows in several splits: {data.shared}: {groups}")
 
 
-def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
+def missed(record: CheckResult, thresholds: Thresholds) -> Iterator[str]:
     """Every threshold that the record does not meet. What could not be measured meets none."""
     why = record.missing.get
     everything = why("all", "")
-    if wanted.reproducible and record.verdict != "match":
+    if thresholds.reproducible and record.verdict != "match":
         yield f"--reproducible: {record.verdict}: {record.detail}"
-    if wanted.deterministic:
+    if thresholds.deterministic:
         if record.deterministic is None:
             yield f"--deterministic: not measured: {why('deterministic', everything)}"
         elif not record.deterministic.scored:
             yield "--deterministic: not measured: no scoring gives a reward"
-        yield from (f"--deterministic: {each}" for each in changing(record))
-    if (limit := wanted.max_constant_reward) is not None:
+        yield from (f"--deterministic: {finding}" for finding in changing(record))
+    if (limit := thresholds.max_constant_reward) is not None:
         if record.trivial is None:
             yield f"--max-constant-reward: not measured: {why('trivial', everything)}"
         else:  # the last answer needs two recorded rows, which not every environment has
@@ -214,14 +214,14 @@ def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
             if lacking := {name: reason for name, reason in missing.items() if reason}:
                 names, (reason, *_) = ", ".join(lacking), lacking.values()
                 yield f"--max-constant-reward: not measured: {names} ({reason})"
-        yield from (f"--max-constant-reward {limit:g}: {each}" for each in constant(record, limit))
-    if wanted.honest:
+        yield from (f"--max-constant-reward {limit:g}: {finding}" for finding in constant(record, limit))
+    if thresholds.honest:
         if record.failures is None:
             yield f"--honest: not measured: {why('failures', everything)}"
         elif not record.failures.cases:
             yield f"--honest: not measured: {next(iter(record.failures.missing.values()), '')}"
-        yield from (f"--honest: {each}" for each in dishonest(record))
-    if (low := wanted.min_oracle_reward) is not None:
+        yield from (f"--honest: {finding}" for finding in dishonest(record))
+    if (low := thresholds.min_oracle_reward) is not None:
         if record.oracle is None:
             yield f"--min-oracle-reward: not measured: {why('oracle', everything)}"
         elif record.oracle.reward is None:
@@ -229,7 +229,7 @@ def missed(record: CheckResult, wanted: Thresholds) -> Iterator[str]:
         elif record.oracle.reward < low:
             rows = ", ".join(record.oracle.unsolved)
             yield f"--min-oracle-reward {low:g}: the right answer earns {record.oracle.reward:.3g} on average; not full: {rows}"
-    if wanted.clean_rows:
+    if thresholds.clean_rows:
         if record.data is None:
             yield f"--clean-rows: not measured: {why('data', everything) or 'its rows were not read'}"
-        yield from (f"--clean-rows: {each}" for each in unclean(record))
+        yield from (f"--clean-rows: {finding}" for finding in unclean(record))

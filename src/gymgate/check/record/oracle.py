@@ -200,15 +200,15 @@ def forms_of(row: RowData) -> Mapping[str, Answer]:
     answer: as text; JSON: as a JSON string; items: those of a list, with commas; grid: its lines, with spaces; lines: the
     same without spaces; option: the text of the option that it names; calls: one a turn, or at once.
     """
-    found = answer_of(row)
-    assert found is not None
-    if calls := calls_in(found.value):
+    own = answer_of(row)
+    assert own is not None
+    if calls := calls_in(own.value):
         return {"calls": calls, **({"calls at once": calls} if len(calls) > 1 else {})}
-    value = found.value
+    value = own.value
     if isinstance(value, str) and value.startswith("["):
         with contextlib.suppress(ValueError):
             value = codec.loads(value.encode())
-    text = found.value if isinstance(found.value, str) else codec.dumps(value).decode()
+    text = own.value if isinstance(own.value, str) else codec.dumps(value).decode()
     forms: dict[str, Answer] = {"answer": text, "JSON": codec.dumps(text).decode()}
     if isinstance(value, list) and value and all(isinstance(line, list) for line in value):
         grid = "\n".join(" ".join(map(str, line)) for line in value)
@@ -228,10 +228,10 @@ def asked_for(row: RowData) -> tuple[Phrasing, ...]:
     A prompt says it last, or in the message of the system.
     """
     prompt = "\n".join(block.text for block in blocks_of(items_of(row["responses_create_params"])))
-    found = [*_ASKED.finditer(prompt)]
-    if not found:
+    matches = [*_ASKED.finditer(prompt)]
+    if not matches:
         return ()
-    last = found[-1]
+    last = matches[-1]
     if last["boxed"]:
         before, after = r"\boxed{", "}"
     elif last["tag"]:
@@ -266,9 +266,9 @@ def calling_policy(calls: Calls, *, at_once: bool = False) -> PolicyCallable:
 
 def oracle_rollout(row: RowData) -> dict[str, Any] | None:
     """A rollout as it would be recorded of a policy that makes the calls that the row lists; `None` if it lists none."""
-    found = answer_of(row)
+    answer = answer_of(row)
     output: list[Item] = []
-    for n, call in enumerate(calls_in(found.value) if found else ()):
+    for n, call in enumerate(calls_in(answer.value) if answer else ()):
         result = {"type": "function_call_output", "call_id": f"oracle_{n}", "output": ""}
         output += [{**call, "call_id": f"oracle_{n}"}, result]
     return {**row, "response": {"id": "oracle", "output": [*output, _DONE]}} if output else None
@@ -287,17 +287,17 @@ class _Runs:
         self.first_error = "no rollout gave a reward"
 
     async def all(
-        self, wanted: Sequence[tuple[int, RowData, Phrasing, Mapping[str, Answer]]]
+        self, attempts: Sequence[tuple[int, RowData, Phrasing, Mapping[str, Answer]]]
     ) -> dict[str, dict[int, float]]:
         """The rewards that count, by the name of the phrasing and the number of the row."""
         rewards = await asyncio.gather(
-            *(self._run(row, policy_of(each, forms)) for _, row, each, forms in wanted)
+            *(self._run(row, policy_of(each, forms)) for _, row, each, forms in attempts)
         )
-        found: dict[str, dict[int, float]] = defaultdict(dict)
-        for (n, _, each, _), reward in zip(wanted, rewards, strict=True):
+        rewards_of: dict[str, dict[int, float]] = defaultdict(dict)
+        for (n, _, each, _), reward in zip(attempts, rewards, strict=True):
             if reward is not None:
-                found[each.name][n] = reward
-        return dict(found)
+                rewards_of[each.name][n] = reward
+        return dict(rewards_of)
 
     async def _run(self, row: RowData, policy: PolicyCallable) -> float | None:
         async with self._free:

@@ -32,13 +32,13 @@ async def measure(bench: Bench) -> Trivial:
     answers: dict[str, AnswerRewards] = {}
     missing: dict[str, str] = {}
     for name in ANSWERS:
-        given = [(each, policy) for each in subjects if (policy := _policy(name, each, bench.recorded))]
-        if not given:
+        policies = [(each, policy) for each in subjects if (policy := _policy(name, each, bench.recorded))]
+        if not policies:
             missing[name] = "no other row has a recorded answer with a reward above 0"
-        elif isinstance(found := await _rewards(bench, given), AnswerRewards):
-            answers[name] = found
+        elif isinstance(outcome := await _rewards(bench, policies), AnswerRewards):
+            answers[name] = outcome
         else:
-            missing[name] = found
+            missing[name] = outcome
     recorded = [each.recording.reward for each in bench.recorded if each.recording.reward is not None]
     return Trivial(
         recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
@@ -58,11 +58,11 @@ def _rows(bench: Bench) -> Iterator[Subject]:
             yield Subject("row", row, lambda: constant_policy(""))
 
 
-async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | str:
+async def _rewards(bench: Bench, policies: list[tuple[Subject, PolicyCallable]]) -> AnswerRewards | str:
     """The rewards; why there are none, such as a judge that has no answer."""
     rewards: list[float] = []
     limited = False
-    for subject, policy in given:
+    for subject, policy in policies:
         rollout = await bench.run_without_judge(subject, policy, max_calls=MAX_CALLS)
         if (reason := bench.unjudged) is not None:
             return reason
@@ -73,7 +73,7 @@ async def _rewards(bench: Bench, given: list[tuple[Subject, PolicyCallable]]) ->
         return f"its rollouts go on after {MAX_CALLS} such answers" if limited else NO_REWARD
     return AnswerRewards(
         rows=len(rewards),
-        failed=len(given) - len(rewards),
+        failed=len(policies) - len(rewards),
         mean=statistics.fmean(rewards),
         highest=max(rewards),
         above_zero=sum(reward > 0 for reward in rewards),

@@ -177,12 +177,12 @@ def _message_item(content: AnswerContent, logprobs: list[Json] | None, status: s
 
 
 def _call_item(call: Json) -> Json:
-    name, given = call_of(call)
+    name, arguments = call_of(call)
     if call.get("custom") is not None:
         item: Json = {"id": new_id("ctc"), "type": "custom_tool_call"}
-        return {**item, "call_id": call["id"], "name": name, "input": given}
+        return {**item, "call_id": call["id"], "name": name, "input": arguments}
     item = {"id": new_id("fc"), "type": "function_call"}
-    return {**item, "call_id": call["id"], "name": name, "arguments": given, "status": "completed"}
+    return {**item, "call_id": call["id"], "name": name, "arguments": arguments, "status": "completed"}
 
 
 def call_of(call: Json) -> tuple[str, str]:

@@ -106,8 +106,10 @@ def _assistant_items(message: Json) -> list[Json]:
 def _assistant_message(content: Any, refusal: Any) -> Json:
     if refusal is None and not isinstance(content, list):
         return {"type": "message", "role": "assistant", "content": content or ""}
-    given = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
-    parts = [_assistant_part(part) for part in mappings(given, "content of an assistant message")]
+    content_parts = (
+        content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    )
+    parts = [_assistant_part(part) for part in mappings(content_parts, "content of an assistant message")]
     if refusal:
         parts.append({"type": "refusal", "refusal": refusal})
     item_id = stable_id("msg", *(part.get("text") or part.get("refusal") or "" for part in parts))
@@ -124,8 +126,8 @@ def _call_item(call: Json) -> Json:
     call_id = field(call, "id", "a tool call")
     custom = call.get("custom")
     if custom is not None:
-        given = custom.get("input") or ""
-        return {"type": "custom_tool_call", "call_id": call_id, "name": custom["name"], "input": given}
+        text = custom.get("input") or ""
+        return {"type": "custom_tool_call", "call_id": call_id, "name": custom["name"], "input": text}
     function = field(call, "function", "a tool call")
     arguments = function.get("arguments")
     return {

@@ -30,8 +30,8 @@ def apply_gym_metadata(body: Json) -> Json:
         merged["chat_template_kwargs"] = {**(body.get("chat_template_kwargs") or {}), **kwargs}
     if audio := metadata.get("audio_data"):
         merged["messages"] = _with_audio(body.get("messages") or [], audio)
-    kept = without(metadata, *_CONSUMED)
-    return {**merged, "metadata": kept} if kept else without(merged, "metadata")
+    rest = without(metadata, *_CONSUMED)
+    return {**merged, "metadata": rest} if rest else without(merged, "metadata")
 
 
 def _refuse_files(metadata: Json) -> None:

@@ -88,10 +88,10 @@ def _tools(body: Json) -> Json:
 def _messages(body: Json, memory: ConversationMemory) -> list[Json]:
     instructions = body.get("instructions")
     leading = [{"role": "system", "content": instructions}] if instructions else []
-    given = field(body, "input", "the Responses request")
-    if isinstance(given, str):
-        return [*leading, {"role": "user", "content": given}]
-    return [*leading, *items_to_messages(mappings(given, "input"), memory)]
+    content = field(body, "input", "the Responses request")
+    if isinstance(content, str):
+        return [*leading, {"role": "user", "content": content}]
+    return [*leading, *items_to_messages(mappings(content, "input"), memory)]
 
 
 def items_to_messages(items: list[Json], memory: ConversationMemory) -> list[Json]:

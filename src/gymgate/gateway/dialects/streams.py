@@ -122,9 +122,9 @@ def _inside(item: Json, where: Json) -> _Events:
             yield from _content_part(part, {**where, "content_index": index})
     elif kind in _GIVEN:
         field = _GIVEN[kind]
-        given, name = item.get(field) or "", {"name": item.get("name")} if kind == "function_call" else {}
-        yield f"response.{kind}_{field}.delta", {**where, "delta": given}
-        yield f"response.{kind}_{field}.done", {**where, **name, field: given}
+        text, name = item.get(field) or "", {"name": item.get("name")} if kind == "function_call" else {}
+        yield f"response.{kind}_{field}.delta", {**where, "delta": text}
+        yield f"response.{kind}_{field}.done", {**where, **name, field: text}
 
 
 def _summaries(summary: list[Json], where: Json) -> _Events:

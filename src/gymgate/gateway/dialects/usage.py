@@ -30,9 +30,9 @@ def usage_of(answer: Json, dialect: Dialect) -> Usage:
 def _anthropic_usage(usage: Json) -> Usage:
     """Anthropic counts uncached, cached and newly cached input apart."""
     cached, read = _count(usage.get("cache_read_input_tokens")), _count(usage.get("input_tokens"))
-    made = _count(usage.get("cache_creation_input_tokens"))
+    written = _count(usage.get("cache_creation_input_tokens"))
     return Usage(
-        input_tokens=None if read is None else read + (cached or 0) + (made or 0),
+        input_tokens=None if read is None else read + (cached or 0) + (written or 0),
         output_tokens=_count(usage.get("output_tokens")),
         cached_tokens=cached,
         reasoning_tokens=_count(_detail(usage, "output_tokens_details", "thinking_tokens")),
@@ -61,33 +61,33 @@ def with_usage_details(answer: Json, counts: Usage) -> Json:
     return {**answer, "usage": {**usage, **known}}
 
 
-def usage_for_responses(counts: Usage, given: Any) -> Json | None:
+def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
     """Return the usage of a Responses object; `None` if the endpoint's answer, of which `given` is the usage, has none.
 
     No count is absent: an unknown detail is 0, which nemo-gym 0.4.0 insists on.
     """
-    if not isinstance(given, dict):
+    if not isinstance(usage, dict):
         return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
     cached, reasoning = counts.cached_tokens or 0, counts.reasoning_tokens or 0
     return {
         "input_tokens": read,
-        "input_tokens_details": {**part_of(given, "input_tokens_details"), "cached_tokens": cached},
+        "input_tokens_details": {**part_of(usage, "input_tokens_details"), "cached_tokens": cached},
         "output_tokens": written,
-        "output_tokens_details": {**part_of(given, "output_tokens_details"), "reasoning_tokens": reasoning},
-        "total_tokens": _or_sum(given, read, written),
+        "output_tokens_details": {**part_of(usage, "output_tokens_details"), "reasoning_tokens": reasoning},
+        "total_tokens": _or_sum(usage, read, written),
     }
 
 
-def usage_for_chat(counts: Usage, given: Any) -> Json | None:
+def usage_for_chat(counts: Usage, usage: Any) -> Json | None:
     """Return the usage of a chat completion; `None` if the endpoint's answer, of which `given` is the usage, has none."""
-    if not isinstance(given, dict):
+    if not isinstance(usage, dict):
         return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
     chat: Json = {
         "prompt_tokens": read,
         "completion_tokens": written,
-        "total_tokens": _or_sum(given, read, written),
+        "total_tokens": _or_sum(usage, read, written),
     }
     if counts.cached_tokens is not None:
         chat["prompt_tokens_details"] = {"cached_tokens": counts.cached_tokens}

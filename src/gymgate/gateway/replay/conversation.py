@@ -125,9 +125,9 @@ def says_all_of(blocks: Sequence[Block], recorded: Sequence[Block]) -> bool:
     """Whether system and user say everything that they say in `recorded`, in the same order, and maybe more."""
     said, position = "".join(_spoken(blocks)), 0
     for part in _spoken(recorded):
-        if (found := said.find(part, position)) < 0:
+        if (start := said.find(part, position)) < 0:
             return False
-        position = found + len(part)
+        position = start + len(part)
     return True
 
 

@@ -74,8 +74,8 @@ class ReplayIndex:
         # A turn that only reasons leaves no trace in the blocks: its prompt would match again, for ever.
         if not items or items[-1].get("type") != "reasoning":
             key = exact_key(blocks)
-            if found := self._exact.get(key) or self._find_loosely(blocks):
-                return self._take(key, found, call_ids(items))
+            if matches := self._exact.get(key) or self._find_loosely(blocks):
+                return self._take(key, matches, call_ids(items))
         raise self._unknown(blocks)
 
     def _enter(self, recording: Recording) -> None:
@@ -96,13 +96,13 @@ class ReplayIndex:
         matches = [match for opening, match in same_policy if opening in openings]
         return [match for match in matches if says_all_of(blocks, blocks_of(match.step.prompt))]
 
-    def _take(self, key: bytes, found: list[Match], ids: frozenset[str]) -> Match:
-        if len(found) > 1 and ids:
-            found = [match for match in found if call_ids(match.step.prompt) == ids] or found
-        if len(found) == 1:
-            return found[0]
+    def _take(self, key: bytes, matches: list[Match], ids: frozenset[str]) -> Match:
+        if len(matches) > 1 and ids:
+            matches = [match for match in matches if call_ids(match.step.prompt) == ids] or matches
+        if len(matches) == 1:
+            return matches[0]
         # `setdefault` and `next` of a count are atomic: recordings take turns evenly under threads, too.
-        return found[next(self._rotation.setdefault(key, itertools.count())) % len(found)]
+        return matches[next(self._rotation.setdefault(key, itertools.count())) % len(matches)]
 
     def _unknown(self, blocks: list[Block]) -> UnknownConversationError:
         known = f"{len(self.recordings)} recorded rollout(s)"

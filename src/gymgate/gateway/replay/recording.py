@@ -129,14 +129,14 @@ def _recording(text: bytes, convert: Callable[[Any], Any], path: Path, line: int
 
 
 def _read(raw: Any, path: Path, line: int, index: int) -> Recording:
-    kept: list[Turn] = []
+    turns: list[Turn] = []
     if isinstance(raw, dict) and raw.keys() >= _RUN_FIELDS:
         try:
-            raw, kept = _read_run_line(raw)
+            raw, turns = _read_run_line(raw)
         except GymgateError as error:
             raise _malformed(path, line, error.message) from error
     record = _checked(raw, path, line)
-    return Recording(str(path), line, index, record, tuple(kept or _steps(record, path, line)))
+    return Recording(str(path), line, index, record, tuple(turns or _steps(record, path, line)))
 
 
 def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]]:
@@ -182,19 +182,19 @@ def _malformed(path: str | Path, line: int, what: str) -> DataError:
 
 
 def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
-    given, output = items_of(raw["responses_create_params"]), raw["response"]["output"]
-    if not all(isinstance(item, dict) for item in given):
+    prompt, output = items_of(raw["responses_create_params"]), raw["response"]["output"]
+    if not all(isinstance(item, dict) for item in prompt):
         raise _malformed(path, line, "has an input item that is not an object")
     if output and all(isinstance(part, list) for part in output):
-        return _transitions(given, output)
+        return _transitions(prompt, output)
     if not all(isinstance(item, dict) for item in output):
         raise _malformed(path, line, "has an output item that is not an object")
-    return _flat(given, output)
+    return _flat(prompt, output)
 
 
-def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
+def _transitions(start: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
     """Turns of agents that return the conversation after each step (aviary): a prompt is the state before."""
-    known = len(given) if states[0][: len(given)] == given else 0
+    known = len(start) if states[0][: len(start)] == start else 0
     prompt = states[0][: known + _environment_items(states[0][known:])]
     for state in states:
         rest = state[len(prompt) :]
@@ -203,10 +203,10 @@ def _transitions(given: list[Item], states: list[list[Item]]) -> Iterator[Turn]:
         prompt = state
 
 
-def _flat(given: list[Item], output: list[Item]) -> Iterator[Turn]:
+def _flat(prompt: list[Item], output: list[Item]) -> Iterator[Turn]:
     """Turns of agents that return all items of all turns in one list."""
     own = bool(output) and output[0].get("role") in ("system", "developer")
-    before: list[Item] = [] if own else given
+    before: list[Item] = [] if own else prompt
     answered = {item.get("call_id") for item in output if item.get("type") == "function_call_output"}
     start = 0
     while start < len(output):
@@ -264,19 +264,19 @@ def recorded_rows(recordings: Iterable[Recording], rows: Iterable[RowT]) -> list
     """Return the rows whose input some recording begins with; unlike in `pair_rows`, rows may share a recording."""
     begins = [blocks_of(items_of(recording.raw["responses_create_params"])) for recording in recordings]
     inputs = ((row, blocks_of(items_of(_data(row).get("responses_create_params") or {}))) for row in rows)
-    return [row for row, given in inputs if any(_begins_with(begin, given) for begin in begins)]
+    return [row for row, blocks in inputs if any(_begins_with(begin, blocks) for begin in begins)]
 
 
 def _likeness(
-    recording: Recording, begins: list[Block], given: list[Block], data: Mapping[str, Any], position: int
+    recording: Recording, begins: list[Block], blocks: list[Block], data: Mapping[str, Any], position: int
 ) -> tuple[int, ...]:
     """Rate how well a row fits a recording, greater is better; empty if it does not fit."""
-    if not _begins_with(begins, given):
+    if not _begins_with(begins, blocks):
         return ()
     task = recording.raw.get("_ng_task_index", recording.line - 1)
     shared = [k for k in data if k in recording.raw and k != "responses_create_params"]
     equal = sum(data[k] == recording.raw[k] for k in shared)
-    return len(given), equal - (len(shared) - equal), int(task == position)
+    return len(blocks), equal - (len(shared) - equal), int(task == position)
 
 
 def _begins_with(blocks: list[Block], start: list[Block]) -> bool:

@@ -176,15 +176,15 @@ def _usage(model: str, calls: Iterable[ModelCall]) -> dict[str, ModelUsage]:
     counted = [call.usage for call in calls if call.usage.output_tokens is not None]
     if not counted:
         return {}
-    given = sum(usage.input_tokens or 0 for usage in counted)
+    read = sum(usage.input_tokens or 0 for usage in counted)
     cached = sum(usage.cached_tokens or 0 for usage in counted)
     sampled = sum(usage.output_tokens or 0 for usage in counted)
     return {
         model: ModelUsage(
-            input_tokens=given - cached,
+            input_tokens=read - cached,
             input_tokens_cache_read=cached or None,
             output_tokens=sampled,
-            total_tokens=given + sampled,
+            total_tokens=read + sampled,
             reasoning_tokens=sum(usage.reasoning_tokens or 0 for usage in counted) or None,
         )
     }

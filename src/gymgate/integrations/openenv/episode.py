@@ -116,7 +116,7 @@ class Episode(ABC):
 
     def response(self, output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the row with a Responses object of these items, as a resources server takes it."""
-        made = {
+        answer = {
             "id": new_id("resp"),
             "object": "response",
             "created_at": int(time.time()),
@@ -127,7 +127,7 @@ class Episode(ABC):
             "tool_choice": "auto",
             "tools": self.row["responses_create_params"].get("tools") or [],
         }
-        return {**self.row, "response": made}
+        return {**self.row, "response": answer}
 
 
 class ToolEpisode(Episode):
@@ -206,7 +206,7 @@ class GymnasiumEpisode(Episode):
         info = _mapping(answer.get("info"))
         truncated = bool(answer.get("truncated")) or self._steps >= self._max_steps
         self.done = bool(answer.get("terminated")) or truncated
-        outputs = [str(each.get("output")) for each in info.get("tool_outputs") or []]
+        outputs = [str(output.get("output")) for output in info.get("tool_outputs") or []]
         return Step(
             "\n".join(outputs) if outputs else None,
             _shown(answer),

@@ -97,15 +97,15 @@ class NeMoGymTaskset(vf.Taskset[NeMoGymTask, NeMoGymConfig]):
         """Yield the tasks; raises `ConfigError` or `DataError`, one line, for what cannot be loaded."""
         config = self.config
         spec = config.run_spec()
-        for found in eval_rows(config, log):
-            row = found.row
+        for item in eval_rows(config, log):
+            row = item.row
             data = NeMoGymData(
-                id=found.id,
-                name=found.name,
+                id=item.id,
+                name=item.name,
                 prompt=_prompt(row, config.dialect),
                 row=json_safe(row),
                 gym=GymRun(
-                    environment=found.environment,
+                    environment=item.environment,
                     agent=row.agent or config.agent,
                     stack=spec.stack,
                     limits=spec.limits,

@@ -115,13 +115,13 @@ def _nodes(rollout: CollectedRollout) -> Iterator[MessageNode]:
     result = rollout.result or {}
     asked = input_items(result.get("responses_create_params") or {})
     answered = (result.get("response") or {}).get("output")
-    given = len(_messages(asked))
+    asked_count = len(_messages(asked))
     whole = [*asked, *(answered if isinstance(answered, list) else ())]
     for index, message in enumerate(_messages(whole)):
         yield MessageNode(
             parent=index - 1 if index else None,
             message=message,
-            sampled=index >= given and message.role == "assistant",
+            sampled=index >= asked_count and message.role == "assistant",
             timestamp=rollout.finished,
         )
 

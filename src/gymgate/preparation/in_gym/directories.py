@@ -73,19 +73,19 @@ class Directories:
     @contextlib.contextmanager
     def importing_from(self, first: Path, others: Sequence[Path] = ()) -> Iterator[None]:
         """Work in `first` and import from it, `others`, the user's roots and the workspace before everything else."""
-        kept, path = Path.cwd(), list(sys.path)
-        sys.path[:0] = [str(each) for each in (first, *others, *self.roots, self.workspace)]
+        working_directory, path = Path.cwd(), list(sys.path)
+        sys.path[:0] = [str(directory) for directory in (first, *others, *self.roots, self.workspace)]
         os.chdir(first)
         importlib.invalidate_caches()
         try:
             yield
         finally:
-            os.chdir(kept)
+            os.chdir(working_directory)
             sys.path[:] = path
 
     def execute(self, script: Path, arguments: Sequence[str]) -> None:
         """Run a script as a program of its own, in its directory."""
-        kept, sys.argv = sys.argv, [str(script), *arguments]
+        argv, sys.argv = sys.argv, [str(script), *arguments]
         try:
             with self.importing_from(script.parent):
                 runpy.run_path(str(script), run_name="__main__")
@@ -94,7 +94,7 @@ class Directories:
                 ended = f"{script.name} ended with exit status {error.code}: {self._last_line()}"
                 raise refusal("DataError", f"{ended}; its arguments come after --") from None
         finally:
-            sys.argv = kept
+            sys.argv = argv
 
     def _last_line(self) -> str:
         """The last line of the log, which everything here writes to."""

@@ -50,11 +50,11 @@ class Events:
 
 def chain(error: BaseException | None) -> list[dict[str, Any]]:
     """An exception and its causes, outermost first."""
-    found: list[dict[str, Any]] = []
-    while error is not None and len(found) < MAX_CHAIN:
+    errors: list[dict[str, Any]] = []
+    while error is not None and len(errors) < MAX_CHAIN:
         response = getattr(error, "response", None)
         status = getattr(response, "status_code", None) or getattr(error, "code", None)
-        found.append(
+        errors.append(
             {
                 "type": type(error).__name__,
                 "message": str(error),
@@ -63,4 +63,4 @@ def chain(error: BaseException | None) -> list[dict[str, Any]]:
             }
         )
         error = error.__cause__ or error.__context__
-    return found
+    return errors

@@ -75,12 +75,12 @@ class Fetcher:
             )
         names = [path.name for path in candidates(self.order)]
         others = f" (others: {', '.join(names[1:])})" if names[1:] else ""
-        made = (
+        advice = (
             f"a script may make them: --script {names[0]} -- ARGUMENTS" if names else "no script makes them"
         )
         raise refusal(
             "ConfigError",
-            f"its config does not say where the rows of {source.name!r} come from; {made}{others}; if you have the file, "
+            f"its config does not say where the rows of {source.name!r} come from; {advice}{others}; if you have the file, "
             "give it with --input FILE",
         )
 
@@ -91,11 +91,11 @@ class Fetcher:
         repository, artifact = source.huggingface["repo_id"], source.huggingface.get("artifact_fpath")
         self.events.step(f"{source.name}: downloading {artifact or 'split ' + source.type} of {repository}")
         unfinished = target.with_name(f".{target.name}.part")
-        wanted = {"artifact_fpath": artifact} if artifact else {"split": source.type}
-        settings = {"repo_id": repository, "output_fpath": str(unfinished), **wanted}
+        selection = {"artifact_fpath": artifact} if artifact else {"split": source.type}
+        settings = {"repo_id": repository, "output_fpath": str(unfinished), **selection}
         hub.download_hf_dataset_as_jsonl(types.DownloadJsonlDatasetHuggingFaceConfig.model_validate(settings))
         unfinished.replace(target)
-        origin = {"kind": "huggingface", "repository": repository, **wanted, "commit": _commit(repository)}
+        origin = {"kind": "huggingface", "repository": repository, **selection, "commit": _commit(repository)}
         return target, origin
 
     def _call(self, source: RawSource, script: str) -> tuple[Path, Origin]:
@@ -107,8 +107,8 @@ class Fetcher:
             module = importlib.import_module(".".join(Path(script).with_suffix("").parts))
             if not hasattr(module, "prepare"):
                 raise refusal("ConfigError", f"{script} has no function prepare()")
-            made = module.prepare(**self.order["arguments"])
-            path = Path(made or source.dataset["jsonl_fpath"]).absolute()
+            result = module.prepare(**self.order["arguments"])
+            path = Path(result or source.dataset["jsonl_fpath"]).absolute()
         return _made_by(root, script, path)
 
     def _execute(self, source: RawSource, script: str, target: Path) -> tuple[Path, Origin]:

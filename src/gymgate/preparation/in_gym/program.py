@@ -60,10 +60,10 @@ def _sources(
     order: dict[str, Any], declared: DeclaredData, directories: Directories, events: Events
 ) -> Iterable[RawSource]:
     """A file of the user's, the files that a script writes, or what the config declares."""
-    if given := order["input"]:
-        origin = {"kind": "file", "path": given, "sha256": sha256_of(Path(given))}
-        dataset = {"jsonl_fpath": given, "prompt_config": order["prompt"]}
-        return [RawSource(Path(given).name, order["type"], dataset, origin=origin)]
+    if file := order["input"]:
+        origin = {"kind": "file", "path": file, "sha256": sha256_of(Path(file))}
+        dataset = {"jsonl_fpath": file, "prompt_config": order["prompt"]}
+        return [RawSource(Path(file).name, order["type"], dataset, origin=origin)]
     if order["script"] or order["script_arguments"]:
         arguments = " ".join(order["script_arguments"])
         events.step(f"running {order['script'] or 'its script'} {arguments}".rstrip())

@@ -29,21 +29,21 @@ def run_script(order: dict[str, Any], directories: Directories) -> Iterator[RawS
     before = _rows_below(script.parent)
     with contextlib.redirect_stdout(io.StringIO() if asks_help else sys.stdout) as printed:
         directories.execute(script, arguments)
-    made = [path for path, time in _rows_below(script.parent).items() if before.get(path) != time]
-    made += [staged] if staged.is_file() else []
-    if not made and isinstance(printed, io.StringIO):
+    files = [path for path, time in _rows_below(script.parent).items() if before.get(path) != time]
+    files += [staged] if staged.is_file() else []
+    if not files and isinstance(printed, io.StringIO):
         raise EndedError("help", text=printed.getvalue())
-    if not made:
+    if not files:
         problem = f"{script.name} ended without writing a JSONL file in {script.parent}"
         raise refusal("DataError", problem)
-    for path in made:
+    for path in files:
         origin = {
             **script_origin(script, script.name),
             "arguments": order["script_arguments"],
             "sha256": sha256_of(path),
         }
         dataset = {"jsonl_fpath": str(path), "prompt_config": order["prompt"]}
-        yield RawSource(script.name, order["type"] if len(made) == 1 else path.stem, dataset, origin=origin)
+        yield RawSource(script.name, order["type"] if len(files) == 1 else path.stem, dataset, origin=origin)
 
 
 def script_origin(script: Path, name: str) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def has_option(script: Path, option: str) -> bool:
 def candidates(order: dict[str, Any]) -> list[Path]:
     """Scripts of the environment that make data, by their names."""
     return sorted(
-        {path for directory in _within(order) for each in PATTERNS for path in directory.glob(each)}
+        {path for directory in _within(order) for pattern in PATTERNS for path in directory.glob(pattern)}
     )
 
 
@@ -73,15 +73,21 @@ def _rows_below(directory: Path) -> dict[Path, int]:
 def _script(order: dict[str, Any], directories: Directories) -> Path:
     """The script that was named, else the environment's only one; where it may write beside itself."""
     named, within = order["script"], _within(order)
-    found = [each / named for each in within if (each / named).is_file()][:1] if named else candidates(order)
-    if len(found) != 1:
-        every = sorted({path for each in within for path in each.glob("*.py")} - {within[0] / "app.py"})
-        names = ", ".join(path.name for path in found or every if not path.name.startswith("_"))
-        several = "several scripts" if found else "no script"
+    scripts = (
+        [directory / named for directory in within if (directory / named).is_file()][:1]
+        if named
+        else candidates(order)
+    )
+    if len(scripts) != 1:
+        every = sorted(
+            {path for directory in within for path in directory.glob("*.py")} - {within[0] / "app.py"}
+        )
+        names = ", ".join(path.name for path in scripts or every if not path.name.startswith("_"))
+        several = "several scripts" if scripts else "no script"
         what = f"no script {named!r}" if named else f"{several} to make data"
         problem = f"{within[0].name} has {what}; name one with --script: {names or 'none'}"
         raise refusal("ConfigError", problem)
-    if directories.site not in found[0].parents:
-        return found[0]
-    relative = found[0].relative_to(directories.site)
+    if directories.site not in scripts[0].parents:
+        return scripts[0]
+    relative = scripts[0].relative_to(directories.site)
     return directories.script_root(str(relative)) / relative

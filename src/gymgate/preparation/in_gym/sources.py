@@ -58,13 +58,13 @@ class DeclaredData:
 
     def default_agent(self) -> str:
         """The agent that the order names, else the config's first."""
-        agents, wanted = self.agents(), self.order["agent"]
-        if wanted is not None and wanted not in agents:
+        agents, name = self.agents(), self.order["agent"]
+        if name is not None and name not in agents:
             choices = ", ".join(agents)
-            raise refusal("ConfigError", f"there is no agent {wanted!r}; the config has {choices}")
+            raise refusal("ConfigError", f"there is no agent {name!r}; the config has {choices}")
         if not agents:
             raise refusal("ConfigError", "its config defines no agent that rows could go to")
-        return str(wanted or agents[0])
+        return str(name or agents[0])
 
     def sources(self) -> list[RawSource]:
         """Declared datasets of the wanted types, in the config's order; at least one."""
@@ -73,17 +73,17 @@ class DeclaredData:
             for name, kind, _, settings in self.blocks()
             for dataset in settings.get("datasets") or []
         ]
-        found = []
+        sources = []
         for name, kind, dataset in declared:
             if dataset.get("type") in self.order["types"]:
                 agent = self._agent_of(name, kind, dataset)
                 prompt = {"prompt_config": self.order["prompt"]} if self.order["prompt"] else {}
                 server = self.server_of(agent)
-                found.append(
+                sources.append(
                     RawSource(str(dataset["name"]), dataset["type"], {**dataset, **prompt}, agent, server)
                 )
-        if found:
-            return found
+        if sources:
+            return sources
         names = ", ".join(f"{dataset['name']} ({dataset['type']})" for *_, dataset in declared)
         types = " or ".join(self.order["types"])
         what = f"no {types} data, only {names}" if names else "no data"
@@ -95,12 +95,12 @@ class DeclaredData:
 
     def server_of(self, agent: str) -> str:
         """`kind/implementation` of the agent's resources server, or of the agent itself if it has none."""
-        found = {name: (kind, type_, settings) for name, kind, type_, settings in self.blocks()}
-        kind, type_, settings = found[agent]
+        servers = {name: (kind, type_, settings) for name, kind, type_, settings in self.blocks()}
+        kind, type_, settings = servers[agent]
         reference = settings.get("resources_server")
         behind = reference.get("name") if isinstance(reference, dict) else None
-        if behind in found:
-            kind, type_, _ = found[behind]
+        if behind in servers:
+            kind, type_, _ = servers[behind]
         return f"{kind}/{type_}"
 
     def _agent_of(self, name: str, kind: str, dataset: dict[str, Any]) -> str:
@@ -112,11 +112,11 @@ class DeclaredData:
             return name
         config = importlib.import_module("omegaconf").OmegaConf.create(self.config)
         taskset = {"taskset": dataset["taskset"]} if dataset.get("taskset") else {}  # unknown to nemo-gym 0.6
-        found = resolve(config, name, pin=dataset.get("agent"), **taskset)
-        if found is None:
+        agent = resolve(config, name, pin=dataset.get("agent"), **taskset)
+        if agent is None:
             problem = f"dataset {dataset['name']!r} is for several agents at once; name one with --agent"
             raise refusal("ConfigError", problem)
-        return str(found)
+        return str(agent)
 
 
 def parse(order: dict[str, Any]) -> dict[str, Any]:
@@ -126,11 +126,11 @@ def parse(order: dict[str, Any]) -> dict[str, Any]:
     assert spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    wanted = dict(order["parse"])
-    answer: dict[str, Any] = module.resolve(wanted)
+    request = dict(order["parse"])
+    answer: dict[str, Any] = module.resolve(request)
     if missing := answer.get("missing"):
-        wanted["overrides"] = [*wanted["overrides"], *([key, "unset"] for key in missing)]
-        answer = module.resolve(wanted)
+        request["overrides"] = [*request["overrides"], *([key, "unset"] for key in missing)]
+        answer = module.resolve(request)
     if "config" not in answer:
         problem = (
             answer.get("unknown")

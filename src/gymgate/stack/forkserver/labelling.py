@@ -39,9 +39,9 @@ def label_containers(labels: Mapping[str, str], name: str) -> None:
         mine = dict(Docker.container_labels)
         if key := ROLLOUT_KEY.search(correlation.current_rollout_id() or ""):
             mine[name] = rollout_label(key[0])
-        given = spec.provider_options.get("run_args") or ()
-        arguments = [given] if isinstance(given, str) else [*given]
-        arguments += [word for each in mine.items() for word in ("--label", "=".join(each))]
+        own = spec.provider_options.get("run_args") or ()
+        arguments = [own] if isinstance(own, str) else [*own]
+        arguments += [word for label in mine.items() for word in ("--label", "=".join(label))]
         options = {**spec.provider_options, "run_args": arguments}
         return await create(provider, dataclasses.replace(spec, provider_options=options))
 
@@ -66,8 +66,8 @@ def label_containers_of_tasks(labels: Mapping[str, str], name: str) -> None:
             if not hasattr(task, "labels_containers"):
                 task._function = _in_rollout(task._function, labels, name)
                 task.labels_containers = True
-        given = {**(kwargs or {}), _ARGUMENT: _rollout_of(args, kwargs)}
-        return submit(task, args, given, **options)
+        labelled = {**(kwargs or {}), _ARGUMENT: _rollout_of(args, kwargs)}
+        return submit(task, args, labelled, **options)
 
     RemoteFunction._remote = submit_with_rollout
 

@@ -72,8 +72,8 @@ class CallableEngine:
         self, prompt_ids: Sequence[int], sampling: Mapping[str, Any], *, session: str
     ) -> Sample:
         """See `Engine.generate`."""
-        made = self.function(list(prompt_ids), dict(sampling))
-        sample = await made if inspect.isawaitable(made) else made
+        answer = self.function(list(prompt_ids), dict(sampling))
+        sample = await answer if inspect.isawaitable(answer) else answer
         if not isinstance(sample, Sample):
             raise TokenDataError(f"the policy function returned {type(sample).__name__}, not a Sample")
         return sample

@@ -122,11 +122,11 @@ def _parameters(sampling: Mapping[str, Any]) -> Any:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    wanted = {name: value for name, value in sampling.items() if value is not None}
+    settings = {name: value for name, value in sampling.items() if value is not None}
     return SamplingParams.from_optional(
-        **{"max_tokens": None, **wanted},
+        **{"max_tokens": None, **settings},
         logprobs=0,  # that of the sampled id alone
-        detokenize=bool(wanted.get("stop")),
+        detokenize=bool(settings.get("stop")),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )

@@ -142,8 +142,8 @@ class VLLMCompletionsEngine(HTTPEngine):
         return self._max_model_len
 
     def request(self, prompt_ids: list[int], sampling: dict[str, Any], session: str) -> dict[str, Any]:
-        wanted = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
-        body = {"prompt": prompt_ids, "skip_special_tokens": False, **sampling, **wanted}
+        required = {"logprobs": 0, "return_token_ids": True, "return_tokens_as_token_ids": True}
+        body = {"prompt": prompt_ids, "skip_special_tokens": False, **sampling, **required}
         return {**body, "model": self.model} if self.model else body
 
     def sample(self, answer: dict[str, Any]) -> Sample:
