@@ -21,15 +21,18 @@ from gymgate.cli.metrics_tables import print_causes, print_results
 from gymgate.cli.options import (
     DEFAULT_KEY_VARIABLE,
     ENVIRONMENT_OPTIONS,
+    GroupedCommand,
     add_options,
     api_key_var_option,
     base_url_option,
     checked_url,
+    complete_environments,
     concurrency_option,
     data_option,
     gym_option,
     k_option,
     model_option,
+    option,
     repeats_option,
     rows_option,
     sampling_option,
@@ -81,13 +84,15 @@ def command() -> None:
     """Evaluate a model through an SDK's own eval."""
 
 
-@command.command("run", epilog=EPILOG, context_settings={"ignore_unknown_options": True})
+@command.command("run", cls=GroupedCommand, epilog=EPILOG, context_settings={"ignore_unknown_options": True})
 @click.argument("args", nargs=-1, type=click.UNPROCESSED, metavar="[TASKSET] [VERIFIERS OPTIONS]")
-@click.option(
+@option(
+    "Rows",
     "--env",
     "environments",
     multiple=True,
     metavar="ENV",
+    shell_complete=complete_environments,
     help=f"NeMo Gym environment. Repeatable. [{DEFAULT_ENVIRONMENT}]",
 )
 @data_option
@@ -100,14 +105,18 @@ def command() -> None:
 @sampling_option
 @add_options(ENVIRONMENT_OPTIONS)
 @gym_option
-@click.option(
-    "-o", "--output", metavar="DIRECTORY", help="Write the run to a directory in this one. [outputs]"
+@option(
+    "Output",
+    "-o",
+    "--output",
+    metavar="DIRECTORY",
+    help="Write the run to a directory in this one. [outputs]",
 )
 @k_option
 @wide_option
-@click.option("--push", is_flag=True, help="Upload the results to the Prime Intellect platform.")
-@click.option(
-    "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
+@option("Output", "--push", is_flag=True, help="Upload the results to the Prime Intellect platform.")
+@option(
+    "Output", "--resume", metavar="RUN_DIR", help="Run what a saved run still lacks; takes no other settings."
 )
 @click.pass_context
 def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: bool, **options: Any) -> int:
@@ -115,6 +124,10 @@ def run(context: click.Context, /, args: tuple[str, ...], ks: str | None, wide: 
 
     Without an endpoint (-b) the recorded rollouts that NeMo Gym ships are replayed: no model, no key. Without --rows the
     default environment runs one row, every other environment all of its rows.
+
+    \b
+      gymgate eval run
+      gymgate eval run --env mcqa --env citation_if -b http://localhost:8000/v1 -n 50 -r 4
     """
     require_verifiers()
     default = click.core.ParameterSource.DEFAULT
@@ -200,10 +213,10 @@ def read_line(args: Sequence[str], options: Mapping[str, Any], given: Collection
 
 def _settings(options: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
     """Return the settings of the taskset that our options give."""
-    settings = {name: options[option] for option, name in SETTINGS.items() if option in given}
-    for option, name in (("environments", "env"), ("config", "config")):
-        if options[option]:
-            settings[name] = ",".join(options[option])
+    settings = {name: options[parameter] for parameter, name in SETTINGS.items() if parameter in given}
+    for parameter, name in (("environments", "env"), ("config", "config")):
+        if options[parameter]:
+            settings[name] = ",".join(options[parameter])
     if options["env_vars"]:
         settings["env_vars"] = [*options["env_vars"]]
     if "gym" in given:
