@@ -317,6 +317,7 @@ class _Connection(asyncio.Protocol):
         self.transport.writelines((head, body))
         if not self._is_near:
             waiting = _unacknowledged(self._fd)
+            # Of a request that this process still holds a part of, nobody can tell whether a byte has arrived.
             self._unacknowledged = waiting if waiting >= len(head) + len(body) else 0
             timers.append(loop.call_later(VANISHED_S, self._check_acknowledged, waiting))
         try:
@@ -425,6 +426,7 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self._status >= 200 and self._answer is not None and not self._answer.done():
+            # After an early answer, the rest of this request would be read as the beginning of the next.
             self.reusable = self._parser.should_keep_alive() and not self.transport.get_write_buffer_size()
             self._finish()
 

@@ -63,19 +63,22 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
             .encode()
             .splitlines()
         )
-        labels = {each["ID"]: _labels(each["Labels"]) for each in map(codec.loads, lines)}
-        found = {
-            each: [name for name in labels if labels[name].get(each.label) == each.value]
-            for each in selections
+        labels = {container["ID"]: _labels(container["Labels"]) for container in map(codec.loads, lines)}
+        matches = {
+            selection: [id for id in labels if labels[id].get(selection.label) == selection.value]
+            for selection in selections
         }
-        for each in [each for each in found if each.before != math.inf]:
-            unclaimed = [name for name in found[each] if ROLLOUT not in labels[name]]
-            found[each] = [name for name in unclaimed if each.after <= _made(name) <= each.before]
-        if ids := {name for names in found.values() for name in names}:
+        for selection in selections:
+            if selection.before != math.inf:  # a container that names its rollout is removed with that one
+                unclaimed = [id for id in matches[selection] if ROLLOUT not in labels[id]]
+                matches[selection] = [
+                    id for id in unclaimed if selection.after <= _made(id) <= selection.before
+                ]
+        if ids := {id for ids in matches.values() for id in ids}:
             _docker("rm", "-f", *ids)
     except CommandError:
         return {*selections}
-    return {each for each, names in found.items() if names}
+    return {selection for selection, ids in matches.items() if ids}
 
 
 def _made(container: str) -> float:

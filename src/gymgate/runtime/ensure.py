@@ -45,6 +45,7 @@ def find_runtime(config: RuntimeConfig, requirements: Iterable[str] = ()) -> Run
     runtimes = [runtime for path in paths if (runtime := read_runtime(path)) is not None]
     for runtime in sorted(runtimes, key=lambda runtime: runtime.interpreter.version, reverse=True):
         fits = config.python is None or is_named(runtime.interpreter, config.python)
+        # One that `gymgate cache clean` has just taken away cannot be held.
         if fits and hold(runtime.python.parents[1] / MARKER):
             return runtime
     return None
@@ -63,7 +64,7 @@ def ensure_runtime(
     if (existing := find_runtime(config, recipe.requirements)) is not None:
         return existing
     find_uv()
-    with writing(runtimes_dir()):
+    with writing(runtimes_dir()):  # a cache that cannot be written is reported before anything is downloaded
         pass
     report = progress or _log
     base = find_runtime(config) if recipe.requirements else None
@@ -100,7 +101,7 @@ def runtimes_dir() -> Path:
 
 def _interpreters(config: RuntimeConfig, base: Runtime | None, report: Progress) -> Iterator[Interpreter]:
     """Yield the interpreters to try: that of `base`, then all by preference. Warns of one older than the release declares."""
-    if base is not None:
+    if base is not None:  # it has proved that it runs the release, and its bytecode can be shared
         yield base.interpreter
     warned = base is not None
     for interpreter in choose(config.python, PYTHON_FLOOR, report):

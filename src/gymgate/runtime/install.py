@@ -154,7 +154,7 @@ class Installation:
         locked = pins(self.recipe.lock) if self.recipe.lock else _pinned(before)
         named = {package_of(requirement) for requirement in requested}
         free = {package: pin for package, pin in locked.items() if package not in named}
-        complete = (*requested, *self._declared())
+        complete = (*requested, *self._declared())  # nothing else keeps to these once pins are given up
         for requirements, constraints in ((requested, locked), (complete, free), (complete, {})):
             try:
                 with _file(requirements) as file, _file(constraints.values()) as held:

@@ -82,6 +82,7 @@ class ChildProcess:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self.wait()
+        # Also after its own end: what it started (vLLM's workers) may live on, and hold its GPUs.
         self.signal(signal.SIGKILL, group=True)
         await self.wait()
 
@@ -211,7 +212,7 @@ async def supervise(
             await asyncio.gather(*(process.stop(GRACE_S, group=True) for process in processes))
 
         exits.push_async_callback(stop_all)
-        for process in processes:
+        for process in processes:  # only now: one that cannot be started must find the others ended, too
             await process.start()
         yield Supervisor(processes, restarts, progress)
 

@@ -52,7 +52,7 @@ def make_renderer(
     settings: str | Mapping[str, Any] | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Renderer:
-    """Make the renderer that `wanted` names (`qwen3`) or configures (`{"name": "qwen3", ...}`), by default the one that
+    """Make the renderer that `settings` name (`qwen3`) or configures (`{"name": "qwen3", ...}`), by default the one that
     the `renderers` package has for the tokenizer's model.
 
     Logs a warning if it has none for that model. Raises `ConfigError` for a name, a config or chat template arguments
@@ -69,10 +69,9 @@ def make_renderer(
     try:
         config = None
         if settings is not None:
-            by_name = isinstance(settings, str)
             config = (
                 config_from_name(settings)
-                if by_name
+                if isinstance(settings, str)
                 else TypeAdapter(RendererConfig).validate_python(settings)
             )
         kwargs = dict(chat_template_kwargs or {}) or None

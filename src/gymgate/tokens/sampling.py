@@ -57,7 +57,7 @@ class SamplingGuard:
         return frozenset(self._reported)
 
     def apply(self, requested: Mapping[str, Any]) -> dict[str, Any]:
-        """`wanted` with the pinned parameters in place; a smaller `max_tokens` of the request is kept."""
+        """`requested` with the pinned parameters in place; a smaller `max_tokens` of the request is kept."""
         if not self.pinned:
             return dict(requested)
         fixed = {**{name: NEUTRAL[name] for name in _SENT}, **self.pinned}

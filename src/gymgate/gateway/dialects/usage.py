@@ -62,7 +62,7 @@ def with_usage_details(answer: Json, counts: Usage) -> Json:
 
 
 def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
-    """Return the usage of a Responses object; `None` if the endpoint's answer, of which `given` is the usage, has none.
+    """Return the usage of a Responses object; `None` if the endpoint's answer has no `usage`.
 
     No count is absent: an unknown detail is 0, which nemo-gym 0.4.0 insists on.
     """
@@ -80,7 +80,7 @@ def usage_for_responses(counts: Usage, usage: Any) -> Json | None:
 
 
 def usage_for_chat(counts: Usage, usage: Any) -> Json | None:
-    """Return the usage of a chat completion; `None` if the endpoint's answer, of which `given` is the usage, has none."""
+    """Return the usage of a chat completion; `None` if the endpoint's answer has no `usage`."""
     if not isinstance(usage, dict):
         return None
     read, written = counts.input_tokens or 0, counts.output_tokens or 0
