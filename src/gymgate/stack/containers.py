@@ -118,17 +118,17 @@ def main() -> None:
         while not orders.empty() or not (removals or ended):
             now = time.monotonic()
             if line := orders.get():
-                *selection, grace_s = json.loads(line)
-                each = Selection(*selection)
-                removals[each] = _Removal(each, now + grace_s)
+                *fields, grace_s = json.loads(line)
+                selection = Selection(*fields)
+                removals[selection] = _Removal(selection, now + grace_s)
             else:
-                each, ended = Selection(STACK, stack), True
-                removals = {each: _Removal(each, now)}  # which are all
-        due = [each for each, removal in removals.items() if removal.next <= time.monotonic()]
-        found = remove_selected(stack, due) if due else set()
-        for each in due:
-            if not removals[each].goes_on(each in found):
-                del removals[each]
+                selection, ended = Selection(STACK, stack), True
+                removals = {selection: _Removal(selection, now)}  # which are all
+        due = [selection for selection, removal in removals.items() if removal.next <= time.monotonic()]
+        busy = remove_selected(stack, due) if due else set()
+        for selection in due:
+            if not removals[selection].goes_on(selection in busy):
+                del removals[selection]
         time.sleep(_PAUSE_S)
 
 

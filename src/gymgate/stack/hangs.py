@@ -105,36 +105,38 @@ class HangWatch:
 
     async def look(self, passed_s: float) -> None:
         """Ask the processes that have answered, add the seconds passed to silent and idle ones, and kill at the timeout."""
-        watched = {each.process: each for each in self._watched()}
+        watched = {server.process: server for server in self._watched()}
         for process in self._questions.keys() - watched.keys():
             self._questions.pop(process).asked.cancel()
-        silent = [each for each in watched.values() if each.needed and not self._ask(each)]
+        silent = [server for server in watched.values() if server.needed and not self._ask(server)]
         if not silent:
             return
-        used = await asyncio.to_thread(lambda: [ticks_of(each.pid, alone=each.alone) for each in silent])
-        for each, ticks in zip(silent, used, strict=True):
-            question = self._questions[each.process]
+        used = await asyncio.to_thread(
+            lambda: [ticks_of(server.pid, alone=server.alone) for server in silent]
+        )
+        for server, ticks in zip(silent, used, strict=True):
+            question = self._questions[server.process]
             if question.used is None or abs(ticks - question.used) > IDLE_SHARE * _TICKS_PER_S * passed_s:
                 question.silent_s = 0.0
             else:
                 question.silent_s += passed_s
             question.used = ticks
-            if question.silent_s >= each.timeout_s:
-                each.kill(f"hung: no answer and no CPU time for {question.silent_s:.3g} s, killed")
+            if question.silent_s >= server.timeout_s:
+                server.kill(f"hung: no answer and no CPU time for {question.silent_s:.3g} s, killed")
 
-    def _ask(self, process: Watched) -> bool:
+    def _ask(self, server: Watched) -> bool:
         """Ask a process, unless its last question is open; false if that is so, or if it could not be asked last time."""
-        question = self._questions.get(process.process)
+        question = self._questions.get(server.process)
         if question is None or question.is_answered:
-            self._questions[process.process] = _Question(_ask(process))
+            self._questions[server.process] = _Question(_send(server))
             return True
         if question.asked.done():
-            question.asked = _ask(process)
+            question.asked = _send(server)
         return False
 
 
-def _ask(process: Watched) -> asyncio.Task[object]:
-    task = asyncio.create_task(process.ask())
+def _send(server: Watched) -> asyncio.Task[object]:
+    task = asyncio.create_task(server.ask())
     task.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next look reads it
     return task
 
