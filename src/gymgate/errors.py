@@ -85,7 +85,7 @@ class NeedMissingError(GymgateError, RuntimeError):
 class SetupError(GymgateError, RuntimeError):
     """The NeMo Gym runtime could not be installed (no interpreter, no network, disk full, ...).
 
-    `kind` is why uv failed (`network`, `conflict`, ...); `None` where something else did. `requirement` is the one that
+    `kind` classifies uv's failure (`network`, `conflict`, ...); `None` if something else failed. `requirement` is the one that
     could not be fetched from the address that it names.
     """
 

@@ -1,10 +1,11 @@
 """Which calls to judges and user simulators failed, and which rollouts they were made for.
 
 A judge call fails if its endpoint fails after all retries, if it has no endpoint, or if the server that made it closed
-the connection before it had the answer. A later answer to an equal request makes up for it: the server tried again.
+the connection before it had the answer. A later answer to an equal request clears the failure: the server
+tried again.
 
     server ----"is this right?"----> judge ---> HTTP 500     failed
-    server ----"is this right?"----> judge ---> an answer    made up for
+    server ----"is this right?"----> judge ---> an answer    cleared
 """
 
 from __future__ import annotations

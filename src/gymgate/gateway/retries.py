@@ -100,7 +100,7 @@ class RetryDeduplicator:
                 self._recent.popleft()[1].payload = b""
 
     def forget(self, key: RequestKey, call: Call) -> None:
-        """Take an unmarked repetition of the call for a new call from now on."""
+        """From now on, treat an equal request without a retry mark as a new call."""
         calls = self._unwritten.get(key)
         if calls and call in calls:
             calls.remove(call)

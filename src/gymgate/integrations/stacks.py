@@ -106,7 +106,7 @@ class EarlyStack:
         self._holding = self._loop.submit(self._hold())
 
     def release(self) -> None:
-        """Give the lease back, or give up starting, without waiting for it. Idempotent."""
+        """Release the lease, or give up starting, without waiting for it. Idempotent."""
         self._holding.cancel()
 
     def close(self) -> None:

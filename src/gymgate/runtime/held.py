@@ -85,7 +85,7 @@ def hand_over() -> None:
 
 @contextlib.contextmanager
 def alone(file: Path) -> Iterator[bool]:
-    """Give whether no process holds `file`; none can begin to hold it meanwhile. A file that is not there is unused.
+    """Yield whether no process holds `file`; new holders are kept out inside the block. A file that is not there is unused.
 
     Raises `OSError` where locks do not work.
     """

@@ -1,4 +1,5 @@
-"""Virtual environments and npm's packages: each is made once, under a file lock, beside its place, then renamed into it."""
+"""Virtual environments and npm's packages: each is made once, under a file lock, in a directory
+beside its place that is then renamed into it."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Lease:
         self._daemon_pid = described["pid"]
 
     async def goodbye(self) -> bool:
-        """Give the lease back. If it was the last, wait (bounded) until the daemon is gone. Returns whether it was.
+        """Release the lease. If it was the last one, wait (bounded) until the daemon is gone. Returns whether it was.
 
         A daemon of this process alone that does not answer counts as one that should go.
         """
@@ -165,7 +165,7 @@ class Lease:
 
 
 class Stack:
-    """A running stack, for the event loop that acquired it. Several objects may stand for the same stack."""
+    """A running stack, for the event loop that acquired it. Several objects may refer to the same running stack."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ class Stack:
         return status
 
     async def close(self) -> None:
-        """Give the lease back. If it is the last one, return when everything has stopped. Idempotent."""
+        """Release the lease. If it is the last one, return when everything has stopped. Idempotent."""
         if self._closed:
             return
         self._closed = True

@@ -181,7 +181,7 @@ class RunningEnvironment:
             self._rollouts[port] -= 1
 
     def remove_containers(self, servers: ServerSet, key: str, began: float, *, cancelled: bool) -> None:
-        """Have the containers removed that servers may leave of a rollout that ended without an agent's answer.
+        """Remove the containers that servers may leave of a rollout whose agent never answered. Does not wait.
 
         Some containers do not tell whose they are (those made outside of a request). Those made while a cancelled rollout
         ran go once every rollout has ended that was there when they were made. `began` is when this one did (Unix time).

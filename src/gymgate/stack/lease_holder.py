@@ -64,7 +64,7 @@ class LeaseHolder:
         return {**running.describe(), "pid": os.getpid()}
 
     async def bye(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
-        """Give the lease back. Answers whether everything stops now, which nobody can prevent any more."""
+        """Release the lease. Answers whether everything stops now, which nobody can prevent any more."""
         return {"last": self.daemon.release(self)}
 
     async def run(self, message: dict[str, Any], row: bytes) -> Reply:

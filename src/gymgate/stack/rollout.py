@@ -79,7 +79,7 @@ class RolloutRun:
                 self._fail(RolloutTimeoutError(f"{waited} (environment {self.environment.name!r})"))
             else:
                 logger.exception("rollout %s failed", self.route.rollout_id)
-                self._fail(StackLostError(f"the stack's daemon could not run it: {described(error)}"))
+                self._fail(StackLostError(f"internal error in the stack's daemon: {described(error)}"))
         self.keys_dropped = stack.gateway.keyless_policy_calls > keyless_before
 
     async def post(self, client: HTTPClient, url: str) -> None:

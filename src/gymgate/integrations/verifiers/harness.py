@@ -89,7 +89,7 @@ class NeMoGymEnv(vf.SingleAgentEnv, vf.Env[NeMoGymEnvConfig]):
         await stacks.hold(self._held, log)
 
     async def stop(self) -> None:
-        """Give the lease back, also after a start that failed or was cancelled."""
+        """Release the lease, also after a start that failed or was cancelled."""
         held, self._held = self._held, None
         if held is not None:
             await stacks.release(held)
