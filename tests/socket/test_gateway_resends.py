@@ -387,7 +387,7 @@ def test_what_may_be_asked_for_again_is_bounded(marked: bool, bound: int) -> Non
         record = ModelCall(index=number, model_server="m", dialect="chat", status_code=200)
         call = Call(record, done=True, payload=payload)
         resends.add(key, call)
-        resends.written(key, call)
+        resends.note_delivery(key, call)
         return call
 
     def held(calls: list[Call]) -> list[int]:
@@ -401,7 +401,7 @@ def test_what_may_be_asked_for_again_is_bounded(marked: bool, bound: int) -> Non
     last = RequestKey("m", "chat", b"%d" % (bound + 4), f"k{bound + 4}" if marked else None)
     assert resends.find(first, retry=True) is None
     assert resends.find(last, retry=True) is calls[-1]
-    resends.written(last, calls[-1])  # the retry got it
+    resends.note_delivery(last, calls[-1])  # the retry got it
     long = [answered(number, bytes(KEPT_BYTES // 2)) for number in range(1000, 1003)]
     assert held(calls + long) == [1002]
     longer = answered(2000, bytes(2 * KEPT_BYTES))

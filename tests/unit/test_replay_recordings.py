@@ -227,7 +227,7 @@ def test_a_run_on_disk_answers_as_the_recordings_that_it_replayed() -> None:
     for step in (step for each in run for step in each.steps):
         match = index.find({"input": step.prompt})
         assert match.kind == "exact"
-        assert blocks_of(match.step.output)[0].said() == blocks_of(step.output)[0].said()
+        assert blocks_of(match.step.output)[0].compared_parts() == blocks_of(step.output)[0].compared_parts()
 
 
 def test_of_a_run_a_failed_rollout_has_no_turns_and_another_without_bodies_is_refused(tmp_path: Path) -> None:

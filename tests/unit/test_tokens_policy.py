@@ -15,7 +15,7 @@ from gymgate.tokens.sampling import (
     MAX_RESUMES,
     Gate,
     SamplingGuard,
-    joined,
+    join,
     requested_sampling,
     sample_resuming,
 )
@@ -148,5 +148,5 @@ async def test_versions_are_stamped_around_an_engine_that_gives_none() -> None:
 
 def test_one_part_without_logprobs_leaves_none() -> None:
     with_them, without = Sample([1], [-0.5], "abort"), Sample([2], None, "stop")
-    assert joined(with_them, without).logprobs is None
-    assert joined(Sample([], None, "abort"), with_them).logprobs == [-0.5]
+    assert join(with_them, without).logprobs is None
+    assert join(Sample([], None, "abort"), with_them).logprobs == [-0.5]

@@ -127,12 +127,12 @@ def _lacks(value: Any, config: Node) -> str | None:
     for inner in _INTERPOLATION.findall(value):
         if inner.startswith("oc.env:") and "," not in inner:
             return f"environment variable {inner.removeprefix('oc.env:')}"
-        if ":" not in inner and inner not in _POLICY_VALUES and not _defined(inner, config):
+        if ":" not in inner and inner not in _POLICY_VALUES and not _is_defined(inner, config):
             return f"{inner!r}"
     return None
 
 
-def _defined(path: str, config: Node) -> bool:
+def _is_defined(path: str, config: Node) -> bool:
     if path.startswith("."):
         return True
     node: Any = config

@@ -44,7 +44,7 @@ class ConfigReader:
         Raises `ConfigProblem`.
         """
         config: Node = {}
-        for part in self._included(paths):
+        for part in self._with_includes(paths):
             merge(config, self.load(part))
         config.pop("config_paths", None)
         config.setdefault(POLICY, copied(_POLICY_MODEL))
@@ -66,7 +66,7 @@ class ConfigReader:
         """Return the file or directory with that relative path in the first root that has it."""
         return next((root / name for root in self._roots if (root / name).exists()), None)
 
-    def _included(self, paths: Sequence[Path]) -> list[Path]:
+    def _with_includes(self, paths: Sequence[Path]) -> list[Path]:
         """Return `paths` and all files that they include, each once; later ones override earlier ones."""
         pending, children = [*paths], dict[Path, list[Path]]()
         for current in pending:

@@ -88,10 +88,10 @@ def _project(path: Path) -> list[str]:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
         return []
     sources = table.get("tool", {}).get("uv", {}).get("sources", {})
-    return [_sourced(line, sources) for line in table.get("project", {}).get("dependencies", [])]
+    return [_with_source(line, sources) for line in table.get("project", {}).get("dependencies", [])]
 
 
-def _sourced(line: str, sources: dict[str, Any]) -> str:
+def _with_source(line: str, sources: dict[str, Any]) -> str:
     name = re.match(r"[\w.-]+", line)
     source = sources.get(name[0]) if name else None
     if not isinstance(source, dict) or "git" not in source or "@" in line:
@@ -108,12 +108,12 @@ def _flat(lines: Iterable[str], installed: Distributions, directory: Path) -> It
                 if extra.strip() and extra.strip() != "dev":
                     yield from installed.gym_extra(extra.strip())
         elif not _is_local(line):
-            yield _released(" ".join(line.split()))
+            yield _with_release(" ".join(line.split()))
         elif own_project := _own_project(line, directory):
             yield own_project
 
 
-def _released(line: str) -> str:
+def _with_release(line: str) -> str:
     """Replace a git tag of a repository that publishes its versions by that version on the index."""
     match = re.match(r"([\w.-]+(?:\[[\w,-]+\])?) @ git\+(\S+?)(?:\.git)?@v?(\d+(?:\.\d+)+)$", line)
     return f"{match[1]}=={match[3]}" if match and match[2] in _PUBLISHING else line

@@ -139,7 +139,7 @@ def references(node: Any) -> Iterator[tuple[str, str, str]]:
             yield path, value["type"], value["name"]
 
 
-def interpolated(node: Any) -> set[str]:
+def interpolated_keys(node: Any) -> set[str]:
     """Return the top-level keys that strings below a node interpolate as `${key}`."""
     strings = (value for _, value in walk(node) if isinstance(value, str))
     return {key for text in strings for key in _TOP_LEVEL_KEY.findall(text)}
@@ -226,7 +226,7 @@ def unknown_names(merged: Node, known: Container[str], overrides: Iterable[str])
     They give it one if they define a whole server, or if another server refers to the name.
     """
     named = {server.name for server in servers_of(merged) if server.entrypoint}
-    named |= {name for _, _, name in references(merged)} | interpolated(merged)
+    named |= {name for _, _, name in references(merged)} | interpolated_keys(merged)
     named |= {reference.name for reference in sandbox_references(merged) if reference.name is not None}
     firsts = ((key, *key.partition(".")[:2]) for key in overrides)
     return [key for key, first, dot in firsts if dot and first not in known and first not in named]
@@ -244,7 +244,7 @@ def unset(merged: Node) -> tuple[dict[str, str], list[str]]:
     placeholders: dict[str, str] = {}
     others: set[str] = set()
     for server in servers_of(merged):
-        keys = interpolated(server.block) - {*merged}
+        keys = interpolated_keys(server.block) - {*merged}
         if server.kind == MODELS:
             paths = [path for path, value in walk(server.block) if value == MISSING and "[" not in path]
             blanks = [f"{server.key}.{path}" for path in paths]

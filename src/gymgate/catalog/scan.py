@@ -96,7 +96,7 @@ class Scanner:
         )
         paths = (self._directory(server) for server in config.servers)
         directories = [directory for directory in paths if directory is not None]
-        requirements = sorted({line for path in directories for line in self._lacking(path)})
+        requirements = sorted({line for path in directories for line in self._unmet_requirements(path)})
         needs = [
             *config_needs(node, config.servers),
             *self._servers_need(config.servers),
@@ -115,7 +115,7 @@ class Scanner:
         if not any(server.kind == AGENTS for server in servers):
             yield Need("config", "defines no agent")
 
-    def _lacking(self, directory: Path) -> list[str]:
+    def _unmet_requirements(self, directory: Path) -> list[str]:
         """Return the requirements of the server in a directory that the installed nemo-gym does not meet."""
         if directory not in self._requirements:
             requirements = read_requirements(directory, self._installed)

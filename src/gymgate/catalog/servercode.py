@@ -137,7 +137,7 @@ def _parse(path: Path) -> ast.Module:
 def read_module(tree: ast.Module) -> Module:
     """Return the imports, signals and required config fields of a module."""
     nodes = [node for node in ast.walk(tree) if isinstance(node, _TELLING)]
-    imports = dict.fromkeys(name for node in nodes for name in _imported(node))
+    imports = dict.fromkeys(name for node in nodes for name in _imports(node))
     imported = (
         signal
         for prefix, signal in _IMPORTS.items()
@@ -147,7 +147,7 @@ def read_module(tree: ast.Module) -> Module:
     return Module(tuple(imports), tuple(dict.fromkeys([*imported, *signals])), tuple(_required_fields(tree)))
 
 
-def _imported(node: ast.AST) -> Iterator[str]:
+def _imports(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -196,7 +196,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, ast.AnnAssign]]:
 def _is_required(field: ast.AnnAssign) -> bool:
     if field.value is None:
         return "ClassVar" not in ast.unparse(field.annotation)
-    if not (isinstance(field.value, ast.Call) and _called(field.value.func) == "Field"):
+    if not (isinstance(field.value, ast.Call) and _callee(field.value.func) == "Field"):
         return False
     if field.value.args:
         first = field.value.args[0]
@@ -215,7 +215,7 @@ def _signals(node: ast.AST) -> Iterator[Signal]:
 
 
 def _call_signals(call: ast.Call) -> Iterator[Signal]:
-    name = _called(call.func)
+    name = _callee(call.func)
     first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
     if name in _CALLS and first not in ("json", "csv", "parquet"):
         yield _CALLS[name]
@@ -223,7 +223,7 @@ def _call_signals(call: ast.Call) -> Iterator[Signal]:
         yield ("binary", f"looks for {first!r} on PATH")
 
 
-def _called(function: ast.expr) -> str:
+def _callee(function: ast.expr) -> str:
     """Return the name of a called function; empty for a server's own method."""
     if isinstance(function, ast.Name):
         return function.id

@@ -34,18 +34,18 @@ def load(version: str, site: Path | None) -> list[Environment]:
     if site is None:
         text = text.replace(f"{_SITE_URI}/", "file://").replace(f"{_SITE}/", "")
     else:
-        text = text.replace(_SITE_URI, site.as_uri()).replace(_SITE, _escaped(site))
+        text = text.replace(_SITE_URI, site.as_uri()).replace(_SITE, _json_text(site))
     return _FORMAT.validate_json(text)
 
 
 def packed(environments: Sequence[Environment], site: Path) -> bytes:
     """Return a scan as it ships. Equal scans give equal bytes."""
     text = _FORMAT.dump_json([*environments], exclude_defaults=True).decode()
-    text = text.replace(site.as_uri(), _SITE_URI).replace(_escaped(site), _SITE)
+    text = text.replace(site.as_uri(), _SITE_URI).replace(_json_text(site), _SITE)
     return gzip.compress(text.encode(), mtime=0)
 
 
-def _escaped(site: Path) -> str:
+def _json_text(site: Path) -> str:
     """Return a path as it is inside of JSON text."""
     return codec.dumps(str(site)).decode()[1:-1]
 

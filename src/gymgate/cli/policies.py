@@ -238,7 +238,7 @@ def only_recorded(sources: Sequence[RowSource], recordings: Sequence[Recording],
 
     Rows that cannot be read stay, to be reported. Raises `ConfigError` for a source without any recorded row.
     """
-    return [_recorded(source, recordings, log) for source in sources]
+    return [_recorded_rows(source, recordings, log) for source in sources]
 
 
 def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Log) -> ReplayEndpoint:
@@ -259,11 +259,11 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
             log(
                 f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
             )
-            files.append(_kept_oracle(Path(name).stem, b"\n".join(lines)))
+            files.append(_write_oracle(Path(name).stem, b"\n".join(lines)))
     return endpoint.model_copy(update={"rollouts": (*endpoint.rollouts, *files)})
 
 
-def _kept_oracle(name: str, text: bytes) -> str:
+def _write_oracle(name: str, text: bytes) -> str:
     """Write recordings to the cache, under a name that shows what they are; return the path."""
     path = cache_dir() / "rows" / f"oracle-{name}-{hashlib.sha256(text).hexdigest()[:12]}.jsonl"
     with replacing(path) as file:
@@ -271,7 +271,7 @@ def _kept_oracle(name: str, text: bytes) -> str:
     return str(path)
 
 
-def _recorded(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:
+def _recorded_rows(source: RowSource, recordings: Sequence[Recording], log: Log) -> RowSource:
     from gymgate.gateway.replay.recording import recorded_rows
 
     source.refuse_empty()

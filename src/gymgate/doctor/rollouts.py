@@ -40,10 +40,10 @@ def check_rollout(
         yield Finding(f"{agent} lengths", False, f"{lengths}, without logprobs; the server must return them")
     else:
         yield Finding(f"{agent} lengths", True, f"{lengths}, a finite logprob for each")
-    yield _retokenised(agent, conversation, tokenizer)
+    yield _check_ids(agent, conversation, tokenizer)
     if len(turns) > 1:
         yield _prefixes(agent, conversation)
-    yield _sampling(agent, policy, engine.sent[conversation.session])
+    yield _check_sampling(agent, policy, engine.sent[conversation.session])
 
 
 def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, policy: TokenPolicy) -> Finding:
@@ -63,7 +63,7 @@ def _outcome(agent: str, rollout: Rollout, conversation: TokenConversation, poli
     return Finding(agent, False, f"{outcome}: {problem}; {fix}")
 
 
-def _retokenised(agent: str, conversation: TokenConversation, tokenizer: Any) -> Finding:
+def _check_ids(agent: str, conversation: TokenConversation, tokenizer: Any) -> Finding:
     result = retokenise(
         conversation.turns,
         lambda ids: str(tokenizer.decode(ids)),
@@ -92,7 +92,7 @@ def _prefixes(agent: str, conversation: TokenConversation) -> Finding:
     )
 
 
-def _sampling(agent: str, policy: TokenPolicy, calls: Sequence[Mapping[str, Any]]) -> Finding:
+def _check_sampling(agent: str, policy: TokenPolicy, calls: Sequence[Mapping[str, Any]]) -> Finding:
     wrong = {name for sent in calls for name, value in SAMPLING.items() if sent.get(name) != value}
     if wrong:
         problem = f"{', '.join(sorted(wrong))} did not go out as set"

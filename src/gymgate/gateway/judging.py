@@ -31,7 +31,9 @@ class JudgeCalls:
     def failure(self) -> GymgateError | None:
         """The first failure that no later answer has made up for."""
         own = next(iter(self._failed.values()), None)
-        return own or next((given_up(call) for call in self._open if call.connection_lost), self._keyless())
+        return own or next(
+            (lost_call_error(call) for call in self._open if call.connection_lost), self._keyless()
+        )
 
     def note_start(self, key: RequestKey, call: Call) -> None:
         """Note a new call."""
@@ -42,15 +44,15 @@ class JudgeCalls:
         self._open.pop(call, None)
         question = _question(key)
         if written and call.record.status_code == 200:
-            self._answered(question)
+            self._note_answer(question)
         elif call.record.status_code is not None:
-            self._fail(question, call.failure or given_up(call), call)
+            self._fail(question, call.failure or lost_call_error(call), call)
 
     def note_refusal(self, model_server: str, error: GymgateError) -> None:
         """Note a call to a model server that has no endpoint."""
         self._fail(RequestKey(model_server, "", b"", None), error)
 
-    def _answered(self, question: RequestKey) -> None:
+    def _note_answer(self, question: RequestKey) -> None:
         self._failed.pop(question, None)
         for call in [
             call for call, asked in self._open.items() if asked == question and call.connection_lost
@@ -88,30 +90,30 @@ class KeylessJudgeCalls(JudgeCalls):
             judges, model_servers, frozenset(call for call in self._open if call.connection_lost)
         )
         self._watchers.append(watcher)
-        judges._keyless = lambda: self._given_up(watcher)
+        judges._keyless = lambda: self._lost_call(watcher)
         try:
             yield
         finally:
             self._watchers.remove(watcher)
 
-    def _given_up(self, watcher: _Watcher) -> GymgateError | None:
+    def _lost_call(self, watcher: _Watcher) -> GymgateError | None:
         for call in self._open:
             if call.connection_lost and watcher.concerns(call.record.model_server, call):
-                return _unattributed(given_up(call))
+                return _shared_error(lost_call_error(call))
         return None
 
-    def _answered(self, question: RequestKey) -> None:
-        super()._answered(question)
+    def _note_answer(self, question: RequestKey) -> None:
+        super()._note_answer(question)
         for watcher in self._watchers:
             watcher.judges._failed.pop(question, None)
 
     def _fail(self, question: RequestKey, error: GymgateError, call: Call | None = None) -> None:
         for watcher in self._watchers:
             if watcher.concerns(question.model_server, call):
-                watcher.judges._failed[question] = _unattributed(error)
+                watcher.judges._failed[question] = _shared_error(error)
 
 
-def given_up(call: Call) -> PolicyError:
+def lost_call_error(call: Call) -> PolicyError:
     """The error for a call whose connection was closed before its answer was written."""
     return PolicyError(
         f"model server {call.record.model_server!r} had not answered when the server that asked it closed the connection",
@@ -119,7 +121,7 @@ def given_up(call: Call) -> PolicyError:
     )
 
 
-def _unattributed(error: GymgateError) -> GymgateError:
+def _shared_error(error: GymgateError) -> GymgateError:
     message = (
         f"{error.message} (the failed call carried no rollout key and cannot be attributed to one rollout, so that "
         "every rollout running with this judge failed)"

@@ -84,7 +84,7 @@ class RetryDeduplicator:
         if key.idempotency_key is not None:
             self._marked[key] = call
 
-    def written(self, key: RequestKey, call: Call) -> None:
+    def note_delivery(self, key: RequestKey, call: Call) -> None:
         """Note that the call's answer was fully written to the connection that asked for it last."""
         self.forget(key, call)
         if key.idempotency_key is not None:

@@ -181,7 +181,7 @@ class Route:
         """Note whether a call's answer was fully written to the connection that asked for it."""
         details = call.record.details
         if written:
-            self.repeated.written(key, call)
+            self.repeated.note_delivery(key, call)
             if UNDELIVERED in details:
                 call.record.details = {name: value for name, value in details.items() if name != UNDELIVERED}
         elif call.record.status_code == 200:

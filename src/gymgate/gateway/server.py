@@ -180,7 +180,7 @@ class Gateway:
         targets: dict[str, Target | None] = {POLICY: Target(policy), POLICY_AS_JUDGE: Target(judging)}
         for name, judge in {**self._judges, **(judges or {})}.items():
             if name not in policy_servers or judge != "policy":
-                targets[name] = self._judging(judge, judging)
+                targets[name] = self._judge_target(judge, judging)
         route = Route(
             targets,
             base_url=self.url,
@@ -201,7 +201,7 @@ class Gateway:
     def _retire(self, route: Route) -> None:
         self.routes.pop(_digest(route.key), None)
 
-    def _judging(self, judge: JudgeEndpoint | Backend, policy: Backend) -> Target | None:
+    def _judge_target(self, judge: JudgeEndpoint | Backend, policy: Backend) -> Target | None:
         if judge == "none":
             return None
         return Target(policy if judge == "policy" else self._backend(judge))

@@ -44,7 +44,7 @@ class RequestLog:
             if (count := sum(_common(seen.digests, digests, name) for name in digests)) > shared:
                 base, shared = seen, count
         entry: dict[str, Any] = {} if base is None else {"extends": base.position}
-        entry["fields"] = {name: _added(base, digests, name, value) for name, value in body.items()}
+        entry["fields"] = {name: _addition(base, digests, name, value) for name, value in body.items()}
         self._recent.append(_Seen(len(self.entries), digests))
         self.entries.append(codec.dumps(entry))
         return len(self.entries) - 1
@@ -82,7 +82,7 @@ def _common(earlier: Mapping[str, Digest], later: Mapping[str, Digest], name: st
     return next((number for number, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
-def _added(base: _Seen | None, digests: Mapping[str, Digest], name: str, value: Any) -> dict[str, Any]:
+def _addition(base: _Seen | None, digests: Mapping[str, Digest], name: str, value: Any) -> dict[str, Any]:
     """Return what a field adds to the base's field of that name."""
     if base is not None:
         if base.digests.get(name) == digests[name]:

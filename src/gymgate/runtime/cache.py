@@ -69,7 +69,7 @@ class Removal(NamedTuple):
 def cache_entries() -> list[CacheEntry]:
     """Return everything in the cache that can be removed, as it is now."""
     root = cache_dir()
-    entries = [_made(path) for name in _MADE for path in _directories(root / name)]
+    entries = [_cache_entry(path) for name in _MADE for path in _directories(root / name)]
     entries += [CacheEntry("leftover", path, "half removed") for path in root.glob(f"*{UNFINISHED}*")]
     for path in _directories(root / "data"):
         lock = path.with_name(f".{path.name}{LOCK}")
@@ -139,7 +139,7 @@ def _remove(entry: CacheEntry, dry_run: bool) -> Removal:
     return Removal(entry, size, "")
 
 
-def _made(path: Path) -> CacheEntry:
+def _cache_entry(path: Path) -> CacheEntry:
     marker = read_marker(path)
     if UNFINISHED in path.name or marker is None:
         return CacheEntry("leftover", path, "an interrupted installation", path.parent / LOCK)

@@ -72,7 +72,7 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
             if selection.before != math.inf:  # a container that names its rollout is removed with that one
                 unclaimed = [id for id in matches[selection] if ROLLOUT not in labels[id]]
                 matches[selection] = [
-                    id for id in unclaimed if selection.after <= _made(id) <= selection.before
+                    id for id in unclaimed if selection.after <= _creation_time(id) <= selection.before
                 ]
         if ids := {id for ids in matches.values() for id in ids}:
             _docker("rm", "-f", *ids)
@@ -81,7 +81,7 @@ def remove_selected(stack: str, selections: Collection[Selection]) -> set[Select
     return {selection for selection, ids in matches.items() if ids}
 
 
-def _made(container: str) -> float:
+def _creation_time(container: str) -> float:
     """Return when a container was made (Unix time). Docker's text has nanoseconds, or no fraction."""
     text = _docker("inspect", "--format", "{{.Created}}", container).strip()
     seconds, _, fraction = text.rstrip("Z").partition(".")

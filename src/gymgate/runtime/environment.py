@@ -60,7 +60,7 @@ def clean_env(extra: Iterable[str] = ()) -> dict[str, str]:
     No provider key, no `UV_PYTHON`, `VIRTUAL_ENV` or `PYTHONPATH` gets through. Loopback never goes through a proxy, and
     the SDK's virtual environment is not on `PATH`.
     """
-    env = _allowed(extra)
+    env = _own_variables(extra)
     if "PATH" in env:
         roots = (os.environ.get("VIRTUAL_ENV"), sys.prefix if sys.prefix != sys.base_prefix else None)
         own = {Path(root) / "bin" for root in roots if root}
@@ -74,7 +74,7 @@ def daemon_env(extra: Iterable[str] = ()) -> dict[str, str]:
 
     No endpoint's key, unless named in `extra`: keys are read in the caller's process and reach the daemon over its socket.
     """
-    return _allowed(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
+    return _own_variables(_BUILDING.union(extra), (*_OWN_PREFIXES, *_BUILDING_PREFIXES))
 
 
 def installer_env() -> dict[str, str]:
@@ -83,7 +83,7 @@ def installer_env() -> dict[str, str]:
     Variables that point uv at another interpreter or other versions are left out. Without index settings of uv's own, it
     gets pip's. `GYMGATE_OFFLINE` becomes `UV_OFFLINE`.
     """
-    env = _allowed(_BUILDING | _UV, (*_BUILDING_PREFIXES, *_UV_PREFIXES))
+    env = _own_variables(_BUILDING | _UV, (*_BUILDING_PREFIXES, *_UV_PREFIXES))
     if offline():
         env["UV_OFFLINE"] = "1"
     return {**index_settings({**os.environ, **env}), **env, **_loopback_without_proxy(env)}
@@ -108,7 +108,7 @@ def offline() -> bool:
     )
 
 
-def _allowed(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
+def _own_variables(names: Iterable[str], prefixes: tuple[str, ...] = ()) -> dict[str, str]:
     """This process's variables that every child may have, and those with the given names and prefixes."""
     allowed, beginnings = _EVERY_PROCESS.union(names), ("LC_", *prefixes)
     return {

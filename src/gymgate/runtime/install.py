@@ -101,7 +101,7 @@ class Installation:
             self._check_imports()
         return {
             "site": os.path.relpath(self.site, self.path),
-            "nemo_gym": self._installed()["nemo-gym"],
+            "nemo_gym": self._versions()["nemo-gym"],
             "python": self.interpreter.label,
             "requirements": list(recipe.requirements),
             "interpreter": {"path": str(self.interpreter.path)},
@@ -150,11 +150,12 @@ class Installation:
     def _install_requirements(self) -> None:
         """Install them beside the release with the release's versions kept, or as few of them changed as possible."""
         requested = self.recipe.requirements
-        before = self._installed()
-        locked = pins(self.recipe.lock) if self.recipe.lock else _pinned(before)
+        before = self._versions()
+        locked = pins(self.recipe.lock) if self.recipe.lock else _pins_of(before)
         named = {package_of(requirement) for requirement in requested}
         free = {package: pin for package, pin in locked.items() if package not in named}
-        complete = (*requested, *self._declared())  # nothing else keeps to these once pins are given up
+        # Once pins are given up, nothing but these keeps the release's own requirements met.
+        complete = (*requested, *self._own_requirements())
         for requirements, constraints in ((requested, locked), (complete, free), (complete, {})):
             try:
                 with _file(requirements) as file, _file(constraints.values()) as held:
@@ -169,7 +170,7 @@ class Installation:
                 f"{', '.join(requested)} cannot be installed next to nemo-gym {self.recipe.version}: {failure}",
                 kind=failure.kind,
             ) from failure
-        after = self._installed()
+        after = self._versions()
         changed = [
             f"{package} {version} -> {after[package]}"
             for package, version in before.items()
@@ -181,12 +182,12 @@ class Installation:
                 "with the former"
             )
 
-    def _declared(self) -> list[str]:
+    def _own_requirements(self) -> list[str]:
         """The release's own requirements, which hold whatever a server asks for."""
         [release] = metadata.distributions(name="nemo-gym", path=[str(self.site)])
         return [requirement for requirement in release.requires or () if "extra ==" not in requirement]
 
-    def _installed(self) -> dict[str, str]:
+    def _versions(self) -> dict[str, str]:
         """The version of each installed package, by normalised name."""
         distributions = metadata.distributions(path=[str(self.site)])
         return {package_of(distribution.name): distribution.version for distribution in distributions}
@@ -225,7 +226,7 @@ class Installation:
             reminder.join()
 
 
-def _pinned(installed: dict[str, str]) -> dict[str, str]:
+def _pins_of(installed: dict[str, str]) -> dict[str, str]:
     return {name: f"{name}=={version}" for name, version in installed.items() if name != "nemo-gym"}
 
 

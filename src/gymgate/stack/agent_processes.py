@@ -105,7 +105,7 @@ class AgentProcessPool:
         process = self._idle.pop()
         try:
             if process.left_behind:
-                process = self._replaced(process)
+                process = self._replace(process)
             if not process.alive:
                 await self._run(process)
             process.gateway_ports.route = route
@@ -158,7 +158,7 @@ class AgentProcessPool:
             self._idle.insert(len(self._idle) if process.alive else 0, process)
             self._free.release()
 
-    def _replaced(self, process: AgentProcess) -> AgentProcess:
+    def _replace(self, process: AgentProcess) -> AgentProcess:
         """Return a process with new ports in place of one whose server was left behind."""
         name, number = self._environment, process.number
         logger.warning("%s: agent process %d is still there after %g s", name, number, END_TIMEOUT_S)

@@ -18,7 +18,7 @@ from gymgate.catalog.resolve import (
     Node,
     SandboxReference,
     ServerInstance,
-    interpolated,
+    interpolated_keys,
     references,
     sandbox_references,
     servers_of,
@@ -115,14 +115,14 @@ class EnvironmentPlan:
     def urls(self) -> tuple[str, ...]:
         """Config keys with the URL of a model that servers call by themselves, without a model server."""
         servers = servers_of(self.config, RESOURCES, AGENTS)
-        used = {key for server in servers for key in interpolated(server.block)}
+        used = {key for server in servers for key in interpolated_keys(server.block)}
         return tuple(sorted(key for key in used if self.config.get(key) == NOWHERE))
 
     def policy_urls(self, agent: ServerInstance) -> set[str]:
         """Return the `urls` by which an agent without a model server reaches its policy."""
         if any(kind == MODELS for _, kind, _ in references(agent.block)):
             return set()
-        return {key for key in interpolated(agent.block) & {*self.urls} if "judge" not in key}
+        return {key for key in interpolated_keys(agent.block) & {*self.urls} if "judge" not in key}
 
     @cached_property
     def policies(self) -> dict[str, frozenset[str]]:
@@ -160,14 +160,16 @@ class EnvironmentPlan:
             for key, value in agent.block.items()
             if key.endswith("base_url") and "judge" not in key
         ]
-        urls += [str(self.config.get(key)) for url in urls for key in interpolated(url)]
+        urls += [str(self.config.get(key)) for url in urls for key in interpolated_keys(url)]
         return any(url.startswith(("http://", "https://")) for url in urls)
 
     @cached_property
     def model_servers(self) -> tuple[str, ...]:
         """Every model server that the gateway answers for."""
-        named = (server.name for server in _started(self.config, MODELS))
-        is_own_judge = any(POLICY in _named(server) for server in _started(self.config, RESOURCES))
+        named = (server.name for server in _servers_to_start(self.config, MODELS))
+        is_own_judge = any(
+            POLICY in _names_in(server) for server in _servers_to_start(self.config, RESOURCES)
+        )
         return (*named, *self.urls, *([POLICY_AS_JUDGE] if is_own_judge else []))
 
     @cached_property
@@ -190,7 +192,7 @@ class EnvironmentPlan:
         for server in self.servers.values():
             own = self.policy_urls(server) if self.strategies.get(server.name) == "process" else set()
             for path, value in walk(server.block):
-                for key in interpolated(value) if isinstance(value, str) else ():
+                for key in interpolated_keys(value) if isinstance(value, str) else ():
                     if key in self.urls and key not in own and "judge" in f"{path} {key}":
                         yield server, path, key
 
@@ -204,7 +206,7 @@ class EnvironmentPlan:
                 is_url = (
                     leaf.startswith("judge") and leaf.endswith("url") and isinstance(value, str) and value
                 )
-                if is_url and not interpolated(value) & {*self.urls}:
+                if is_url and not interpolated_keys(value) & {*self.urls}:
                     yield (
                         f"{path} of {server.name} is {value}: gymgate does not see these calls, and a failed one counts "
                         "as failed only if the environment says so"
@@ -244,17 +246,17 @@ class EnvironmentPlan:
             for name, value in self.config.items()
             if not (isinstance(value, dict) and RELAYS in value)
         }
-        for server in _started(self.config):
+        for server in _servers_to_start(self.config):
             if server.kind == MODELS:
                 if server.name == POLICY and POLICY_AS_JUDGE in gateway:
-                    result[POLICY_AS_JUDGE] = _placed(server, gateway[POLICY_AS_JUDGE])
+                    result[POLICY_AS_JUDGE] = _address(server, gateway[POLICY_AS_JUDGE])
                 host = self.policy_host if server.name == POLICY else LOOPBACK
-                result[server.name] = _placed(server, gateway[server.name], host=host)
+                result[server.name] = _address(server, gateway[server.name], host=host)
             elif server.name in ports:
                 settings = {}
                 if server.type in _OWN_SANDBOX_URL and not server.block.get(_SANDBOX_URL):
                     settings[_SANDBOX_URL] = f"http://{self.policy_host}:{gateway[POLICY]}"
-                placed = _placed(server, ports[server.name], **settings)
+                placed = _address(server, ports[server.name], **settings)
                 judged = server.kind == RESOURCES and POLICY_AS_JUDGE in gateway
                 result[server.name] = _judged_by_policy(placed) if judged else placed
         if ray is not None:
@@ -273,7 +275,7 @@ def keyless_endpoints(models: Mapping[str, JudgeEndpoint]) -> dict[str, JudgeEnd
 
 def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
     """Return all resources servers, and all agents or, with `agent`, this agent and those that it refers to."""
-    servers = {server.name: server for server in _started(config, AGENTS, RESOURCES)}
+    servers = {server.name: server for server in _servers_to_start(config, AGENTS, RESOURCES)}
     if agent is None:
         return [*servers.values()]
     agents = sorted(server.name for server in servers.values() if server.kind == AGENTS)
@@ -281,21 +283,21 @@ def servers_to_start(config: Node, agent: str | None) -> list[ServerInstance]:
         raise ConfigError(f"there is no agent {agent!r}; the config has {', '.join(agents) or 'none'}")
     names = [agent]
     for name in names:  # which grows meanwhile
-        names += sorted(_named(servers[name]) - {*names}) if name in servers else []
+        names += sorted(_names_in(servers[name]) - {*names}) if name in servers else []
     return [server for server in servers.values() if server.kind == RESOURCES or server.name in names]
 
 
-def _started(config: Node, *kinds: str) -> list[ServerInstance]:
+def _servers_to_start(config: Node, *kinds: str) -> list[ServerInstance]:
     """Return the servers of these kinds, or of every kind, that NeMo Gym would start, in the config's order."""
     return [server for server in servers_of(config, *kinds) if server.entrypoint]
 
 
-def _named(server: ServerInstance) -> set[str]:
+def _names_in(server: ServerInstance) -> set[str]:
     """Return the names of the servers that a server refers to."""
     return {name for _, _, name in references(server.block)}
 
 
-def _placed(server: ServerInstance, port: int, *, host: str = LOOPBACK, **settings: Any) -> Node:
+def _address(server: ServerInstance, port: int, *, host: str = LOOPBACK, **settings: Any) -> Node:
     """Return a server's entry in the config with its address; a model server, which nobody starts, without entrypoint."""
     block = {**server.block, **settings, "host": host, "port": port}
     if server.kind == MODELS:

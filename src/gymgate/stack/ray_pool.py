@@ -189,7 +189,7 @@ class RayPool:
             if time.monotonic() - started >= timeout_s:
                 most = f"every stack on the Ray cluster runs {self.where.rollouts_per_stack} rollouts"
                 waited = f"Timed out after {timeout_s:g} s: {most}. Raise rollouts_per_stack or the timeout."
-                return _failed(message, RolloutTimeoutError(waited))
+                return _failure_reply(message, RolloutTimeoutError(waited))
             await self._change()
         message["limits"]["timeout_s"] = max(timeout_s - (time.monotonic() - started), 0.001)
         stack.in_flight += 1
@@ -197,7 +197,7 @@ class RayPool:
             return await stack.connection.peer.exchange("run", message, row)
         except StackLostError as error:
             stack.connection.peer.abort()
-            return _failed(message, error)
+            return _failure_reply(message, error)
         finally:
             stack.in_flight -= 1
             if stack.leaving:
@@ -330,7 +330,7 @@ class RayPool:
             await asyncio.to_thread(detach)
 
 
-def _failed(message: dict[str, Any], error: GymgateError) -> Reply:
+def _failure_reply(message: dict[str, Any], error: GymgateError) -> Reply:
     """Return the record of a rollout that no daemon reported."""
     named = {
         "id": message["rollout_id"],

@@ -79,7 +79,7 @@ def routed_row(
     Raises `DataError` for a row whose metadata has no room for the entry.
     """
     if strategy in BY_METADATA:
-        body = _parsed(row)
+        body = _parse(row)
         entries = dict.fromkeys(metadata, base_url) if strategy == "remote" else metadata
         body["responses_create_params"] = _with_metadata(body["responses_create_params"], entries)
         return codec.dumps(body)
@@ -87,11 +87,11 @@ def routed_row(
     if strategy == "body":
         entries |= {"policy_base_url": base_url, "policy_api_key": key}
     if any(name.encode() in row for name in (ATTEMPT_INDEX, *entries)):
-        return codec.dumps({**_parsed(row), **entries})
+        return codec.dumps({**_parse(row), **entries})
     return row[:-1] + b"," + codec.dumps(entries)[1:]
 
 
-def _parsed(row: bytes) -> dict[str, Any]:
+def _parse(row: bytes) -> dict[str, Any]:
     """Return the row without the index that Gym would append to the key."""
     try:
         value: dict[str, Any] = codec.loads(row)

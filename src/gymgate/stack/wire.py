@@ -64,16 +64,16 @@ def unpack_rollout(reply: Reply) -> Rollout:
 
 
 def _to_wire(value: BaseModel) -> dict[str, Any]:
-    plain: dict[str, Any] = _revealed(value.model_dump(exclude_defaults=True))
+    plain: dict[str, Any] = _reveal(value.model_dump(exclude_defaults=True))
     return plain
 
 
-def _revealed(value: Any) -> Any:
+def _reveal(value: Any) -> Any:
     """The same with secrets in the clear."""
     if isinstance(value, SecretStr):
         return value.get_secret_value()
     if isinstance(value, dict):
-        return {key: _revealed(item) for key, item in value.items()}
+        return {key: _reveal(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_revealed(item) for item in value]
+        return [_reveal(item) for item in value]
     return value

@@ -24,22 +24,22 @@ def check_request(request: Mapping[str, Any], renderer: object) -> None:
     template arguments that differ from the renderer's own.
     """
     if (request.get("n") or 1) != 1:
-        raise _refused("n", request["n"], "it gives one answer per call")
+        raise _refusal("n", request["n"], "it gives one answer per call")
     for number, message in enumerate(request["messages"]):
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             if kind != "text":
-                raise _refused(f"messages[{number}].content", {"type": kind}, "it takes text only")
+                raise _refusal(f"messages[{number}].content", {"type": kind}, "it takes text only")
     shape = request.get("response_format")
     if shape and not (isinstance(shape, Mapping) and shape.get("type") == "text"):
-        raise _refused("response_format", shape, "its sampling is not constrained")
+        raise _refusal("response_format", shape, "its sampling is not constrained")
     for name in _GUIDED:
         if request.get(name):
-            raise _refused(name, request[name], "its sampling is not constrained")
+            raise _refusal(name, request[name], "its sampling is not constrained")
     choice = request.get("tool_choice")
     if choice not in (None, "auto") and (choice != "none" or request.get("tools")):
-        raise _refused("tool_choice", choice, "it chooses by itself whether to call a tool ('auto')")
+        raise _refusal("tool_choice", choice, "it chooses by itself whether to call a tool ('auto')")
     _check_template(request.get("chat_template_kwargs") or {}, renderer)
 
 
@@ -49,14 +49,14 @@ def _check_template(settings: Mapping[str, Any], renderer: object) -> None:
         ours = getattr(config, name, unset)
         if value is not None and ours != value:
             state = "does not have it" if ours is unset else f"has {ours!r}"
-            raise _refused(
+            raise _refusal(
                 f"chat_template_kwargs.{name}",
                 value,
                 f"its renderer {state}; build the renderer with this value, or change the request",
             )
 
 
-def _refused(name: str, value: object, why: str) -> PolicyError:
+def _refusal(name: str, value: object, why: str) -> PolicyError:
     return PolicyError(f"a policy of token ids cannot follow {name}={value!r:.200}: {why}", retryable=False)
 
 

@@ -172,7 +172,7 @@ async def sample_resuming(
             part = await _generate(engine, shown, rest, session)
             if part.policy_version is None and version and before is not None:
                 part = replace(part, policy_version=(before, version()))
-        done = joined(done, part) if attempt else part
+        done = join(done, part) if attempt else part
         if done.finish_reason != "abort":
             return done
         if _rest(sampling, len(done.token_ids)).get("max_tokens", 1) <= 0:
@@ -196,7 +196,7 @@ async def _generate(
     return sample
 
 
-def joined(first: Sample, second: Sample) -> Sample:
+def join(first: Sample, second: Sample) -> Sample:
     """`second` sampled after `first`; logprobs stay `None` unless every id has one."""
     logprobs = [part.logprobs if part.token_ids else [] for part in (first, second)]
     versions = [part.policy_version for part in (first, second) if part.token_ids and part.policy_version]

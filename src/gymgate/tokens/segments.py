@@ -75,12 +75,12 @@ def assemble(turns: Iterable[TokenTurn]) -> list[Segment]:
     The mask is 1 exactly where the policy sampled; over all segments it adds up to the number of sampled ids. A turn that
     sampled nothing adds nothing. Raises `TokenDataError` for a malformed turn.
     """
-    return segments_of(_linked(turns))
+    return segments_of(_link(turns))
 
 
 def prefix_misses(turns: Iterable[TokenTurn]) -> int:
     """Count the turns, after the first, whose prompt does not extend any earlier turn's exact ids."""
-    return sum(call.earlier is None for call in _linked(turns)[1:])
+    return sum(call.earlier is None for call in _link(turns)[1:])
 
 
 def recorded_turns(rollout: Rollout) -> list[TokenTurn]:
@@ -191,7 +191,7 @@ def segments_of(
     return [row.close() for row in rows]
 
 
-def _linked(turns: Iterable[TokenTurn]) -> list[SampledCall]:
+def _link(turns: Iterable[TokenTurn]) -> list[SampledCall]:
     """The turns as calls, each extending the longest earlier one that it can."""
     calls: list[SampledCall] = []
     for number, turn in enumerate(turns):

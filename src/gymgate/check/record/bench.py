@@ -133,7 +133,7 @@ class Bench:
 
     async def _run(self, subject: Subject, policy: PolicyCallable | None, **limits: Any) -> Rollout:
         agent = subject.recorded.agent if subject.recorded else None
-        with self._serving(policy or subject.policy()) as endpoint:
+        with self._serve(policy or subject.policy()) as endpoint:
             rollout = await self.replayer.run(subject.row, endpoint, agent, **limits)
         self.asked_judge = self.asked_judge or self.judge.judged_by == "recorded"
         is_made_up = policy is not None or subject.recorded is None
@@ -149,7 +149,7 @@ class Bench:
         return NO_JUDGE_ANSWERS if self.judge.refused else None
 
     @contextmanager
-    def _serving(self, policy: PolicyCallable) -> Iterator[CallableEndpoint]:
+    def _serve(self, policy: PolicyCallable) -> Iterator[CallableEndpoint]:
         name = f"measured-{next(self._names)}"
         try:
             yield self.stack.register(name, policy, dialect="responses")

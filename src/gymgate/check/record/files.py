@@ -48,10 +48,10 @@ def save_record(path: Path, record: CheckResult) -> None:
 def packed(records: Iterable[CheckResult]) -> bytes:
     """Records as they ship: one a line, without what is unset, options, and the rollouts that did not differ."""
     ordered = sorted(records, key=lambda record: record.name)
-    return b"".join(codec.dumps(_shipped(each)) + b"\n" for each in ordered)
+    return b"".join(codec.dumps(_shipped_form(each)) + b"\n" for each in ordered)
 
 
-def _shipped(record: CheckResult) -> dict[str, Any]:
+def _shipped_form(record: CheckResult) -> dict[str, Any]:
     differing = [row for row in record.rows if row.verdict == "differs" and row.recorded is not None]
     shipped = record.model_copy(
         update={"rows": tuple(differing[:DIFFERENCES]), "settings": "", "traceback": ""}

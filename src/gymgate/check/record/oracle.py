@@ -135,8 +135,8 @@ async def measure(bench: Bench) -> Oracle:
         solved=sum(reward >= full for reward in given),
         full=full,
         reward=statistics.fmean(given),
-        phrasings={name: _counted(rewards, full) for name, rewards in own.items()},
-        others={name: _counted(rewards, full) for name, rewards in others.items()},
+        phrasings={name: _count(rewards, full) for name, rewards in own.items()},
+        others={name: _count(rewards, full) for name, rewards in others.items()},
         unsolved=tuple(f"row {n}" for n in unsolved),
         suspect=tuple(f"row {n}" for n in _suspect(unsolved, asked)),
         missing={} if others or not paid else {"others": "no other answer of a row was scored"},
@@ -355,7 +355,7 @@ def _most_asked(
     return Counter(chosen).most_common(1)[0][0] if chosen else ""
 
 
-def _counted(rewards: Mapping[int, float], full: float) -> PhrasingRewards:
+def _count(rewards: Mapping[int, float], full: float) -> PhrasingRewards:
     values = rewards.values()
     return PhrasingRewards(
         rows=len(values),

@@ -56,13 +56,13 @@ class CallableBackend:
                 raise self._error(f"gave no answer in {self._timeout_s:g} s") from error
             cause = error.__cause__ if isinstance(error, _InThread) else error
             raise self._error(f"raised {shortened(described(cause or error))}") from cause
-        return self._checked(answer)
+        return self._check(answer)
 
     async def _ask(self, body: dict[str, Any]) -> Any:
         answer: Any = self._fn(body) if self._is_async else await _in_thread(self._fn, body)
         return await answer if inspect.isawaitable(answer) else answer
 
-    def _checked(self, answer: Any) -> BackendAnswer:
+    def _check(self, answer: Any) -> BackendAnswer:
         if not isinstance(answer, dict):
             raise self._error(f"returned {type(answer).__name__} where a dict was expected")
         if (fault := fault_of(answer, self.dialect)) is not None:

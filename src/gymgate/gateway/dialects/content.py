@@ -25,7 +25,7 @@ _TEXT = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 def content_to_chat(content: Any, what: str) -> Any:
     """Translate Responses content (a string or a list of parts) to chat content; `ConfigError` for a part chat lacks."""
-    return _translated(content, what, _part_to_chat)
+    return _translate(content, what, _part_to_chat)
 
 
 def _part_to_chat(part: Json, what: str) -> Json:
@@ -72,10 +72,10 @@ def _file_to_chat(part: Json, what: str) -> Json:
 
 def content_to_responses(content: Any, what: str) -> Any:
     """Translate chat content of a user, system, developer or tool message to Responses content."""
-    return _translated(content, what, _part_to_responses)
+    return _translate(content, what, _part_to_responses)
 
 
-def _translated(content: Any, what: str, part_of: Callable[[Json, str], Json]) -> Any:
+def _translate(content: Any, what: str, part_of: Callable[[Json, str], Json]) -> Any:
     if content is None or isinstance(content, str):
         return content or ""
     return [part_of(part, what) for part in mappings(content, f"content of {what}")]

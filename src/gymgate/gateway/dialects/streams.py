@@ -92,7 +92,7 @@ def _events(answer: Json) -> _Events:
     yield "response.created", {"response": begun}
     yield "response.in_progress", {"response": begun}
     for index, item in enumerate(answer.get("output") or []):
-        yield "response.output_item.added", {"output_index": index, "item": _opened_item(item)}
+        yield "response.output_item.added", {"output_index": index, "item": _item_start(item)}
         yield from _inside(item, {"item_id": item.get("id"), "output_index": index})
         yield "response.output_item.done", {"output_index": index, "item": item}
     status = answer.get("status")
@@ -100,7 +100,7 @@ def _events(answer: Json) -> _Events:
     yield f"response.{end}", {"response": answer}
 
 
-def _opened_item(item: Json) -> Json:
+def _item_start(item: Json) -> Json:
     """An item as it starts, without content. Items of other types start whole."""
     kind = item.get("type")
     if kind == "message":
@@ -157,23 +157,23 @@ def _messages_events(answer: Json) -> Iterator[bytes]:
     usage = answer.get("usage") or {}
     start = {**answer, "content": [], "stop_reason": None, "stop_sequence": None}
     start["usage"] = {**usage, "output_tokens": 0}
-    yield _named({"type": "message_start", "message": start})
+    yield _named_event({"type": "message_start", "message": start})
     for index, block in enumerate(answer.get("content") or []):
-        shell, deltas = _opened_block(block)
-        yield _named({"type": "content_block_start", "index": index, "content_block": shell})
+        shell, deltas = _block_start(block)
+        yield _named_event({"type": "content_block_start", "index": index, "content_block": shell})
         for delta in deltas:
-            yield _named({"type": "content_block_delta", "index": index, "delta": delta})
-        yield _named({"type": "content_block_stop", "index": index})
+            yield _named_event({"type": "content_block_delta", "index": index, "delta": delta})
+        yield _named_event({"type": "content_block_stop", "index": index})
     stop = {"stop_reason": answer.get("stop_reason"), "stop_sequence": answer.get("stop_sequence")}
-    yield _named({"type": "message_delta", "delta": stop, "usage": usage})
-    yield _named({"type": "message_stop"})
+    yield _named_event({"type": "message_delta", "delta": stop, "usage": usage})
+    yield _named_event({"type": "message_stop"})
 
 
-def _named(data: Json) -> bytes:
+def _named_event(data: Json) -> bytes:
     return _event(data, data["type"])
 
 
-def _opened_block(block: Json) -> tuple[Json, list[Json]]:
+def _block_start(block: Json) -> tuple[Json, list[Json]]:
     """A block as it starts, and the deltas that make it whole; blocks of other types start whole."""
     kind = block.get("type")
     if kind == "text":

@@ -69,7 +69,7 @@ def recorded_answer(match: Match, body: Mapping[str, Any]) -> dict[str, Any]:
         body,
         response_id=recorded_id
         if last and recorded_id
-        else _derived("resp", f"{recorded_id or recording.name}/{turn}"),
+        else _derive_id("resp", f"{recorded_id or recording.name}/{turn}"),
         model=str(response.get("model") or "") or None,
         created_at=int(response.get("created_at") or 0),
         usage=usage if isinstance(usage, dict) and usage.keys() >= _COUNTS else None,
@@ -106,7 +106,7 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
         content = item.get("content", [])  # an empty text is a part, too
         return {
             **item,
-            "id": item.get("id") or _derived("msg", seed),
+            "id": item.get("id") or _derive_id("msg", seed),
             "type": "message",
             "role": "assistant",
             "status": item.get("status") or "completed",
@@ -117,12 +117,12 @@ def complete_item(item: Item, seed: str) -> dict[str, Any]:
     if kind == "function_call":
         return {
             **item,
-            "id": item.get("id") or _derived("fc", seed),
-            "call_id": item.get("call_id") or _derived("call", seed),
+            "id": item.get("id") or _derive_id("fc", seed),
+            "call_id": item.get("call_id") or _derive_id("call", seed),
             "status": item.get("status") or "completed",
         }
     if kind == "reasoning":
-        return {**item, "id": item.get("id") or _derived("rs", seed), "summary": item.get("summary") or []}
+        return {**item, "id": item.get("id") or _derive_id("rs", seed), "summary": item.get("summary") or []}
     return dict(item)
 
 
@@ -132,5 +132,5 @@ def _complete_part(part: Any) -> dict[str, Any]:
     return {"annotations": [], **part} if part.get("type") == "output_text" else dict(part)
 
 
-def _derived(prefix: str, seed: str) -> str:
+def _derive_id(prefix: str, seed: str) -> str:
     return f"{prefix}_{hashlib.blake2b(seed.encode(), digest_size=16).hexdigest()}"

@@ -32,7 +32,7 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(slots=True)
 class Block:
-    """The consecutive items of one role; `text` is for people, `said()` for comparing."""
+    """The consecutive items of one role; `text` is for people, `compared_parts` for comparing."""
 
     role: Role
     texts: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Block:
         parts = [*self.texts, *(f"{name}({arguments})" for name, arguments in self.calls)]
         return " ".join([*parts, *(text for _, text in sorted(self.outputs)), *self.media])
 
-    def said(self) -> tuple[Any, ...]:
+    def compared_parts(self) -> tuple[Any, ...]:
         """The parts that are compared between two blocks."""
         outputs = tuple(_squeeze(text) for _, text in sorted(self.outputs, key=lambda output: output[0]))
         return self.role, _squeeze("".join(self.texts)), tuple(self.media), tuple(self.calls), outputs
@@ -79,9 +79,9 @@ def blocks_of(items: Iterable[Item]) -> list[Block]:
         if not blocks or blocks[-1].role != role:
             blocks.append(Block(role))
         _add(blocks[-1], item, order)
-        if role == "assistant" and blocks[-1].said() == ("assistant", "", (), (), ()):
+        if role == "assistant" and blocks[-1].compared_parts() == ("assistant", "", (), (), ()):
             blocks.pop()
-    return _joined(blocks)
+    return _join(blocks)
 
 
 def call_ids(items: Iterable[Item]) -> frozenset[str]:
@@ -93,7 +93,7 @@ def prefix_keys(blocks: Sequence[Block]) -> list[bytes]:
     """Return a key for each beginning of a conversation: for none of its blocks, the first one, and so on to all."""
     keys = [b""]
     for block in blocks:
-        keys.append(_digest([keys[-1].hex(), block.said()]))
+        keys.append(_digest([keys[-1].hex(), block.compared_parts()]))
     return keys
 
 
@@ -106,7 +106,7 @@ def opening_keys(blocks: Sequence[Block]) -> set[bytes]:
     """The keys of all beginnings but the empty one, those that end between two messages of one role included."""
     keys = prefix_keys(blocks)
     return {*keys[1:]} | {
-        _digest([key.hex(), replace(block, texts=block.texts[:end]).said()])
+        _digest([key.hex(), replace(block, texts=block.texts[:end]).compared_parts()])
         for key, block in zip(keys, blocks, strict=False)
         for end in range(1, len(block.texts))
     }
@@ -178,7 +178,7 @@ def _medium(part: Mapping[str, Any]) -> Any:
     return url.get("url", url) if isinstance(url, dict) else url
 
 
-def _joined(blocks: list[Block]) -> list[Block]:
+def _join(blocks: list[Block]) -> list[Block]:
     """Join neighbouring blocks of one role, between which a turn said nothing."""
     joined: list[Block] = []
     for block in blocks:

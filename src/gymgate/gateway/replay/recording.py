@@ -124,7 +124,7 @@ def _recording(text: bytes, convert: Callable[[Any], Any], path: Path, line: int
         raw = convert(codec.loads(text))
     except ValueError as error:
         reason = f"is not JSON ({error}): {text[:40].decode(errors='replace')!r}"
-        raise _malformed(path, line, reason) from None
+        raise _form_error(path, line, reason) from None
     return _read(raw, path, line, index)
 
 
@@ -134,8 +134,8 @@ def _read(raw: Any, path: Path, line: int, index: int) -> Recording:
         try:
             raw, turns = _read_run_line(raw)
         except GymgateError as error:
-            raise _malformed(path, line, error.message) from error
-    record = _checked(raw, path, line)
+            raise _form_error(path, line, error.message) from error
+    record = _check(raw, path, line)
     return Recording(str(path), line, index, record, tuple(turns or _steps(record, path, line)))
 
 
@@ -167,28 +167,28 @@ def _read_run_line(value: Mapping[str, Any]) -> tuple[dict[str, Any], list[Turn]
     return record, turns
 
 
-def _checked(raw: Any, path: Path, line: int) -> dict[str, Any]:
+def _check(raw: Any, path: Path, line: int) -> dict[str, Any]:
     for key in ("responses_create_params", "response"):
         if not isinstance(raw, dict) or not isinstance(raw.get(key), dict):
-            raise _malformed(path, line, f"is not a recorded rollout: it has no {key!r}")
+            raise _form_error(path, line, f"is not a recorded rollout: it has no {key!r}")
     if not isinstance(raw["response"].get("output"), list):
-        raise _malformed(path, line, "is not a recorded rollout: its response has no list 'output'")
+        raise _form_error(path, line, "is not a recorded rollout: its response has no list 'output'")
     record: dict[str, Any] = raw
     return record
 
 
-def _malformed(path: str | Path, line: int, what: str) -> DataError:
+def _form_error(path: str | Path, line: int, what: str) -> DataError:
     return DataError(f"{path}:{line} {what}", path=str(path), line=line)
 
 
 def _steps(raw: dict[str, Any], path: str | Path, line: int) -> Iterator[Turn]:
     prompt, output = items_of(raw["responses_create_params"]), raw["response"]["output"]
     if not all(isinstance(item, dict) for item in prompt):
-        raise _malformed(path, line, "has an input item that is not an object")
+        raise _form_error(path, line, "has an input item that is not an object")
     if output and all(isinstance(part, list) for part in output):
         return _transitions(prompt, output)
     if not all(isinstance(item, dict) for item in output):
-        raise _malformed(path, line, "has an output item that is not an object")
+        raise _form_error(path, line, "has an output item that is not an object")
     return _flat(prompt, output)
 
 
@@ -285,13 +285,13 @@ def _begins_with(blocks: list[Block], start: list[Block]) -> bool:
         return not blocks
     head, last = blocks[: len(start)], start[-1]
     if len(head) < len(start) or any(
-        a.said() != b.said() for a, b in zip(head[:-1], start[:-1], strict=True)
+        a.compared_parts() != b.compared_parts() for a, b in zip(head[:-1], start[:-1], strict=True)
     ):
         return False
     begun = replace(
         head[-1], texts=head[-1].texts[: len(last.texts)], media=head[-1].media[: len(last.media)]
     )
-    return begun.said() == last.said()
+    return begun.compared_parts() == last.compared_parts()
 
 
 def _data(row: Any) -> Mapping[str, Any]:

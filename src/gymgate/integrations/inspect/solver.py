@@ -85,12 +85,12 @@ async def _policies(
     async with contextlib.AsyncExitStack() as exits:
         group = await exits.enter_async_context(task_group())
         await exits.enter_async_context(bridged(AgentState(messages=[])))
-        judge = _registered(stack, InspectPolicy(group), exits)
+        judge = _register(stack, InspectPolicy(group), exits)
         await exits.enter_async_context(bridged(conversation))
-        yield _registered(stack, InspectPolicy(group), exits), judge
+        yield _register(stack, InspectPolicy(group), exits), judge
 
 
-def _registered(stack: Stack, policy: InspectPolicy, exits: contextlib.AsyncExitStack) -> CallableEndpoint:
+def _register(stack: Stack, policy: InspectPolicy, exits: contextlib.AsyncExitStack) -> CallableEndpoint:
     name = f"inspect-{secrets.token_hex(8)}"
     exits.callback(stack.unregister, name)
     return stack.register(name, policy, dialect="responses")

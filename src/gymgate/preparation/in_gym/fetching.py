@@ -109,7 +109,7 @@ class Fetcher:
                 raise refusal("ConfigError", f"{script} has no function prepare()")
             result = module.prepare(**self.order["arguments"])
             path = Path(result or source.dataset["jsonl_fpath"]).absolute()
-        return _made_by(root, script, path)
+        return _check_output(root, script, path)
 
     def _execute(self, source: RawSource, script: str, target: Path) -> tuple[Path, Origin]:
         """Run the `prepare.py` of the packaged environment in whose data directory the file belongs."""
@@ -119,7 +119,7 @@ class Fetcher:
         options = {"--split": source.type, "--output": str(target)}
         taken = [option for option in options if has_option(root / script, option)]
         self.directories.execute(root / script, [word for each in taken for word in (each, options[each])])
-        return _made_by(root, script, target)
+        return _check_output(root, script, target)
 
 
 class FetchNote:
@@ -150,7 +150,7 @@ class FetchNote:
         unfinished.replace(self._path)
 
 
-def _made_by(root: Path, script: str, path: Path) -> tuple[Path, Origin]:
+def _check_output(root: Path, script: str, path: Path) -> tuple[Path, Origin]:
     if not path.is_file():
         raise refusal("DataError", f"{script} ended without writing {path.name}")
     return path, script_origin(root / script, script)

@@ -111,7 +111,7 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
         raise ValueError(f"a row must be a JSON object, not {type(row).__name__}")
     params = row.get("responses_create_params")
     if prompt is not None:
-        row = _filled(prompt, row)
+        row = _fill(prompt, row)
     elif agent_prompts and params is None:
         row["responses_create_params"] = {"input": []}
     elif not isinstance(params, dict) or "input" not in params:
@@ -129,7 +129,7 @@ def ready_row(line: bytes, prompt: Any, *, agent_prompts: bool) -> dict[str, Any
     return checked
 
 
-def _filled(prompt: Any, row: dict[str, Any]) -> dict[str, Any]:
+def _fill(prompt: Any, row: dict[str, Any]) -> dict[str, Any]:
     params = row.get("responses_create_params")
     if isinstance(params, dict) and params.get("input"):
         raise ValueError(

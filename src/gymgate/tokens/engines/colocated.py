@@ -78,7 +78,7 @@ class ColocatedEngine:
                         self._deliver(output)
         except Exception as error:
             failure = PolicyError(f"vLLM in this process failed: {described(error)}", retryable=False)
-            for request in (*self._running.values(), *self._arrived()):
+            for request in (*self._running.values(), *self._take_arrivals()):
                 if request is not None:
                     request.resolve(failure)
             raise failure from error
@@ -88,7 +88,7 @@ class ColocatedEngine:
     def _admit(self) -> None:
         """Give vLLM the requests that arrived; wait for one if none is running."""
         arrived = [] if self._running else [self._arriving.get()]
-        for request in (*arrived, *self._arrived()):
+        for request in (*arrived, *self._take_arrivals()):
             if request is None or request.done.cancelled():
                 continue
             try:
@@ -99,7 +99,7 @@ class ColocatedEngine:
             else:
                 self._running[request.request_id] = request
 
-    def _arrived(self) -> list[_Request | None]:
+    def _take_arrivals(self) -> list[_Request | None]:
         """Take the requests that have arrived; this thread alone takes any."""
         return [self._arriving.get() for _ in range(self._arriving.qsize())]
 
