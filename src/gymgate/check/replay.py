@@ -156,7 +156,7 @@ class Replayer:
         )
         if not recording.turns:
             return result.updated(cause="the record keeps nothing that the policy said")
-        self.logs.new()
+        self.logs.new()  # what was logged before explains nothing about this one
         self._judge.begin(recording.raw)
         self._policy.begin(recording)
         self._unknown = None
@@ -205,6 +205,7 @@ class Replayer:
     ) -> Rollout:
         """Run a row. Whatever goes wrong is in the rollout."""
         limits = RolloutLimits(timeout_s=timeout_s or self._request.row_timeout_s, max_calls=max_calls)
+        # An agent that the release no longer has would be refused; the default one plays its row.
         agent = agent if agent in self._stack.agents else None
         row = {key: value for key, value in row.items() if key != "agent_ref"}
         try:

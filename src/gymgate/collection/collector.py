@@ -139,6 +139,7 @@ class Collector:
         return rollout.model_copy(update={"environment": self._environments.get(row.agent or "", "")})
 
     async def _finish(self, rollout: CollectedRollout) -> None:
+        # The disk first: a rollout that the caller was given is never run again.
         if self._directory is not None:
             self._directory.rollouts.append(to_line(rollout))
             self._directory.done.add(rollout.identity)

@@ -65,7 +65,7 @@ class LineLog:
         if written == len(line):
             self._size += written
             return
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # what is appended next, once there is room, must begin a line
             os.ftruncate(self._fd, self._size)
         raise DataError(
             f"cannot write to {self.path}: only {written} of {len(line)} bytes fit; make room and run it again",
@@ -74,7 +74,7 @@ class LineLog:
 
     def sync(self) -> None:
         """Put appended lines on the disk."""
-        size = self._size
+        size = self._size  # before the call: lines may be appended while the disk works
         if size == self._synced:
             return
         try:
@@ -131,6 +131,7 @@ class RunDirectory:
                 self.done.add(line_identity(line))
             except ValueError as error:
                 raise line_error(self.rollouts.path, number, error) from error
+        # After the rollouts: failures of one that finished in the end do not count.
         for number, line in read_lines(self.failures.path):
             try:
                 identity = line_identity(line)
@@ -154,7 +155,9 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    with _locked(path):
+    with _locked(
+        path
+    ):  # before anything is read: of two that start at once, one must find the other's settings
         _settle_settings(path, settings, extent, row_keys)
         directory = RunDirectory(path)
         try:

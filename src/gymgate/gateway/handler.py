@@ -110,6 +110,7 @@ class PortHandler:
             response, written = await _write(request, _response(call))
         else:
             response, written = await _deliver_late_stream(request, call, times)
+        # A retry may have taken the call over meanwhile; it settles the call then.
         if call.connection is connection or written:
             route.settle(call_key, call, written=written)
         return response
@@ -124,7 +125,7 @@ class PortHandler:
         if route is None:
             self._refuse_strangers(request, path)
         raw = await _body(request)
-        if route is not None and route.closed:
+        if route is not None and route.closed:  # its rollout ended while the body arrived
             raise _unknown_key(path)
         if route is None and _ROUTING_ENTRY not in raw:
             route = self._other_route(request, path)

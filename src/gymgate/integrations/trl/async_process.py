@@ -209,7 +209,7 @@ class Producer:
             for sample in samples:
                 await self._deliver(sample)
             self.channels.delivered.put((group_id, len(samples)))
-        await asyncio.sleep(self.guard.pause_s)
+        await asyncio.sleep(self.guard.pause_s)  # with its place kept, so that no group starts instead
         self._group_limit.release()
 
     async def _rollout(self, environment: str, row: Mapping[str, Any], policy: TokenPolicy) -> SampledRollout:
