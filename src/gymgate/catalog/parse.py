@@ -80,7 +80,7 @@ class ConfigReader:
                     children[current].append(target)
 
         def flat(file: Path) -> list[Path]:
-            return [each for child in children[file] for each in flat(child)] + [file]
+            return [included for child in children[file] for included in flat(child)] + [file]
 
         return [file for path in paths for file in flat(path)]
 

@@ -104,8 +104,8 @@ class Replayer:
     async def replay(self, recorded: Sequence[RecordedRow]) -> list[RowResult]:
         """A result for each recording. If none of them got a reward, packaged rows are tried."""
         results: list[RowResult] = []
-        for each in recorded:
-            results.append(await self._result_of(each))
+        for recording in recorded:
+            results.append(await self._result_of(recording))
             if len(results) >= MAX_TIMEOUTS and all(row.error_kind == "timeout" for row in results):
                 return results
         if not any(result.rewarded for result in results):

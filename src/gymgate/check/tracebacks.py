@@ -30,5 +30,5 @@ def last_traceback(log: str) -> str:
                 frames[-1].append(line)
         else:
             own = [frame for frame in frames if not _OTHERS.search(frame[0])] or frames[-1:]
-            return "\n".join([*(each for frame in own for each in frame), line])
+            return "\n".join([*(text_line for frame in own for text_line in frame), line])
     return ""

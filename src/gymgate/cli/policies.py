@@ -213,17 +213,17 @@ def replay_files(files: Iterable[str]) -> tuple[str, ...]:
     """
     from gymgate.collection.store import ROLLOUTS, run_directories
 
-    found: list[str] = []
+    paths: list[str] = []
     for file in files:
         if not Path(file).exists():
             raise ConfigError(f"--replay-file {file!r}: there is no such file")
         if not Path(file).is_dir():
-            found.append(file)
+            paths.append(file)
         elif runs := [run / ROLLOUTS for run in run_directories(Path(file)) if (run / ROLLOUTS).exists()]:
-            found += map(str, runs)
+            paths += map(str, runs)
         else:
             raise ConfigError(f"--replay-file {file!r}: this directory holds no run")
-    return tuple(found)
+    return tuple(paths)
 
 
 def recordings_of(endpoint: ReplayEndpoint) -> list[Recording]:
@@ -253,8 +253,8 @@ def with_oracles(endpoint: ReplayEndpoint, sources: Sequence[RowSource], log: Lo
     files = []
     for source in sources:
         rows = [row for _, row in replace(source, limit=None).readable() if isinstance(row, Row)]
-        made = [] if [*recorded_rows(recordings, rows)] else [oracle_rollout(row.data) for row in rows]
-        if lines := [codec.dumps(each) for each in made if each is not None]:
+        rollouts = [] if [*recorded_rows(recordings, rows)] else [oracle_rollout(row.data) for row in rows]
+        if lines := [codec.dumps(rollout) for rollout in rollouts if rollout is not None]:
             name = source.environment or "rows"
             log(
                 f"{name}: no row has a recorded rollout; the calls that rows list as their answer are played (oracle)"
@@ -286,8 +286,8 @@ def _recorded_rows(source: RowSource, recordings: Sequence[Recording], log: Log)
     if len(recorded) < len(rows):
         name = source.environment or source.name
         log(f"{name}: {len(rows) - len(recorded)} of {len(whole)} rows have no recorded rollout")
-    kept = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
-    return replace(source, rows=_SelectedRows(source, kept))
+    positions = [position for position, row in whole if isinstance(row, DataError) or id(row) in recorded]
+    return replace(source, rows=_SelectedRows(source, positions))
 
 
 class _SelectedRows(Sequence[Row]):

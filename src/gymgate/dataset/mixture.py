@@ -53,7 +53,7 @@ def blend(
 
 def _draw(live: list[_Live[RowT]], dice: random.Random) -> Iterator[RowT]:
     while live:
-        [source] = dice.choices(live, [each.weight for each in live])
+        [source] = dice.choices(live, [share.weight for share in live])
         row = next(source.rows, None)
         if row is not None:
             source.left -= 1

@@ -101,11 +101,12 @@ def leftovers() -> list[Leftover]:
     except CommandError:
         return []
     containers = [
-        (each, has_ended(_labels(each["Labels"]).get(PROCESS, ""))) for each in map(codec.loads, lines)
+        (container, has_ended(_labels(container["Labels"]).get(PROCESS, "")))
+        for container in map(codec.loads, lines)
     ]
     return [
-        Leftover(each["ID"], each["Names"], each["Image"], ended is True)
-        for each, ended in containers
+        Leftover(container["ID"], container["Names"], container["Image"], ended is True)
+        for container, ended in containers
         if ended is not False
     ]
 
@@ -124,7 +125,7 @@ def remove_leftovers(containers: list[Leftover]) -> None:
     """Remove containers. Raises `SetupError` if docker refuses."""
     try:
         if containers:
-            _docker("rm", "-f", *(each.id for each in containers))
+            _docker("rm", "-f", *(container.id for container in containers))
     except CommandError as error:
         raise SetupError(f"docker cannot remove containers: {error.last_line}") from error
 

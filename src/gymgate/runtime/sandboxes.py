@@ -99,18 +99,18 @@ def why_unusable(name: str, settings: Mapping[str, Any], choices: Iterable[str])
     check = check_provider(name, START_TIMEOUT_S)
     if check.usable:
         return None
-    others = usable_choices(each for each in choices if each != name)
+    others = usable_choices(choice for choice in choices if choice != name)
     return f"sandbox provider {name!r} cannot be used: {check.detail}; {others}"
 
 
 def usable_choices(names: Iterable[str]) -> str:
     """Return a sentence with the providers that can be used here, or with what the others lack. Blocks, as `check_provider`."""
     checks = [check_provider(name) for name in names]
-    usable = [each.provider for each in checks if each.usable]
+    usable = [check.provider for check in checks if check.usable]
     notes = {"local": "local (without a boundary)"}
     if usable:
         return f"here it can be {', '.join(notes.get(name, name) for name in usable)}"
-    return "none can be used here: " + "; ".join(f"{each.provider}: {each.detail}" for each in checks)
+    return "none can be used here: " + "; ".join(f"{check.provider}: {check.detail}" for check in checks)
 
 
 def provider_requirements(name: str) -> tuple[str, ...]:

@@ -143,7 +143,9 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
 def split_of(file: DataFile, datasets: Iterable[Dataset]) -> str | None:
     """The split of a file; `None` if it is no split or an example."""
     types = {
-        each.type for each in datasets if f"/{file.path.as_posix()}".endswith("/" + each.path.lstrip("./"))
+        dataset.type
+        for dataset in datasets
+        if f"/{file.path.as_posix()}".endswith("/" + dataset.path.lstrip("./"))
     }
     if "example" in types:
         return None
@@ -223,13 +225,13 @@ def _can_be_looked_for(answer: str) -> bool:
 
 def _without_labels(answered: Sequence[_Answered]) -> list[_Answered]:
     """Those whose answer no row with another prompt has."""
-    prompts = Counter(answer for answer, _ in {(each.answer, each.prompt) for each in answered})
-    return [each for each in answered if prompts[each.answer] == 1]
+    prompts = Counter(answer for answer, _ in {(row.answer, row.prompt) for row in answered})
+    return [row for row in answered if prompts[row.answer] == 1]
 
 
 def _telling_their_answer(answered: Sequence[_Answered]) -> list[str]:
     """Names of the rows whose prompt says their answer, and that of no row with another answer says it."""
-    said = sorted({(text, each.answer) for each in answered for text in each.said})
+    said = sorted({(text, row.answer) for row in answered for text in row.said})
 
     def says(answer: str) -> Iterator[str]:
         """The answers of the rows whose prompt says that it is this one."""
@@ -241,4 +243,4 @@ def _telling_their_answer(answered: Sequence[_Answered]) -> list[str]:
             if len(answer) > _COMPARED or _END.match(text, len(compared)):
                 yield own
 
-    return [each.name for each in answered if each.said and {*says(each.answer)} == {each.answer}]
+    return [row.name for row in answered if row.said and {*says(row.answer)} == {row.answer}]

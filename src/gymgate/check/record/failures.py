@@ -61,7 +61,9 @@ async def _judge_down(bench: Bench) -> list[Rollout]:
 
 
 async def _tool_timeout(bench: Bench) -> list[Rollout]:
-    subjects = [each for each in bench.subjects if each.recorded and each.recorded.recording.tool_calls]
+    subjects = [
+        subject for subject in bench.subjects if subject.recorded and subject.recorded.recording.tool_calls
+    ]
     if not subjects:
         raise Unmeasured("no recorded rollout with a reward calls a tool")
     pids = await bench.server_pids("resources_servers")

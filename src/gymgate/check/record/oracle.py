@@ -180,17 +180,17 @@ def answer_of(row: RowData) -> RowAnswer | None:
 def calls_in(value: Any) -> Calls:
     """The calls of tools that a value lists; empty if it is something else."""
     calls = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, dict) and "name" in each and "arguments" in each for each in calls):
+    if not all(isinstance(call, dict) and "name" in call and "arguments" in call for call in calls):
         return ()
     return tuple(
         {
             "type": "function_call",
-            "name": each["name"],
-            "arguments": each["arguments"]
-            if isinstance(each["arguments"], str)
-            else codec.dumps(each["arguments"]).decode(),
+            "name": call["name"],
+            "arguments": call["arguments"]
+            if isinstance(call["arguments"], str)
+            else codec.dumps(call["arguments"]).decode(),
         }
-        for each in calls
+        for call in calls
     )
 
 
@@ -291,12 +291,12 @@ class _Runs:
     ) -> dict[str, dict[int, float]]:
         """The rewards that count, by the name of the phrasing and the number of the row."""
         rewards = await asyncio.gather(
-            *(self._run(row, policy_of(each, forms)) for _, row, each, forms in attempts)
+            *(self._run(row, policy_of(phrasing, forms)) for _, row, phrasing, forms in attempts)
         )
         rewards_of: dict[str, dict[int, float]] = defaultdict(dict)
-        for (n, _, each, _), reward in zip(attempts, rewards, strict=True):
+        for (n, _, phrasing, _), reward in zip(attempts, rewards, strict=True):
             if reward is not None:
-                rewards_of[each.name][n] = reward
+                rewards_of[phrasing.name][n] = reward
         return dict(rewards_of)
 
     async def _run(self, row: RowData, policy: PolicyCallable) -> float | None:
@@ -350,7 +350,7 @@ def _most_asked(
     asked: Mapping[int, Sequence[Phrasing]], tried: Mapping[int, Sequence[Phrasing]], paid: set[str]
 ) -> str:
     """The phrasing that most prompts ask for; of its forms the one that is paid, else the first."""
-    names = [[each.name for each in asked[n] if each in tried[n]] for n in asked]
+    names = [[phrasing.name for phrasing in asked[n] if phrasing in tried[n]] for n in asked]
     chosen = [next((name for name in row if name in paid), row[0]) for row in names if row]
     return Counter(chosen).most_common(1)[0][0] if chosen else ""
 

@@ -15,7 +15,7 @@ DIFFERENT = 10
 
 
 async def measure(bench: Bench) -> Shape:
-    recordings = [each.recording for each in bench.recorded]
+    recordings = [row.recording for row in bench.recorded]
     turns = [len(recording.steps) for recording in recordings if recording.steps]
     calls = [recording.tool_calls for recording in recordings if recording.steps]
     tokens = {name: _tokens(recordings, name) for name in ("input_tokens", "output_tokens")}
@@ -23,7 +23,7 @@ async def measure(bench: Bench) -> Shape:
     missing: dict[str, str] = {}
     if not turns:
         missing |= dict.fromkeys(("turns", "most_turns", "tool_calls"), "no recorded rollout")
-    missing |= {name: "no recorded rollout says it" for name, found in tokens.items() if not found}
+    missing |= {name: "no recorded rollout says it" for name, counts in tokens.items() if not counts}
     if not rewards:
         missing |= dict.fromkeys(("reward_mean", "reward_deviation"), "no recorded reward")
     elif len(rewards) == 1:

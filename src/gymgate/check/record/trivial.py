@@ -32,14 +32,16 @@ async def measure(bench: Bench) -> Trivial:
     answers: dict[str, AnswerRewards] = {}
     missing: dict[str, str] = {}
     for name in ANSWERS:
-        policies = [(each, policy) for each in subjects if (policy := _policy(name, each, bench.recorded))]
+        policies = [
+            (subject, policy) for subject in subjects if (policy := _policy(name, subject, bench.recorded))
+        ]
         if not policies:
             missing[name] = "no other row has a recorded answer with a reward above 0"
         elif isinstance(outcome := await _rewards(bench, policies), AnswerRewards):
             answers[name] = outcome
         else:
             missing[name] = outcome
-    recorded = [each.recording.reward for each in bench.recorded if each.recording.reward is not None]
+    recorded = [row.recording.reward for row in bench.recorded if row.recording.reward is not None]
     return Trivial(
         recorded_mean=statistics.fmean(recorded) if recorded else None, answers=answers, missing=missing
     )
@@ -89,11 +91,11 @@ def _policy(name: str, subject: Subject, recorded: list[RecordedRow] | Any) -> P
         return computed_policy(_prompt)
     prompt = _prompt(subject.row["responses_create_params"])
     others = [
-        (each.recording.reward, text)
-        for each in recorded
-        if (each.recording.reward or 0) > 0
-        and _prompt(each.row["responses_create_params"]) != prompt
-        and (text := last_message(each))
+        (row.recording.reward, text)
+        for row in recorded
+        if (row.recording.reward or 0) > 0
+        and _prompt(row.row["responses_create_params"]) != prompt
+        and (text := last_message(row))
     ]
     return constant_policy(max(others, key=lambda pair: pair[0] or 0)[1]) if others else None
 

@@ -118,7 +118,7 @@ class Fetcher:
         target.parent.mkdir(parents=True, exist_ok=True)
         options = {"--split": source.type, "--output": str(target)}
         taken = [option for option in options if has_option(root / script, option)]
-        self.directories.execute(root / script, [word for each in taken for word in (each, options[each])])
+        self.directories.execute(root / script, [word for flag in taken for word in (flag, options[flag])])
         return _check_output(root, script, target)
 
 
