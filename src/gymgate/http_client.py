@@ -153,6 +153,11 @@ def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
+def url_host(host: str) -> str:
+    """Return a host as URLs have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 class HTTPClient:
     """Connections to any number of servers, without a limit on their number. For one event loop."""
 

@@ -79,7 +79,7 @@ def command(
     with bound(host, port) as listener:
 
         def ready() -> None:
-            click.echo(f"http://{shown(listener)}")
+            click.echo(f"http://{url_address(listener)}")
 
         from gymgate.integrations.openenv.server import serve  # seconds, for what OpenEnv imports
 
@@ -106,7 +106,9 @@ def bound(host: str, port: int) -> socket.socket:
         raise ConfigError(f"cannot listen on {host}:{port}: {reason}") from None
 
 
-def shown(listener: socket.socket) -> str:
+def url_address(listener: socket.socket) -> str:
     """Return a listener's address as URLs have it."""
+    from gymgate.http_client import url_host
+
     host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{url_host(host)}:{port}"

@@ -22,7 +22,7 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.serve_env import bound, shown
+from gymgate.cli.serve_env import bound, url_address
 from gymgate.config import RuntimeConfig, StackConfig, StackServer
 from gymgate.errors import ConfigError
 
@@ -83,7 +83,7 @@ def command(
         models=parse_judges(judges, judge_key_vars),
     )
     with bound(host, port) as listener:
-        url = f"gymgate{'s' if context else ''}://{shown(listener)}"
+        url = f"gymgate{'s' if context else ''}://{url_address(listener)}"
         serve_interruptibly(serve_stack(stack, listener, token, context, lambda: click.echo(url), log))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from gymgate.errors import ConfigError
 from gymgate.gateway.replay.backend import ReplayBackend
 from gymgate.gateway.server import Gateway
+from gymgate.http_client import url_host
 
 
 @asynccontextmanager
@@ -34,5 +35,4 @@ async def serve_replay(
             else:
                 reason = f"cannot listen on {host} port {port}: {error.strerror}"
             raise ConfigError(reason) from error
-        shown = f"[{host}]" if ":" in host else host
-        yield f"http://{shown}:{gateway.port}/v1"
+        yield f"http://{url_host(host)}:{gateway.port}/v1"

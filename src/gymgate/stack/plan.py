@@ -35,6 +35,7 @@ from gymgate.config import (
 )
 from gymgate.errors import ConfigError
 from gymgate.gateway.route import POLICY_AS_JUDGE
+from gymgate.http_client import url_host
 from gymgate.stack.ports import LOOPBACK
 from gymgate.stack.routing import Strategy, refuse_unroutable, strategy_for
 from gymgate.stack.server_code import ServerCode, read_code
@@ -225,8 +226,7 @@ class EnvironmentPlan:
 
         Sandboxes beyond loopback need the key in the URL, so agents that send it in the body, or not at all, stay on loopback.
         """
-        host = (self.stack.gateway_host if self._keys_in_urls else None) or LOOPBACK
-        return f"[{host}]" if ":" in host else host
+        return url_host((self.stack.gateway_host if self._keys_in_urls else None) or LOOPBACK)
 
     def server_config(
         self,
