@@ -121,7 +121,12 @@ class RolloutRun:
             failure["message"] = (
                 f"policy calls without a key were refused; {DROPPED_KEY}: {failure['message']}"
             )
-        record = {
+        return pack_rollout(self.described(), self.route)
+
+    def described(self) -> dict[str, Any]:
+        """Return the record's fields beside its bodies, as JSON values."""
+        calls = [call.record for call in self.route.log]
+        return {
             "id": self.route.rollout_id,
             "environment": self.environment.name,
             "agent": self.agent,
@@ -132,7 +137,6 @@ class RolloutRun:
                 "judge_s": sum(call.duration_s for call in calls if call.model_server != POLICY),
             },
         }
-        return pack_rollout(record, self.route)
 
     def _fail(self, error: GymgateError) -> None:
         self.fields = results.error_fields(error)
