@@ -138,6 +138,7 @@ class Route:
         for call in running:
             if call.task is not None:
                 call.task.cancel()
+        # Bounded: a callable that runs in a thread cannot be cancelled.
         await asyncio.gather(*(call.wait(CLOSE_TIMEOUT_S) for call in running))
 
     def target(self, model_server: str) -> Target | None:

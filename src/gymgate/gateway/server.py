@@ -102,7 +102,7 @@ class Gateway:
         raise_file_limit()
         async with AsyncExitStack() as exits:
             await exits.enter_async_context(self._client)
-            self._exits = exits
+            self._exits = exits  # ports that listen before the end of this block are closed if it fails
             keyless = {
                 name: None
                 if judge == "none"

@@ -172,7 +172,7 @@ class SGLangEngine(HTTPEngine):
         parameters = {self._NAMES.get(name, name): value for name, value in sampling.items()}
         parameters.setdefault("skip_special_tokens", False)
         if parameters.get("top_k") == 0:
-            parameters["top_k"] = -1
+            parameters["top_k"] = -1  # SGLang refuses 0; this is its word for all ids
         return {"input_ids": prompt_ids, "sampling_params": parameters, "return_logprob": True}
 
     def sample(self, answer: dict[str, Any]) -> Sample:
