@@ -145,6 +145,80 @@ async def test_all_who_wait_for_a_start_that_fails_get_its_error(tmp_path: Path)
             assert await connection.peer.call("bye") == {"last": True}
 
 
+async def observed(daemon: Bare) -> Peer:
+    """A connection that has said that it only observes, and was heard."""
+    peer = (await connected(daemon)).peer
+    peer.tell("observe")
+    assert (await peer.call("report"))["state"] in ("starting", "ready")
+    return peer
+
+
+async def test_who_observes_neither_keeps_nor_stops_a_daemon(tmp_path: Path) -> None:
+    async with serving(tmp_path) as daemon:
+        holder = await leased(daemon)
+        peer = await observed(daemon)
+        assert (await peer.call("report"))["leases"] == 1
+        (await observed(daemon)).abort()
+        assert await holder.peer.call("bye") == {"last": True}
+
+
+async def test_who_observes_a_lingering_daemon_leaves_its_time_as_it_is(tmp_path: Path) -> None:
+    lingering = CONFIG.model_copy(update={"linger_s": 600})
+    async with serving(tmp_path) as daemon:
+        assert await (await leased(daemon, lingering)).peer.call("bye") == {"last": False}
+        timer = daemon._timer
+        assert timer is not None
+        peer = await observed(daemon)
+        peer.abort()
+        await peer.lost.wait()
+        assert (daemon.is_retired, daemon._timer) == (False, timer)
+        daemon.retire()
+
+
+async def test_who_observes_does_not_count_as_the_first_lease(tmp_path: Path) -> None:
+    """Nor does its report wait for a start."""
+    async with serving(tmp_path) as daemon:
+        starter = await connected(daemon)
+        peer = await observed(daemon)
+        assert (await peer.call("report"))["state"] == "starting"
+        await starter.hello(CONFIG)
+        assert (await peer.call("report"))["state"] == "ready"
+        starter.peer.abort()
+
+
+@pytest.mark.parametrize("orphaned", [False, True])
+async def test_an_end_that_an_observer_held_back_comes_when_it_says_what_it_is(
+    tmp_path: Path, orphaned: bool
+) -> None:
+    """Until its first message arrives it counts as a lease."""
+    config = CONFIG.model_copy(update={"linger_s": 600 if orphaned else 0})
+    async with serving(tmp_path) as daemon:
+        holder = await leased(daemon, config)
+        peer = (await connected(daemon)).peer
+        while len(daemon.leases) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert await holder.peer.call("bye") == {"last": False}
+        if orphaned:
+            daemon._starter_gone()
+        assert not daemon.is_retired
+        peer.tell("observe")
+
+
+async def test_who_holds_a_lease_learns_that_the_daemon_was_told_to_stop(tmp_path: Path) -> None:
+    hanging = Hanging()
+    async with serving(tmp_path) as daemon:
+        connection = await leased(daemon)
+        holder = next(iter(daemon.leases))
+        holder.peer.handlers["hang"] = hanging
+        calling = asyncio.create_task(connection.peer.call("hang"))
+        await hanging.begun.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await hanging.ended.wait()
+        holder.peer.abort()
+        with pytest.raises(StackLostError, match="SIGTERM"):
+            await calling
+
+
 async def test_calls_under_way_are_cancelled_when_the_daemon_stops(tmp_path: Path) -> None:
     hanging = Hanging()
     async with serving(tmp_path) as daemon:

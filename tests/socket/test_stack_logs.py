@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import socket
 from pathlib import Path
@@ -76,3 +77,71 @@ async def test_a_daemon_sees_to_it(tmp_path: Path, short: None, monkeypatch: pyt
             signal.signal(signal.SIGINT, before)
             daemon.retire()
             await serving
+
+
+def test_who_reads_gets_each_line_once_whatever_is_cut(tmp_path: Path, short: None) -> None:
+    """Also lines that are half written when the log is cut, and those between two cuts."""
+    log = tmp_path / "daemon.log"
+    log.touch()
+    reader, found, chance = logs.LogReader(log), list[bytes](), random.Random(1)
+    everything = lines(0, 20_000)
+    with log.open("ab", buffering=0) as writer:
+        at = 0
+        while at < len(everything):
+            size = chance.randrange(1, 3_000)
+            writer.write(everything[at : at + size])
+            at += size
+            found += reader.lines()
+            if chance.random() < 0.3:
+                logs.cut_logs(tmp_path)
+    assert log.stat().st_size < len(everything) // 2
+    assert found == everything.splitlines()
+    assert reader.rest() == []
+    reader.close()
+
+
+def test_who_reads_too_late_learns_what_is_missing(tmp_path: Path, short: None) -> None:
+    log = tmp_path / "daemon.log"
+    log.write_bytes(b"first\nhalf a li")
+    reader = logs.LogReader(log)
+    assert reader.lines() == [b"first"]
+    with log.open("ab") as writer:
+        writer.write(b"ne\n" + lines(0, 5_000))
+    logs.cut_logs(tmp_path)
+    half, dropped, *kept = reader.lines()
+    assert half == b"half a li"
+    assert dropped.startswith(b"[")
+    assert dropped.endswith(b" bytes were dropped here]")
+    assert kept == lines(0, 5_000).splitlines()[-len(kept) :]
+    reader.close()
+
+
+def test_a_log_that_is_emptied_or_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
+    log = tmp_path / "daemon.log"
+    log.write_bytes(b"old\n")
+    reader = logs.LogReader(log)
+    assert reader.lines() == [b"old"]
+    os.truncate(log, 0)
+    assert reader.lines() == []
+    with log.open("ab") as writer:
+        writer.write(b"new\nlast")
+    assert reader.lines() == [b"new"]
+    assert reader.is_of(log)
+    log.unlink()
+    assert not reader.is_of(log)
+    log.touch()
+    assert not reader.is_of(log)
+    assert reader.rest() == [b"last"]
+    reader.close()
+
+
+def test_logs_have_the_names_of_servers(tmp_path: Path) -> None:
+    for name in ("daemon", "logs/mcqa/config", "logs/calendar/config", "logs/mcqa/mcqa_agent"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.log").touch()
+    assert logs.named_logs(tmp_path) == {
+        "daemon": tmp_path / "daemon.log",
+        "calendar/config": tmp_path / "logs/calendar/config.log",
+        "mcqa/config": tmp_path / "logs/mcqa/config.log",
+        "mcqa_agent": tmp_path / "logs/mcqa/mcqa_agent.log",
+    }

@@ -13,6 +13,7 @@ from gymgate.cli.aggregate import AggregatedRuns
 from gymgate.cli.cache import CacheListing, RemovedPart
 from gymgate.cli.compare import ComparedRuns
 from gymgate.cli.list import ListedEnvironment
+from gymgate.cli.ps import StackListing
 from gymgate.cli.run import RunSummary
 from gymgate.cli.setup import SetupReport
 from gymgate.doctor import Finding
@@ -29,6 +30,7 @@ OUTPUTS: dict[str, Any] = {
     "doctor": list[Finding],
     "info": info.EnvironmentDescription,
     "list": list[ListedEnvironment],
+    "ps": StackListing,
     "rescore": RunSummary,
     "run": RunSummary,
     "setup": SetupReport,

@@ -44,6 +44,7 @@ def test_every_command_with_json_has_a_type() -> None:
         ("info", "terminal_bench_2_1"),
         ("list", ""),
         ("list", "--kind agent"),
+        ("ps", ""),
     ],
 )
 def test_the_output_is_as_typed(

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gymgate import codec
@@ -18,7 +18,7 @@ from gymgate.catalog.model import AGENT_KIND, PACKAGED_KINDS
 from gymgate.check.model import CheckRequest, CheckResult, Diagnosis
 from gymgate.errors import GymgateError, from_wire
 from gymgate.runtime import daemon_env
-from gymgate.stack.forkserver import descendants
+from gymgate.stack.forkserver import descendants, proportional_bytes
 
 SETUP_TIMEOUT_S = 2400.0
 """Seconds that installing an environment's requirements may take."""
@@ -155,14 +155,3 @@ async def _over_limit(pid: int, memory_gb: float) -> str:
 def _proportional_gb(root: int) -> float:
     """Return the memory in GB of a process and its descendants together; shared pages count once."""
     return proportional_bytes((root, *descendants(root))) / 1e9
-
-
-def proportional_bytes(pids: Iterable[int]) -> int:
-    """Return the memory of some processes together."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-                if line.startswith("Pss:"):
-                    total += int(line.split()[1])
-    return total * 1024

@@ -23,7 +23,7 @@ COMMANDS = {
         "serve-stack",
     ),
     "Results": ("aggregate", "compare", "report", "export"),
-    "This machine": ("setup", "doctor", "cache", "gym"),
+    "This machine": ("ps", "logs", "stop", "setup", "doctor", "cache", "gym"),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""
 

@@ -76,7 +76,7 @@ class Lease:
         self.callables: dict[str, CallableBackend] = {}
         self.peer = Peer(
             {"policy": self._answer_policy},
-            {"progress": self._on_progress},
+            {"progress": self._on_progress, "stopped": self._on_stopped},
             on_lost=self._stop_watching,
             describe_loss=describe_loss,
         )
@@ -147,7 +147,7 @@ class Lease:
             self.daemon.kill()
             reason += " and was killed"
         elif self._daemon_pid is not None:
-            reason += f"; other processes may use it: if it does not recover, kill process {self._daemon_pid}"
+            reason += f"; other processes may use it: if it does not recover, gymgate stop {self._daemon_pid}"
         self.peer.describe_loss = lambda: reason
         self.peer.abort()
 
@@ -162,6 +162,11 @@ class Lease:
             self.progress(line)
         elif line.startswith("warning: "):
             logger.warning("%s", line.removeprefix("warning: "))
+
+    def _on_stopped(self, message: dict[str, Any]) -> None:
+        """Remember why the daemon will be gone in a moment."""
+        describe, reason = self.peer.describe_loss, message["reason"]
+        self.peer.describe_loss = lambda: f"{describe()}; {reason}"
 
 
 class Stack:

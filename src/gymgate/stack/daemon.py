@@ -2,9 +2,9 @@
 
     python -m gymgate.stack.daemon LISTENING_FD SOCKET_PATH DIRECTORY STARTER_PID
 
-A connection is a lease. The first one that says hello brings the config of what is started. When the last lease is
-gone and `linger_s` has passed, everything stops and the process exits. The stack of one process does not outlive
-that process, nor does a daemon whose starter died before anybody connected.
+A connection is a lease, unless its first message says that it only observes. The first one that says hello brings the
+config of what is started. When the last lease is gone and `linger_s` has passed, everything stops and the process exits.
+The stack of one process does not outlive that process, nor does a daemon whose starter died before anybody connected.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -54,7 +55,7 @@ class Daemon:
         self.directory = directory
         self.starter = starter
         self.leases: set[LeaseHolder] = set()
-        """The connections that have not said bye."""
+        """The connections that have not said bye and do not only observe."""
         self._orphaned = False
         """Whether the process that started this one is gone."""
         self._stopping = asyncio.Event()
@@ -65,7 +66,7 @@ class Daemon:
 
     async def serve(self) -> None:
         """Serve until the last lease is gone."""
-        self._loop.add_signal_handler(signal.SIGTERM, self.retire)
+        self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         server = await self._loop.create_unix_server(self._connected, sock=self.listener)
         self._retire_in(HELLO_TIMEOUT_S)
@@ -110,6 +111,30 @@ class Daemon:
             if not self.leases and not self.is_retired:
                 self._unused()
         return self.is_retired
+
+    def dismiss(self, holder: LeaseHolder) -> None:
+        """Count a connection that only observes no longer, as if it had never come; it may have held back an end."""
+        self.leases.discard(holder)
+        ends = self._timer is None or self._linger_s == 0
+        if not self.leases and not self.is_retired and ends:
+            self._unused()
+
+    def report(self) -> dict[str, Any]:
+        """Return what `gymgate ps` shows, in whatever state. Costs next to nothing."""
+        is_up = self._start is not None and self._start.value is not None
+        processes = {pid for holder in self.leases if (pid := holder.peer.peer_pid) is not None}
+        return {
+            "state": "stopping" if self.is_retired else "ready" if is_up else "starting",
+            "leases": len(self.leases),
+            "processes": sorted(processes),
+            **({"environments": {}, "rollouts": 0} if self._stack is None else self._stack.summary()),
+        }
+
+    def _terminated(self) -> None:
+        """Stop as `gymgate stop` asks, and say so to everyone who holds a lease."""
+        for holder in self.leases:
+            holder.peer.tell("stopped", reason="it was told to stop (SIGTERM, as `gymgate stop` sends it)")
+        self.retire()
 
     def _unused(self) -> None:
         """Stop, now or after the time for which the stack lingers, unless somebody is connecting."""

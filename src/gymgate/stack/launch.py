@@ -7,8 +7,10 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 import gymgate
 from gymgate.config import StackConfig
@@ -17,6 +19,34 @@ from gymgate.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
 
 BACKLOG = 512
+_PROGRAM = ("-P", "-m", "gymgate.stack.daemon")
+
+
+class DaemonCommand(NamedTuple):
+    """What a daemon is started with, which its command line shows for as long as it lives."""
+
+    listener: int
+    """Descriptor of the listening socket."""
+    socket_path: Path
+    directory: Path
+    starter: int
+    """The process that starts it."""
+
+    @property
+    def words(self) -> list[str]:
+        """The command line."""
+        return [sys.executable, *_PROGRAM, *map(str, self)]
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Self | None:
+        """Return what a command line says; `None` if it is not a daemon's."""
+        program, arguments = tuple(words[1:4]), words[4:]
+        if program != _PROGRAM or len(arguments) != len(cls._fields):
+            return None
+        listener, path, directory, starter = arguments
+        if not (listener.isdecimal() and starter.isdecimal()):
+            return None
+        return cls(int(listener), Path(path), Path(directory), int(starter))
 
 
 @dataclass(frozen=True)
@@ -87,9 +117,9 @@ def _start(address: DaemonAddress) -> tuple[socket.socket, subprocess.Popen[byte
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(address.socket_path))
-            number, paths = str(listener.fileno()), [str(address.socket_path), str(address.directory)]
+            command = DaemonCommand(listener.fileno(), address.socket_path, address.directory, os.getpid())
             process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gymgate.stack.daemon", number, *paths, str(os.getpid())],
+                command.words,
                 env=_environment(address),
                 stdin=subprocess.DEVNULL,
                 stdout=log,

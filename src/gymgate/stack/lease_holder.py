@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LeaseHolder:
-    """One connection of an SDK process: a lease on the stack."""
+    """One connection: the lease of an SDK process on the stack, or none if it only observes."""
 
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
@@ -34,10 +34,11 @@ class LeaseHolder:
             "bye": self.bye,
             "run": self.run,
             "status": self.status,
+            "report": self.report,
         }
         self.peer = Peer(
             handlers,
-            {"ping": lambda _: self.peer.tell("pong")},
+            {"ping": lambda _: self.peer.tell("pong"), "observe": lambda _: daemon.dismiss(self)},
             on_lost=self.on_lost,
             describe_loss=lambda: "the SDK process is gone",
         )
@@ -94,6 +95,9 @@ class LeaseHolder:
 
     async def status(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
         return {**self.daemon.running.status(), "leases": len(self.daemon.leases)}
+
+    async def report(self, message: dict[str, Any], _: bytes) -> dict[str, Any]:
+        return self.daemon.report()
 
     def on_lost(self) -> None:
         if self._pidfd is not None:

@@ -1,4 +1,4 @@
-"""Keeps the logs of a running stack short, so that a long training does not fill their disk, or memory."""
+"""The logs of a running stack: kept short, so that a long training does not fill their disk, or memory; and read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
+from collections import Counter
 from pathlib import Path
 
 MAX_LOG = 8 << 20
@@ -13,6 +15,8 @@ MAX_LOG = 8 << 20
 KEPT = 2 << 20
 """Bytes at its end that stay."""
 CHECK_S = 10.0
+_HEAD = 64
+_DROPPED = re.compile(rb"^\[(\d+) bytes were dropped here\]\n", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
@@ -29,17 +33,77 @@ async def keep_short(directory: Path) -> None:
 
 def cut_logs(directory: Path) -> None:
     """Leave the end of each log that is too long. Its writers append, and so continue behind that."""
-    for path in (*directory.glob("*.log"), *directory.glob("logs/*/*.log")):
+    for path in log_files(directory):
         with contextlib.suppress(FileNotFoundError):
-            if (size := path.stat().st_size) > MAX_LOG:
-                _cut(path, size)
+            if path.stat().st_size > MAX_LOG:
+                _cut(path)
 
 
-def _cut(path: Path, size: int) -> None:
+def log_files(directory: Path) -> list[Path]:
+    """Return the logs of a stack in `directory`: the daemon's, the fork servers', and those of each environment's servers."""
+    return sorted(directory.glob("*.log")) + sorted(directory.glob("logs/*/*.log"))
+
+
+def named_logs(directory: Path) -> dict[str, Path]:
+    """Return a stack's logs by server; the environment precedes a name that two environments have."""
+    paths = log_files(directory)
+    names = Counter(path.stem for path in paths)
+    return {path.stem if names[path.stem] == 1 else f"{path.parent.name}/{path.stem}": path for path in paths}
+
+
+class LogReader:
+    """Reads the lines of a log as they come, each once, also when `cut_logs` cuts it meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError`."""
+        self._file = path.open("rb", buffering=0)
+        self._head = b""
+        """The first bytes of the file, which change when it is cut."""
+        self._partial = b""
+
+    def lines(self) -> list[bytes]:
+        """Return the whole lines that have been written since the last call."""
+        head = os.pread(self._file.fileno(), _HEAD, 0)
+        if not head.startswith(self._head):
+            if not head:  # just now being cut
+                return []
+            self._file.seek(self._after_cut())
+        self._head = head
+        *whole, self._partial = (self._partial + self._file.read()).split(b"\n")
+        return whole
+
+    def rest(self) -> list[bytes]:
+        """Return all that is left, with a last line that has no end."""
+        lines = [*self.lines(), self._partial]
+        self._partial = b""
+        return lines if lines[-1] else lines[:-1]
+
+    def is_of(self, path: Path) -> bool:
+        """Whether `path` is still the file that is read here, and not another one that took its name."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _after_cut(self) -> int:
+        """Return where to go on: at what has not been read yet, else where bytes are missing that nobody has read."""
+        found = _DROPPED.search(os.pread(self._file.fileno(), 1 << 16, 0))
+        if found is not None and (read := self._file.tell() - int(found[1])) >= 0:
+            return found.end() + read
+        if self._partial:  # its end is lost
+            self._partial += b"\n"
+        return 0 if found is None else found.start()  # without: somebody else emptied the file
+
+
+def _cut(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(-KEPT, os.SEEK_END)
         file.readline()
-        end = file.read()
+        dropped, end = file.tell(), file.read()
         file.truncate(0)
     with path.open("ab") as file:
-        file.write(b"[%d bytes were dropped here]\n" % (size - len(end)) + end)
+        file.write(b"[%d bytes were dropped here]\n" % dropped + end)

@@ -82,6 +82,22 @@ def unjudged_directories() -> list[Path]:
     return [path for path, process in entries if has_ended(process) is None]
 
 
+def unjudged_stacks() -> set[Path]:
+    """Return the directories of stacks of this user whose processes cannot be seen from here. Blocks."""
+    return {path for path in unjudged_directories() if any(path.glob("*.sock"))}
+
+
+def remove_of_dead() -> None:
+    """Remove what processes of this user have left that are dead. Blocks."""
+    _remove_of_dead(base_directory(), _OWN)
+    _remove_of_dead(_RAY_BASE, _RAY)
+
+
+def is_shared(socket_path: Path) -> bool:
+    """Whether a stack is one that every process of this user may use."""
+    return socket_path.parent.name == _SHARED
+
+
 def shared_directory() -> Path:
     """Return the directory for stacks that every process of this user may use."""
     path = base_directory() / _SHARED

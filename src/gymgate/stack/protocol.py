@@ -138,8 +138,7 @@ class Peer(asyncio.Protocol):
         """The process that made the connection, by the kernel's record; `None` if that is unknown or this process."""
         if (sock := self.sock) is None:
             return None
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid: int = struct.unpack("3i", credentials)[0]
+        pid = process_at(sock)
         return pid if pid > 0 and pid != os.getpid() else None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -235,6 +234,16 @@ class Peer(asyncio.Protocol):
         self._send(frame)
 
 
+def process_at(connection: socket.socket) -> int:
+    """Return the process that made the connection, or listens at its other end, by the kernel's record.
+
+    It is 0 for one in another PID namespace.
+    """
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid: int = struct.unpack("3i", credentials)[0]
+    return pid
+
+
 def _frame(value: dict[str, Any], body: bytes = b"") -> tuple[bytes, ...]:
     """Return the pieces of a frame. Raises `DataError` for a value that cannot be sent."""
     try:
@@ -251,3 +260,7 @@ def _failure(number: int, error: GymgateError) -> tuple[bytes, ...]:
         return _frame({"id": number, "error": error.to_wire()})
     except DataError:  # an attribute that JSON cannot hold
         return _frame({"id": number, "error": GymgateError(error.message).to_wire()})
+
+
+OBSERVE = b"".join(_frame({"tell": "observe", "with": {}}))
+"""The first message of a connection to a daemon that holds no lease."""

@@ -130,6 +130,14 @@ class RunningStack:
             "environments": {name: environment.describe() for name, environment in self.environments.items()},
         }
 
+    def summary(self) -> dict[str, Any]:
+        """Return the state of each environment and the number of rollouts, also while they start."""
+        states = {environment.name: environment.state for environment in self.environments.values()}
+        return {
+            "environments": states or {spec.name: "starting" for spec in self.config.environments},
+            "rollouts": len(self.gateway.routes),
+        }
+
     def choose(self, environment: str | None, agent: str | None) -> tuple[RunningEnvironment, str]:
         """Return the environment and agent of these names; where one is `None`, the default.
 

@@ -10,13 +10,12 @@ import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from gymgate.check.processes import proportional_bytes
 from gymgate.check.record.bench import Bench, Subject
 from gymgate.check.record.deterministic import JUDGED
 from gymgate.check.record.sections import Cost
 from gymgate.gateway.replay.conversation import Item
 from gymgate.rollout import ModelCall, Rollout
-from gymgate.stack.forkserver import descendants
+from gymgate.stack.forkserver import descendants, proportional_bytes
 from gymgate.stack.hangs import ticks_of
 
 ALONE = 30

@@ -8,9 +8,11 @@ from .labelling import rollout_label
 from .processes import (
     PR_SET_CHILD_SUBREAPER,
     SERVER_TAG,
+    arguments_of,
     descendants,
     helpers_of,
     prctl,
+    proportional_bytes,
     send_signal,
     stat,
 )
@@ -18,9 +20,11 @@ from .processes import (
 __all__ = [
     "PR_SET_CHILD_SUBREAPER",
     "SERVER_TAG",
+    "arguments_of",
     "descendants",
     "helpers_of",
     "prctl",
+    "proportional_bytes",
     "rollout_label",
     "send_signal",
     "stat",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -55,6 +56,22 @@ def helpers_of(server: int) -> list[int]:
     """Return the processes that a dead server started: of its session, or tagged with its pid."""
     sessions = {pid: session for pid, (_, session) in processes().items()}
     return [pid for pid in descendants(os.getpid()) if sessions.get(pid) == server or is_tagged(pid, server)]
+
+
+def arguments_of(pid: int) -> list[str]:
+    """Return the command line of a process; empty for a zombie. Raises `OSError`."""
+    return [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]]
+
+
+def proportional_bytes(pids: Iterable[int]) -> int:
+    """Return the memory of some processes together; shared pages count once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+    return total * 1024
 
 
 def is_tagged(pid: int, server: int) -> bool:

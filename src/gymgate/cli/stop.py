@@ -1,0 +1,46 @@
+"""`gymgate stop`: end stacks of this machine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import click
+
+from gymgate.cli.output import log
+from gymgate.cli.ps import NONE, log_hidden
+from gymgate.errors import ConfigError, OptionError
+
+
+@click.command("stop")
+@click.argument("pids", nargs=-1, type=click.IntRange(min=1), metavar="[STACK]...")
+@click.option("--all", "everything", is_flag=True, help="Every stack of this user on this machine.")
+@click.option("--now", is_flag=True, help="Kill at once, without letting servers shut down.")
+def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
+    """Stop stacks: their daemons, servers and sandboxes.
+
+    STACK is the pid that `gymgate ps` shows; it can be left out while one stack runs. Rollouts under way are not waited for:
+    they fail with StackLostError, as if the daemon had died. Servers may shut down; a stack that has not stopped after 10 s
+    is killed. The program that uses a stack is not stopped. If it goes on with rollouts, it may start the stack again, so
+    stop the program first.
+    """
+    from gymgate.stack.daemons import find_daemons
+    from gymgate.stack.ending import end_daemons
+
+    if pids and everything:
+        raise OptionError("--all stops every stack; leave out STACK or --all")
+    found = find_daemons()
+    chosen = [found.choose(pid) for pid in dict.fromkeys(pids)] or [*found.here]
+    if len(chosen) > 1 and not (pids or everything):
+        raise ConfigError(f"several stacks run, choose one or --all: {', '.join(map(str, chosen))}")
+    if not chosen:
+        click.echo(NONE)
+    described = {daemon: str(daemon) for daemon in chosen}  # its logs are removed with it
+    endings = end_daemons(chosen, now=now)
+    for daemon, ending in endings.items():
+        click.echo(f"{ending} {described[daemon]}")
+        if (program := daemon.owner_command) is not None:
+            log(f"process {daemon.owner} still runs and may start it again: {shlex.join(program)}")
+    if not pids:
+        log_hidden(found)
+    sys.exit(int("still there" in endings.values()))
