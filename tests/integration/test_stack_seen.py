@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import StackLostError
-from gymgate.stack import Stack, acquire
+from gymgate.stack import Stack, acquire, connect
 from support.json_output import read_output
 from support.stacks import ROW, SIMPLE, all_gone, call_then_answer, pids_of, server_pid, stack_config
 
@@ -69,7 +69,7 @@ async def test_a_stack_is_seen_read_and_stopped() -> None:
 
         code, out = await gymgate("logs", str(pid), AGENT)
         assert code == 0
-        assert "POST /run HTTP" in out
+        assert "Uvicorn running on" in out
         code, out = await gymgate("logs", str(pid), "-n", "3")
         names = {line.partition(" | ")[0] for line in out.splitlines()}
         assert {"daemon", SIMPLE, AGENT} <= names
@@ -81,6 +81,20 @@ async def test_a_stack_is_seen_read_and_stopped() -> None:
         assert found["directory"] not in map(str, Path(found["directory"]).parent.iterdir())
     code, out = await gymgate("stop", str(pid))
     assert (code, out) == (1, "")
+
+
+async def test_a_program_that_goes_on_starts_its_stack_again() -> None:
+    stack = await connect(stack_config(), reconnect=True)
+    try:
+        scripted = stack.register("scripted", call_then_answer, dialect="responses")
+        before = await stack.status()
+        code, _ = await gymgate("stop", str(before["pid"]))
+        assert code == 0
+        assert await all_gone(pids_of(before))
+        assert (await stack.run(ROW, policy=scripted)).reward == 1.0
+        assert (await seen((await stack.status())["pid"]))["state"] == "ready"
+    finally:
+        await stack.close()
 
 
 @pytest.mark.warm(False)  # its fork server is to be below the daemon
