@@ -293,11 +293,26 @@ def test_logs_are_followed_until_the_stack_ends(one: Waiting, logged: dict[str, 
         assert command.line() == "mcqa | after the cut"
         logged["mcqa"].with_name("restarted.log").write_text("new\nand its ")
         assert command.line() == "restarted | new"
+        same = logged["mcqa"].parents[1] / "calendar" / "mcqa.log"
+        same.parent.mkdir()
+        same.write_text("of another environment\n")
+        assert command.line() == "calendar/mcqa | of another environment"
         assert end_daemons([one.daemon], now=False) == {one.daemon: "stopped"}
         rest, errors = command.rest()
         assert (command.process.returncode, errors) == (0, "")
         assert "daemon | no end" in rest
         assert "restarted | and its \n" in rest
+
+
+def test_a_log_that_is_replaced_is_followed(one: Waiting, logged: dict[str, Path]) -> None:
+    """As by a server that was restarted after a cleaner had removed it."""
+    with following(str(one.daemon.pid), "mcqa", "-n", "1") as command:
+        assert command.line() == "last of mcqa"
+        with logged["mcqa"].open("a") as writer:
+            writer.write("to the old file")
+        logged["mcqa"].with_name("new").write_text("to the new file\n")
+        logged["mcqa"].with_name("new").replace(logged["mcqa"])
+        assert [command.line(), command.line()] == ["to the old file", "to the new file"]
 
 
 def test_following_ends_with_ctrl_c(one: Waiting, logged: dict[str, Path]) -> None:

@@ -90,7 +90,8 @@ class _Logs:
     def __init__(self, directory: Path, server: str | None) -> None:
         self._directory = directory
         self._server = server
-        self._readers: dict[str, LogReader] = {}
+        self._readers: dict[Path, tuple[str, LogReader]] = {}
+        """With the name of each log as it was when the log was opened."""
 
     def look(self) -> None:
         """Open logs that are new. One whose file was replaced ends, and the new file is read from its beginning."""
@@ -99,25 +100,25 @@ class _Logs:
         for name, path in named_logs(self._directory).items():
             if self._server not in (None, name):
                 continue
-            if (reader := self._readers.get(name)) is not None and not reader.is_of(path):
-                self._print(name, reader.rest())
+            if path in self._readers and not self._readers[path][1].is_of(path):
+                known, reader = self._readers.pop(path)
+                self._print(known, reader.rest())
                 reader.close()
-                del self._readers[name]
-            if name not in self._readers:
+            if path not in self._readers:
                 with contextlib.suppress(FileNotFoundError):
-                    self._readers[name] = LogReader(path)
+                    self._readers[path] = name, LogReader(path)
 
     def print(self, *, last: int | None = None, rest: bool = False) -> None:
         """Print the lines that have been written since the last call, of each log the `last` ones.
 
         With `rest` a last line that has no end, too.
         """
-        for name, reader in self._readers.items():
+        for name, reader in self._readers.values():
             lines = reader.rest() if rest else reader.lines()
             self._print(name, lines if last is None else lines[max(0, len(lines) - last) :])
 
     def close(self) -> None:
-        for reader in self._readers.values():
+        for _, reader in self._readers.values():
             reader.close()
 
     def _print(self, name: str, lines: Sequence[bytes]) -> None:

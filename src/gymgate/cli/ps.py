@@ -146,7 +146,11 @@ def _user(stack: ListedStack) -> str:
         return f"shared, {leases} {'lease' if leases == 1 else 'leases'}"
     if stack.command is None:
         return f"{stack.owner} (ended)"
-    program, *arguments = stack.command
-    text = " ".join([Path(program).name, *arguments])
-    shown = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return f"{stack.owner} {shown if len(shown) <= MAX_COMMAND else shown[: MAX_COMMAND - 1] + '…'}"
+    return f"{stack.owner} {command_text(stack.command)}"
+
+
+def command_text(words: Sequence[str]) -> str:
+    """Return a command line as a short line."""
+    text = " ".join([Path(words[0]).name, *words[1:]])
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= MAX_COMMAND else f"{line[: MAX_COMMAND - 1]}…"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 import click
 
 from gymgate.cli.output import log
-from gymgate.cli.ps import NONE, log_hidden
+from gymgate.cli.ps import NONE, command_text, log_hidden
 from gymgate.errors import ConfigError, OptionError
 
 
@@ -17,12 +16,12 @@ from gymgate.errors import ConfigError, OptionError
 @click.option("--all", "everything", is_flag=True, help="Every stack of this user on this machine.")
 @click.option("--now", is_flag=True, help="Kill at once, without letting servers shut down.")
 def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
-    """Stop stacks: their daemons, servers and sandboxes.
+    """Stop stacks of this machine.
 
     STACK is the pid that `gymgate ps` shows; it can be left out while one stack runs. Rollouts under way are not waited for:
-    they fail with StackLostError, as if the daemon had died. Servers may shut down; a stack that has not stopped after 10 s
-    is killed. The program that uses a stack is not stopped. If it goes on with rollouts, it may start the stack again, so
-    stop the program first.
+    they fail with StackLostError, as if the daemon had died. Servers get a second to shut down; a stack that has not stopped
+    after 10 s is killed. The program that uses a stack is not stopped. If it goes on with rollouts, it may start the stack
+    again, so stop the program first.
     """
     from gymgate.stack.daemons import find_daemons
     from gymgate.stack.ending import end_daemons
@@ -40,7 +39,7 @@ def command(pids: tuple[int, ...], everything: bool, now: bool) -> None:
     for daemon, ending in endings.items():
         click.echo(f"{ending} {described[daemon]}")
         if (program := daemon.owner_command) is not None:
-            log(f"process {daemon.owner} still runs and may start it again: {shlex.join(program)}")
+            log(f"process {daemon.owner} still runs and may start it again: {command_text(program)}")
     if not pids:
         log_hidden(found)
     sys.exit(int("still there" in endings.values()))

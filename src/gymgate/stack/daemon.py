@@ -132,9 +132,12 @@ class Daemon:
 
     def _terminated(self) -> None:
         """Stop as `gymgate stop` asks, and say so to everyone who holds a lease."""
-        for holder in self.leases:
-            holder.peer.tell("stopped", reason="it was told to stop (SIGTERM, as `gymgate stop` sends it)")
-        self.retire()
+        if not self.is_retired:
+            for holder in self.leases:
+                holder.peer.tell(
+                    "stopped", reason="it was told to stop (SIGTERM, as `gymgate stop` sends it)"
+                )
+            self.retire()
 
     def _unused(self) -> None:
         """Stop, now or after the time for which the stack lingers, unless somebody is connecting."""

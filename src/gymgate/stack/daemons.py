@@ -62,7 +62,8 @@ class DaemonProcess:
         with contextlib.suppress(OSError):
             # A process that is younger than the daemon only has its owner's number.
             if self.owner is not None and int(stat(self.owner)[_STARTED]) <= self.ticks:
-                return arguments_of(self.owner) or None
+                words = [word.encode(errors="surrogateescape") for word in arguments_of(self.owner)]
+                return [word.decode(errors="replace") for word in words] or None
         return None
 
     @property
