@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,6 +95,7 @@ def test_a_daemon_whose_socket_was_removed_is_there(one: Waiting) -> None:
     """By a cleaner of temporary files, or because another daemon took its name."""
     path = one.daemon.command.socket_path
     path.unlink()
+    shutil.rmtree(one.daemon.command.directory)
     assert one.daemon in find_daemons().here
     assert asked(one.daemon).state == "not answering"
     with socket.socket(socket.AF_UNIX) as other:
