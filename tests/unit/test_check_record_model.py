@@ -183,9 +183,10 @@ def test_no_shipped_record_counts_a_judge_without_an_answer_as_a_case() -> None:
     assert not [each for each in said if "the record does not hold" in each]
 
 
-def test_the_example_workflow_is_a_command() -> None:
-    path = ROOT / "examples" / "own_environment" / ".github" / "workflows" / "quality.yml"
-    steps = yaml.safe_load(path.read_text())["jobs"]["check"]["steps"]
+def test_the_workflow_in_the_docs_is_a_command() -> None:
+    page = (ROOT / "docs" / "quality.md").read_text()
+    workflow = page.partition("```yaml\n")[2].partition("```")[0]
+    steps = yaml.safe_load(workflow)["jobs"]["check"]["steps"]
     (line,) = [step["run"] for step in steps if "gymgate check" in step.get("run", "")]
     name, *arguments = shlex.split(line)[1:]
     command = cli.get_command(click.Context(cli), name)

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
@@ -22,6 +23,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from gymgate.cli import cli
+from gymgate.cli.init import NAME, TEMPLATE, write_environment
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = ROOT / ".venv-docs" / "bin" / "zensical"
@@ -143,18 +145,30 @@ def test_files_that_are_named_exist(name: str) -> None:
     text = (ROOT / name).read_text()
     tests = re.findall(r"(?:[\w-]+/)*test_\w+\.py", text)
     known = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("*.py")}
+    known |= {
+        f"tests/{path.name}".replace(NAME, "warehouse") for path in Path(str(TEMPLATE)).rglob("test_*.py")
+    }
     wrong = [each for each in tests if not any(f"/{path}".endswith(f"/{each}") for path in known)]
     examples = re.findall(r"(?<![\w/])examples/[\w./-]*\w", text)
     wrong += [each for each in examples if not (ROOT / each).exists()]
     assert wrong == []
 
 
-def test_the_tutorial_shows_the_files_of_the_example() -> None:
+def test_the_tutorial_shows_the_files_of_the_template(tmp_path: Path) -> None:
     page = ROOT / "docs" / "own-environment.md"
-    example = ROOT / "examples" / "own_environment" / "resources_servers" / "letter_share"
-    assert (example / "app.py").read_text().endswith("\n\n" + next(blocks(page, "python")))
-    assert next(blocks(page, "yaml")) == (example / "configs" / "letter_share.yaml").read_text()
-    assert (example / "data" / "example.jsonl").read_text().startswith(next(blocks(page, "json")))
+    write_environment("warehouse", tmp_path / "warehouse")
+    written = tmp_path / "warehouse" / "resources_servers" / "warehouse"
+    app = (written / "app.py").read_text()
+    shown = [*blocks(page, "python")]
+    assert [block for block in shown if textwrap.indent(block, "    ") not in app] == []
+    assert len(shown) == 2
+    [tree] = [
+        block
+        for block in blocks(page, "text")
+        if block.startswith("warehouse/resources_servers/warehouse/\n")
+    ]
+    paths = {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()}
+    assert {line.split()[0] for line in tree.splitlines()[1:]} == paths
 
 
 class Page(HTMLParser):

@@ -43,6 +43,8 @@ ROOMS = {
     "cli": 9,
 }
 """Room -> height; a room may import itself, and rooms of the same height or below."""
+TEMPLATE = SOURCE / "template"
+"""The environment that `gymgate init` writes. Its code is NeMo Gym's and imports that."""
 ROOFS = ("__init__", "__main__", "_entry", "inspect", "openenv", "trl", "verl")
 """Modules above every room."""
 HEAVY = (
@@ -91,6 +93,10 @@ def test_import_and_the_core_stay_cheap() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def modules() -> list[Path]:
+    return sorted(path for path in SOURCE.rglob("*.py") if not path.is_relative_to(TEMPLATE))
+
+
 def room_of(module: str) -> str | None:
     """The longest room name that `module` (dotted, below gymgate) starts with."""
     fitting = [room for room in ROOMS if module == room or module.startswith(room + ".")]
@@ -111,7 +117,7 @@ def imports_of(path: Path) -> list[str]:
 
 def test_imports_point_down() -> None:
     wrong = []
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in modules():
         own = ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
         if own in ROOFS:
             continue
@@ -130,7 +136,7 @@ def test_imports_point_down() -> None:
 def test_only_the_fork_server_imports_nemo_gym() -> None:
     users = [
         path.relative_to(SOURCE).as_posix()
-        for path in SOURCE.rglob("*.py")
+        for path in modules()
         if any(
             (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nemo_gym")
             or (isinstance(node, ast.Import) and any(a.name.split(".")[0] == "nemo_gym" for a in node.names))

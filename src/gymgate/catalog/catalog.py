@@ -17,6 +17,7 @@ from gymgate.catalog.model import (
     joined_name,
     near,
 )
+from gymgate.catalog.resolve import RESOURCES
 from gymgate.catalog.scan import Scanner, roots_around
 from gymgate.errors import ConfigError
 
@@ -149,7 +150,8 @@ class Catalog:
         return path.resolve()
 
     def _environment(self, name: str) -> Environment:
-        """Return the environment called `mcqa` or `environments/mcqa`, or the one in a user's config file or directory.
+        """Return the environment called `mcqa` or `environments/mcqa`, or the one in a user's config file, its directory or
+        the repository around it.
 
         A bare name is looked up among resources servers, then environments, then benchmarks. An agent that ships data is
         `responses_api_agents/NAME`. Raises `ConfigError` with near names.
@@ -194,10 +196,15 @@ class Catalog:
         scanner = self._user_scanner(*around)
         if not found.is_dir():
             return scanner.file(found)
-        environment = scanner.directory(found, "config")
-        if environment is None:
+        if (environment := scanner.directory(found, "config")) is not None:
+            return environment
+        below = sorted(path for path in (found / RESOURCES).glob("[!_.]*/") if (path / "configs").is_dir())
+        if len(below) > 1:
+            paths = ", ".join(f"{name.rstrip('/')}/{path.relative_to(found)}" for path in below)
+            raise ConfigError(f"directory {name!r} has several environments; name one of: {paths}")
+        if not below:
             raise ConfigError(f"no NeMo Gym config in directory {name!r}")
-        return environment
+        return self._user_environment(str(below[0]))
 
     def _user_scanner(self, *around: Path) -> Scanner:
         """Return a scanner that also finds files in the trees around a user's config and below the working directory."""

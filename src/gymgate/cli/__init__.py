@@ -11,7 +11,7 @@ import click
 from gymgate.errors import GymgateError, OptionError
 
 COMMANDS = {
-    "Environments": ("list", "info", "check", "data"),
+    "Environments": ("list", "info", "check", "data", "init"),
     "Rollouts and policies": (
         "run",
         "rescore",

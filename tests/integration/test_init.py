@@ -1,0 +1,62 @@
+"""An environment of `gymgate init` on real servers, at once: its check, its quality, a run, and its own tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gymgate.cli.init import TEMPLATE, write_environment
+from support.json_output import read_output
+from support.upstream import scripted_chat
+
+pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
+
+
+def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", *command]
+    return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_it_passes_the_check_at_once(tmp_path: Path) -> None:
+    assert run(tmp_path, "gymgate", "init", "letters").returncode == 0
+    done = run(tmp_path, "gymgate", "check", "letters")
+    assert (done.returncode, "letters: match 5/5" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
+def test_it_runs_with_recorded_answers_and_with_a_model(tmp_path: Path) -> None:
+    write_environment("letters", tmp_path / "letters")
+    done = run(tmp_path, "gymgate", "run", "letters", "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = read_output("run", done.stdout)["environments"].values()
+    assert (row["rollouts"], row["mean_reward"]) == (5, 0.8)
+    with scripted_chat(lambda _: "42") as url:
+        done = run(tmp_path, "gymgate", "run", "letters", "-b", url, "-m", "m", "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = read_output("run", done.stdout)["environments"].values()
+    assert (row["rollouts"], row["mean_reward"]) == (5, 0.2)
+
+
+def test_its_tests_pass(tmp_path: Path) -> None:
+    write_environment("letters", tmp_path)
+    done = run(tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "resources_servers/letters")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.heavy
+def test_it_meets_every_threshold_of_quality(tmp_path: Path) -> None:
+    thresholds = (
+        "--reproducible",
+        "--deterministic",
+        "--honest",
+        "--clean-rows",
+        "--max-constant-reward",
+        "0.05",
+    )
+    done = run(tmp_path, "gymgate", "check", str(TEMPLATE), "--min-oracle-reward", "1", *thresholds, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    [record] = json.loads(done.stdout)
+    assert (record["matched"], record["failures"]["missing"]) == (5, {"judge_down": "no judge is asked"})
