@@ -354,7 +354,8 @@ class RolloutLimits(Config):
 def validation_message(error: ValidationError) -> str:
     """Return what is wrong with which setting, on one line."""
     return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"]))) for item in error.errors()
+        ": ".join(filter(None, (".".join(map(str, item["loc"])), item["msg"].removeprefix("Value error, "))))
+        for item in error.errors()
     )
 
 

@@ -122,7 +122,11 @@ def make_run(path: Path, text: str = "hello", tasks: int = 3) -> Path:
                 "status": "completed",
                 "reward": float(repeat < task),
             }
-            call = {"model_server": "policy_model", "usage": {"output_tokens": 10 * repeat}, "started_s": 0.5}
+            call = {
+                "model_server": "policy_model",
+                "usage": {"input_tokens": 7, "output_tokens": 10 * repeat},
+                "started_s": 0.5,
+            }
             call["duration_s"] = 1.0
             timing = {"total_s": 2.0, "model_s": 1.0, "judge_s": 0.5}
             result = {
@@ -192,9 +196,12 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     assert {*environments[0]} < {*whole[0]}
     assert tokens == [
         {
-            "model server": "policy_model",
-            "calls": 12,
-            "input_tokens": None,
+            "environment": "hello",
+            "model_server": "policy_model",
+            "rollouts": 13,
+            "counted": 13,
+            "calls": 13,
+            "input_tokens": 91,
             "cached_tokens": None,
             "output_tokens": 180,
             "reasoning_tokens": None,

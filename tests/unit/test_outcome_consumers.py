@@ -101,7 +101,7 @@ def test_the_table_of_run() -> None:
     tasks = CollectedTasks()
     for number, name in enumerate((*FINISHED, "failed")):
         tasks.add_rollout(CollectedRollout.model_construct(**made(name).__dict__, row_key="0", repeat=number))
-    summary = summary_of(run, summary_rows(tasks), None, interrupted=False, error=None)
+    summary = summary_of(run, summary_rows(tasks), (), None, interrupted=False, error=None)
     assert summary.environments["e"] == summary.overall
     assert summary.environments["e"].items() >= {
         "rollouts": 5, "failed": 1, "masked": 1, "unscored": 1, "truncated": 1, "mean_reward": 0.75,

@@ -9,10 +9,19 @@ from typing import Any
 
 import click
 
-from gymgate.cli.metrics_tables import print_results
-from gymgate.cli.options import FILE, json_option, k_option, keep_option, overlap_option, wide_option
+from gymgate.cli.metrics_tables import print_costs, print_results
+from gymgate.cli.options import (
+    FILE,
+    json_option,
+    k_option,
+    keep_option,
+    overlap_option,
+    price_option,
+    wide_option,
+)
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import read_runs
+from gymgate.collection.costs import Price, TokenUsage, refuse_price_of_replay
 from gymgate.collection.metrics import (
     keep,
     notes_on_tasks,
@@ -34,6 +43,8 @@ class AggregatedRuns:
     replayed: bool
     """Whether recorded rollouts answered for the policy."""
     notes: Sequence[str]
+    usage: Sequence[TokenUsage]
+    """Tokens by environment and model server, with their cost if there is a price."""
 
 
 @click.command("aggregate")
@@ -56,6 +67,7 @@ class AggregatedRuns:
 @overlap_option
 @k_option
 @wide_option
+@price_option
 @click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing or failed.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @json_option
@@ -68,6 +80,7 @@ def command(
     overlap: str,
     ks: str | None,
     wide: bool,
+    prices: tuple[tuple[str, Price], ...],
     complete: bool,
     markdown: bool,
     as_json: bool,
@@ -93,6 +106,8 @@ def command(
     metrics = summary_rows(collected, chosen)
     if not metrics and not collected.missing:
         raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
+    refuse_price_of_replay(dict(prices), replayed=collected.replayed)
+    usage = collected.usage.rows(dict(prices))
     rows = list(task_rows(collected)) if outputs else []
     if limits is not None:
         kept = {task.key for task in keep(collected, *limits)}
@@ -102,8 +117,10 @@ def command(
     if summary is not None:
         write_table(summary, metrics)
     if as_json:
-        print_json(AggregatedRuns(metrics, collected.replayed, notes))
+        print_json(AggregatedRuns(metrics, collected.replayed, notes, usage))
     else:
         print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
+        if prices:
+            print_costs(usage, markdown=markdown)
     if complete and (collected.missing or collected.lost):
         raise click.exceptions.Exit(1)

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gymgate.cli.output import Column, log, print_columns
+from gymgate.collection.costs import TokenUsage, dollars
 from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.metrics import numbered
+from gymgate.config import POLICY
 
 SHOWN_CAUSES = 5
 REPLAYED = "replayed"
@@ -39,8 +41,43 @@ def print_results(
     every other column.
     """
     columns = _all_columns(rows, replayed=replayed) if wide else _columns(rows, ks, replayed=replayed)
+    _print(columns, markdown=markdown, drop=not wide)
+
+
+def print_costs(usages: Sequence[TokenUsage], *, markdown: bool = False) -> None:
+    """Print the tokens of each environment's policy and judges and their cost to stdout, as `UsageCounts.rows` returns them."""
+    print()
+    columns = [
+        Column("environment", [usage.environment or "?" for usage in usages], left=True),
+        Column(
+            "model",
+            ["policy" if usage.model_server == POLICY else usage.model_server for usage in usages],
+            left=True,
+        ),
+        Column("rollouts", [_share(usage.counted, usage.rollouts) for usage in usages]),
+        Column("calls", [f"{usage.calls:,}" for usage in usages], rank=1),
+        *(
+            Column(title, ["-" if count is None else f"{count:,}" for count in counts], rank=rank)
+            for title, counts, rank in (
+                ("input tokens", [usage.input_tokens for usage in usages], 0),
+                ("cached", [usage.cached_tokens for usage in usages], 1),
+                ("output tokens", [usage.output_tokens for usage in usages], 0),
+            )
+        ),
+        Column("cost", [dollars(usage.cost) for usage in usages]),
+    ]
+    _print(columns, markdown=markdown)
+    for usage in usages:
+        if usage.counted < usage.rollouts:
+            log(
+                f"{usage.environment}: tokens of {usage.counted} of {usage.rollouts} rollouts; of the others, the endpoint of "
+                f"{usage.model_server} did not count those of every call"
+            )
+
+
+def _print(columns: Sequence[Column], *, markdown: bool, drop: bool = True) -> None:
     if not markdown:
-        print_columns(columns, drop=not wide)
+        print_columns(columns, drop=drop)
         return
     lines = [[column.title for column in columns], ["---", *["---:"] * (len(columns) - 1)]]
     lines += [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)]
@@ -94,8 +131,11 @@ def _column(rows: Rows, name: str, cell: Any = None, *, left: bool = False, rank
 
 def _tasks(row: Mapping[str, Any]) -> str:
     """Return the number of tasks, after the number of those that the metrics are over if that is another."""
-    tasks, scored = row["tasks"], row["scored_tasks"]
-    return str(tasks) if scored == tasks else f"{scored}/{tasks}"
+    return _share(row["scored_tasks"], row["tasks"])
+
+
+def _share(part: int, whole: int) -> str:
+    return str(whole) if part == whole else f"{part}/{whole}"
 
 
 def _mean(row: Mapping[str, Any]) -> str:

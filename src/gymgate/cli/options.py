@@ -19,10 +19,12 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 from packaging.version import InvalidVersion, Version
 
+from gymgate.collection.costs import Price
 from gymgate.collection.pace import Pace
 from gymgate.collection.spec import RunSpec
 from gymgate.config import (
     DEFAULT_NEMO_GYM,
+    POLICY,
     Config,
     EnvironmentConfig,
     HTTPEndpoint,
@@ -209,6 +211,33 @@ class Gym(click.ParamType):  # type: ignore[type-arg]  # not generic before clic
         return RuntimeConfig(version=version, interpreter=path)
 
 
+class PriceText(click.ParamType):  # type: ignore[type-arg]  # not generic before click 8.2
+    """A price on the command line, as model server and `Price`: `0.15,0.6` or `NAME=0.15,0.6`."""
+
+    name = "price"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        server, _, numbers = value.rpartition("=")
+        try:
+            price = Price(*map(float, numbers.split(",")))
+        except (TypeError, ValueError):
+            price = Price(math.nan, math.nan)
+        if not all(0 <= dollars < math.inf for dollars in price):
+            self.fail(f"{value!r} is not two prices; write e.g. 0.15,0.60", param, ctx)
+        return server or POLICY, price
+
+
+price_option = field_option(
+    "Output",
+    RunSpec,
+    "prices",
+    "--price",
+    "prices",
+    type=PriceText(),
+    metavar="[NAME=]IN,OUT",
+    help="Show tokens and cost: dollars per million input and output tokens of the policy, or of judge NAME ('*': all others). "
+    "Repeatable.",
+)
 gym_option = option(
     "Environment",
     "--gym",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gymgate.cli.output import Log, log
+from gymgate.collection.costs import dollars
 from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.progress import RunProgress
 
@@ -51,7 +52,7 @@ class Lines:
 
 
 def state(progress: RunProgress) -> str:
-    """Mean reward, failures, rate, time left and tokens, as far as they are known.
+    """Mean reward, failures, rate, time left, tokens and cost, as far as they are known.
 
     A resumed run has no mean here: that of this process's rollouts would not be the run's.
     """
@@ -68,6 +69,12 @@ def state(progress: RunProgress) -> str:
         parts.append(f"{duration(eta)} left")
     if (tokens := progress.token_rate) is not None:
         parts.append(f"{tokens:,.0f} tokens/s{_by_replica(progress)}")
+    if (usage := progress.priced_usage) is not None:
+        unknown = usage.rollouts - usage.counted
+        parts.append(
+            f"{dollars(usage.cost)}{' since the resume' if progress.resumed else ''}"
+            f"{f' without {unknown} rollouts of unknown cost' if unknown else ''}"
+        )
     return ", ".join(parts)
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import FILE, number_option, overlap_option
+from gymgate.cli.options import FILE, number_option, overlap_option, price_option
 from gymgate.collection.aggregate import Runs
+from gymgate.collection.costs import Price
 from gymgate.collection.report import write_report
 
 
@@ -17,7 +18,15 @@ from gymgate.collection.report import write_report
 @number_option("--tasks", default=50, help="Tasks to show with their conversations.", least=0)
 @number_option("--per-task", default=4, help="Conversations of each task, shown side by side.")
 @overlap_option
-def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: int, overlap: str) -> None:
+@price_option
+def command(
+    runs: tuple[Path, ...],
+    output: Path | None,
+    tasks: int,
+    per_task: int,
+    overlap: str,
+    prices: tuple[tuple[str, Price], ...],
+) -> None:
     """Write runs as one HTML file.
 
     The file opens from disk and loads nothing else; it has metrics, charts, failures and conversations. RUN is a directory
@@ -25,5 +34,6 @@ def command(runs: tuple[Path, ...], output: Path | None, tasks: int, per_task: i
     """
     first = runs[0] if runs[0].is_dir() else runs[0].parent
     path = output or first / "report.html"
-    write_report(Runs(runs, first_of_overlap=overlap == "first"), path, tasks=tasks, per_task=per_task)
+    found = Runs(runs, first_of_overlap=overlap == "first")
+    write_report(found, path, tasks=tasks, per_task=per_task, prices=dict(prices))
     click.echo(path)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import click
 
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
-from gymgate.cli.metrics_tables import print_causes, print_results
+from gymgate.cli.metrics_tables import print_causes, print_costs, print_results
 from gymgate.cli.options import (
     ENVIRONMENT_OPTIONS,
     FILE,
@@ -33,6 +33,7 @@ from gymgate.cli.options import (
     json_option,
     k_option,
     option,
+    price_option,
     repeats_option,
     replay_file_option,
     rows_option,
@@ -43,7 +44,9 @@ from gymgate.cli.progress import Show, showing_progress
 from gymgate.cli.run_spec import make_collection, spec_of
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.collector import OnRollout
-from gymgate.collection.metrics import OVERALL, notes_on_tasks, parse_ks, summary_rows
+from gymgate.collection.costs import TokenUsage
+from gymgate.collection.counts import OVERALL
+from gymgate.collection.metrics import notes_on_tasks, parse_ks, summary_rows
 from gymgate.collection.pace import DEFAULT_BUDGETS, Pace
 from gymgate.collection.plan import WHOLE, parse_shard
 from gymgate.collection.progress import RunProgress
@@ -95,6 +98,8 @@ class RunSummary:
     """Metrics by environment, over the whole run in the directory. `rollouts` are all of them, failed ones included."""
     overall: Mapping[str, Any] | None
     """The same metrics over all environments; `None` before the first rollout."""
+    usage: Sequence[TokenUsage]
+    """Tokens of the whole run in the directory, by environment and model server, with their cost if there is a price."""
 
 
 SHARD_OPTION = option("Rows", "--shard", metavar="I/N", help="Run only shard I of N, in DIR/shard-I-of-N.")
@@ -181,6 +186,7 @@ CONDUCT_OPTIONS = (
     help="Keep the rollouts: in a directory, where the same command resumes; or append them to a file. [only the table]",
 )
 @add_options(CONDUCT_OPTIONS)
+@price_option
 @option("Output", "--dry-run", is_flag=True, help="Print the run's description; start nothing.")
 @click.pass_context
 def command(
@@ -282,12 +288,15 @@ def finish(
         {**row, "rollouts_per_s": _rate(run.progress, row["environment"])} for row in summary_rows(tasks, ks)
     ]
     if as_json:
-        print_json(summary_of(run, rows, output, interrupted=interrupted, error=error))
+        usage = tasks.usage.rows(run.progress.prices)
+        print_json(summary_of(run, rows, usage, output, interrupted=interrupted, error=error))
     else:
         for note in () if ks else notes_on_tasks(tasks):
             log(note)
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
+        if run.progress.prices:
+            print_costs(tasks.usage.rows(run.progress.prices))
         print_causes(run.progress.counts.causes)
         if note:
             log(note)
@@ -366,12 +375,13 @@ def _rate(progress: RunProgress, environment: str) -> float | None:
 def summary_of(
     run: Collection,
     rows: Sequence[Mapping[str, Any]],
+    usage: Sequence[TokenUsage],
     output: Path | None,
     *,
     interrupted: bool,
     error: GymgateError | None,
 ) -> RunSummary:
-    """Return a run's end as `--json` prints it; `rows` are those of its table."""
+    """Return a run's end as `--json` prints it; `rows` and `usage` are those of its tables."""
     progress = run.progress
     return RunSummary(
         output=str(run.directory or output) if output else None,
@@ -389,6 +399,7 @@ def summary_of(
         error=str(error) if error else None,
         environments={row["environment"]: row for row in (rows if len(rows) == 1 else rows[:-1])},
         overall=rows[-1] if rows else None,
+        usage=usage,
     )
 
 

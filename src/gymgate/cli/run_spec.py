@@ -24,6 +24,7 @@ from gymgate.cli.policies import (
 )
 from gymgate.collection.pace import Pace, parse_budgets
 from gymgate.collection.plan import RolloutPlan, Shard, parse_seeds
+from gymgate.collection.progress import RunProgress
 from gymgate.collection.run import Collection
 from gymgate.collection.spec import RunSpec, read_spec
 from gymgate.config import (
@@ -191,6 +192,7 @@ def make_collection(
         output=output,
         rerun_failed=rerun_failed,
         log=log,
+        progress=RunProgress(prices=dict(spec.prices)),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gymgate.collection.costs import tokens_of_line
 from gymgate.collection.gym_rollouts import read_gym_failures, read_gym_rollouts
 from gymgate.collection.plan import Identity, IdentitySet
 from gymgate.collection.record import identity_of, line_error, read_values
@@ -137,8 +138,10 @@ class Runs:
 
     def failed_attempts(self) -> Iterator[dict[str, Any]]:
         """Yield every failed attempt."""
-        for path in {run.path.resolve(): run.path for run in self.runs}.values():
-            yield from _failed_attempts(path)
+        for run in {run.path.resolve(): run for run in self.runs}.values():
+            for value in _failed_attempts(run.path):
+                known = self._environments.get(_row(run, value))
+                yield {**value, "environment": known or str(value.get("environment", ""))}
 
     def _final_failures(self) -> Iterator[tuple[Run, dict[str, Any]]]:
         for run in self.runs:
@@ -182,6 +185,8 @@ def read_tasks(
     for value in runs.failures():
         collected.task_of(value).failed += 1
         see({"status": "failed", **value})
+    for attempt in runs.failed_attempts():
+        collected.usage.add(attempt["environment"], tokens_of_line(attempt))
     collected.missing, collected.lost = runs.missing, runs.lost
     collected.notes = [*runs.notes, *runs.lost, *runs.missing]
     if collected.not_numbers:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gymgate.collection import statistics as st
 from gymgate.collection.aggregate import Runs
-from gymgate.collection.metrics import OVERALL
+from gymgate.collection.counts import OVERALL
 from gymgate.collection.page import Part, conversation, table, write_page
 from gymgate.collection.tasks import CollectedTasks, Task, TaskKey, task_key
 from gymgate.errors import DataError

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from gymgate.rollout import Outcome, Rollout, outcome_of
 from gymgate.rollout.outcome import Reason
 
+OVERALL = "all"
+"""The environment of a row over all environments."""
 NOT_SCORED: tuple[Reason, ...] = ("failed", "masked", "unscored", "truncated")
 """Outcomes with a column each where there are any; of these only truncated rollouts are in the mean."""
 _MOST_CAUSES = 1000

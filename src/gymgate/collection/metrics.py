@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.collection import statistics as st
-from gymgate.collection.counts import RolloutCounts
+from gymgate.collection.counts import OVERALL, RolloutCounts
 from gymgate.collection.tasks import CollectedTasks, Task
 from gymgate.errors import OptionError
-
-OVERALL = "all"
 
 
 def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymgate.collection.costs import Prices, TokenUsage, UsageCounts, tokens_of
 from gymgate.collection.counts import RolloutCounts
+from gymgate.config import POLICY
 from gymgate.rollout import Rollout
 
 _WINDOW_S = 60.0
@@ -47,6 +49,10 @@ class RunProgress:
     attempts_failed: int = 0
     failed_in_a_row: int = 0
     output_tokens: int = 0
+    usage: UsageCounts = field(default_factory=UsageCounts)
+    """Tokens of this process's rollouts, failed attempts included."""
+    prices: Prices = field(default_factory=dict)
+    """Empty: costs are not shown."""
     started: float = field(default_factory=time.monotonic)
     last_finished: float = field(default_factory=time.monotonic)
     replicas: dict[str, ReplicaRate] = field(default_factory=dict)
@@ -64,11 +70,13 @@ class RunProgress:
         self.failed_in_a_row = 0
         self.environments[rollout.environment].add_rollout(rollout)
         self.output_tokens += sum(call.usage.output_tokens or 0 for call in rollout.policy_calls)
+        self.usage.add(rollout.environment, tokens_of(rollout))
         self._note_time()
 
     def count_failure(self, rollout: Rollout, *, final: bool) -> None:
         """Count a failed attempt; `final` if no further one follows."""
         self.attempts_failed += 1
+        self.usage.add(rollout.environment, tokens_of(rollout))
         if final:
             self.failed += 1
             self.failed_in_a_row += 1
@@ -106,6 +114,11 @@ class RunProgress:
     def token_rate(self) -> float | None:
         """Recent sampled tokens per second; `None` if the endpoint counts none."""
         return self._rate(2, self.output_tokens) if self.output_tokens else None
+
+    @property
+    def priced_usage(self) -> TokenUsage | None:
+        """The policy's tokens and their cost in this process; `None` without a price of the policy."""
+        return self.usage.of_policy(self.prices) if POLICY in self.prices else None
 
     @property
     def eta_s(self) -> float | None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ConfigDict
 
 from gymgate import codec
+from gymgate.collection.costs import tokens_of
 from gymgate.collection.plan import Identity, PlannedRollout
 from gymgate.errors import DataError
 from gymgate.rollout import Rollout
@@ -79,6 +80,7 @@ def failure_line(rollout: CollectedRollout, *, final: bool) -> bytes:
         "attempt": rollout.attempt,
         "final": final,
         "error": rollout.error.model_dump(),
+        "usage": tokens_of(rollout),
         "seconds": round(rollout.timing.total_s, 3),
         "finished": rollout.finished,
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.metrics import notes_on_tasks, numbered, summary_rows, task_rows
 from gymgate.collection.page import Part, conversation, curve, cut, histogram, shares, table, write_page
@@ -17,19 +20,29 @@ from gymgate.collection.tasks import CollectedTasks, Task
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
+TOKEN_COLUMNS = [column.name for column in dataclasses.fields(TokenUsage)]
 
 
-def write_report(runs: Runs, output: Path, *, tasks: int = 50, per_task: int = 4) -> None:
-    """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks.
+def write_report(
+    runs: Runs,
+    output: Path,
+    *,
+    tasks: int = 50,
+    per_task: int = 4,
+    prices: Prices = MappingProxyType({}),
+) -> None:
+    """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks, and with costs
+    if there are prices.
 
     Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if the file cannot be
     written.
     """
     data = ReportData(tasks, per_task)
     collected = read_tasks(runs, see=data.add)
+    refuse_price_of_replay(prices, replayed=collected.replayed)
     for attempt in runs.failed_attempts():
         data.add_failure(attempt)
-    write_page(output, title_of(collected), _parts(runs, collected, data))
+    write_page(output, title_of(collected), _parts(runs, collected, data, prices))
 
 
 def title_of(collected: CollectedTasks) -> str:
@@ -56,7 +69,7 @@ def notes_of(collected: CollectedTasks) -> Iterator[Part]:
         yield {"note": note}
 
 
-def _parts(runs: Runs, collected: CollectedTasks, data: ReportData) -> Iterator[Part]:
+def _parts(runs: Runs, collected: CollectedTasks, data: ReportData, prices: Prices) -> Iterator[Part]:
     yield from notes_of(collected)
     for note in notes_on_tasks(collected):
         yield {"note": note}
@@ -70,7 +83,8 @@ def _parts(runs: Runs, collected: CollectedTasks, data: ReportData) -> Iterator[
     yield shares("Where the time goes", data.times, "s")
     rewards = [rewards for task in collected.ordered() if (rewards := task.rewards())]
     yield curve("Mean reward of each task, lowest first, with its range", rewards)
-    yield table([{"model server": name, **counts} for name, counts in data.tokens.items()])
+    usages = [dataclasses.asdict(usage) for usage in collected.usage.rows(prices)]
+    yield table(usages, [name for name in TOKEN_COLUMNS if name != "cost" or prices])
     if data.failures:
         yield {"heading": "Failed attempts"}
         yield table(

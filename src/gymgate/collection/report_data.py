@@ -20,12 +20,11 @@ REWARD, CALLS, TOKENS, SECONDS = (
     "Sampled tokens per rollout",
     "Seconds per rollout",
 )
-USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 
 
 @dataclass
 class ReportData:
-    """The data of the charts, the tables of tokens and failures, and the conversations."""
+    """The data of the charts, the table of failures, and the conversations."""
 
     tasks: int
     """Tasks of which conversations are kept."""
@@ -36,8 +35,6 @@ class ReportData:
     )
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMES, 0.0))
     """Seconds of all rollouts, by what they were spent on."""
-    tokens: dict[str, dict[str, int | None]] = field(default_factory=dict)
-    """Calls and tokens by model server; `None` where no answer counts them."""
     openings: dict[TaskKey, str] = field(default_factory=dict)
     """The first words of each task."""
     shown: dict[TaskKey, list[dict[str, Any]]] = field(default_factory=dict)
@@ -67,14 +64,6 @@ class ReportData:
             self.charts[SECONDS].append(total)
             for part, seconds in time_split(total, value.get("calls") or ()).items():
                 self.times[part] += seconds
-        for call in value.get("calls") or ():
-            counts = self.tokens.setdefault(
-                str(call.get("model_server")), {"calls": 0, **dict.fromkeys(USAGE)}
-            )
-            counts["calls"] = (counts["calls"] or 0) + 1
-            for kind, number in (call.get("usage") or {}).items():
-                if kind in USAGE and number is not None:
-                    counts[kind] = (counts[kind] or 0) + number
 
     def add_failure(self, attempt: Mapping[str, Any]) -> None:
         """Add a failed attempt."""

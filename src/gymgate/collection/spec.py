@@ -6,16 +6,21 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from gymgate.collection.costs import Price, refuse_price_of_replay
 from gymgate.collection.pace import Pace
 from gymgate.config import Config, HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError
 
 SECRET = {"api_key", "headers"}
 """Fields of an endpoint that are shown nowhere."""
+
+
+def _pairs(value: Any) -> Any:
+    return tuple(value.items()) if isinstance(value, Mapping) else value
 
 
 def _policy(value: Any) -> Any:
@@ -75,6 +80,14 @@ class RunSpec(RowSettings, RolloutSpec):
     """Concurrency, retries, and when the run warns or stops."""
     record_bodies: bool = False
     """Keep each model call's request and response in the run's directory."""
+    prices: Annotated[tuple[tuple[str, Price], ...], BeforeValidator(_pairs)] = ()
+    """Dollars per million input and output tokens by model server, e.g. `{policy_model: [0.15, 0.60]}`; `*` is each judge
+    without its own price."""
+
+    @model_validator(mode="after")
+    def _refuse_price_of_replay(self) -> Self:
+        refuse_price_of_replay(dict(self.prices), replayed=not isinstance(self.policy, HTTPEndpoint))
+        return self
 
     def document(self) -> dict[str, Any]:
         """Return the spec as JSON values, without keys and headers; `RunSpec.model_validate` reads it."""
@@ -83,6 +96,7 @@ class RunSpec(RowSettings, RolloutSpec):
         for environment in stack["environments"]:
             environment["overrides"] = dict(environment["overrides"])
         stack["models"] = dict(stack["models"])
+        value["prices"] = dict(value["prices"])
         for endpoint in filter(None, (policy, *stack["models"].values())):
             if isinstance(endpoint, dict):
                 for name in SECRET & endpoint.keys():

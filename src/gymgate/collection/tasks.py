@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gymgate import codec
+from gymgate.collection.costs import UsageCounts, tokens_of, tokens_of_line
 from gymgate.collection.record import CollectedRollout
 from gymgate.config import POLICY
 from gymgate.rollout.outcome import Outcome, outcome_of
@@ -92,6 +93,8 @@ class CollectedTasks:
     lost: list[str] = field(default_factory=list)
     """The notes that say how many rollouts failed permanently."""
     not_numbers: int = 0
+    usage: UsageCounts = field(default_factory=UsageCounts)
+    """Tokens of all rollouts, those of failed attempts included."""
     policy: Mapping[str, Any] | None = None
     """The policy in the settings of the runs; `None` for rollouts that NeMo Gym collected."""
     created: int | None = None
@@ -122,10 +125,11 @@ class CollectedTasks:
         task.calls += calls
         task.output_tokens += tokens
         task.seconds += (value.get("timing") or {}).get("total_s") or 0.0
+        self.usage.add(task.environment, tokens_of_line(value))
 
     def add_rollout(self, rollout: CollectedRollout) -> None:
-        """Add a rollout that finished or failed permanently; its calls are not counted."""
-        self.add({**vars(rollout), "calls": (), "timing": None})
+        """Add a rollout that finished or failed permanently; of its calls only the tokens are counted."""
+        self.add({**vars(rollout), "calls": (), "timing": None, "usage": tokens_of(rollout)})
 
     def task_of(self, value: Mapping[str, Any]) -> Task:
         """The task that a line of a run belongs to."""
