@@ -85,7 +85,7 @@ sorts, the field filters, and *All columns* shows the rest.
 - *solvable*: rows in which the right answer earns the full reward, of those tried. A dash: not tried.
 - *recorded*: mean of the recorded rewards.{difficulty}
 
-Possible problems are collected in [Findings](findings.md). [Quality](quality.md#how-to-read-the-figures) explains the other
+Possible problems are collected in [Findings](findings.md). [Quality figures](quality-figures.md) explains the other
 columns. The same for programs: `index.json`, next to this site.
 
 """
@@ -99,7 +99,7 @@ FINDINGS = f"""\
 {MADE_BY}
 
 For maintainers of environments: what the records show, by kind, and the commands that show it again. This says what was
-seen; a finding may be intended. [Quality](quality.md) says how each figure is measured.
+seen; a finding may be intended. [Quality figures](quality-figures.md) says how each figure is measured.
 
 """
 
@@ -312,7 +312,7 @@ def environment_page(record: CheckResult) -> str:
     lines += [unsearched("Quality"), ""]
     lines += [
         f"Measured {record.date} with gymgate {record.gymgate}. "
-        "[How to read the figures](../quality.md#how-to-read-the-figures); [all environments](../environments-status.md).",
+        "[How to read the figures](../quality-figures.md#how-to-read-the-figures); [all environments](../environments-status.md).",
         "",
         *(f"- {mark} {text(line)}" for mark, line in quality(record)),
         "",

@@ -5,6 +5,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll(".md-typeset table")) {
     const body = table.tBodies[0];
     if (!body || body.rows.length < 10) continue;
+    body.classList.add("table-names");
     const field = document.createElement("input");
     field.type = "search";
     field.placeholder = "Filter: words that a line must have, such as “match docker”";
