@@ -181,7 +181,7 @@ def scripted_chat(answer: Callable[[str], str]) -> Iterator[str]:
             return web.json_response(MODELS)
         content = seen.body["messages"][-1]["content"]
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-        return web.json_response(chat_answer(answer(text), model=seen.body["model"]))
+        return web.json_response(chat_answer(answer(text), model=seen.body.get("model", "m")))
 
     with upstream_in_thread(script) as serving:
         yield serving.url

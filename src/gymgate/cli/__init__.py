@@ -11,17 +11,9 @@ import click
 from gymgate.errors import GymgateError, OptionError
 
 COMMANDS = {
-    "Environments": ("list", "info", "check", "data", "init"),
-    "Rollouts and policies": (
-        "run",
-        "rescore",
-        "eval",
-        "slurm",
-        "serve",
-        "serve-policy",
-        "serve-env",
-        "serve-stack",
-    ),
+    "Rollouts": ("run", "eval", "rescore", "slurm"),
+    "Environments": ("list", "info", "data", "check", "init"),
+    "Servers": ("serve", "serve-policy", "serve-env", "serve-stack"),
     "Results": ("aggregate", "compare", "report", "export"),
     "This machine": ("ps", "logs", "stop", "setup", "doctor", "cache", "gym"),
 }
@@ -58,7 +50,10 @@ class LazyGroup(click.Group):
 )
 @click.version_option(package_name="gymgate")
 def cli() -> None:
-    """Run NVIDIA NeMo Gym environments from any eval or RL SDK."""
+    """Run NVIDIA NeMo Gym environments from any eval or RL SDK.
+
+    To begin, without a model: gymgate run example_session_state_mgmt -r 4
+    """
 
 
 def main(argv: list[str] | None = None) -> Any:
