@@ -22,6 +22,7 @@ from gymgate.cli.serve import ReplayServer
 from gymgate.collection.aggregate import read_runs
 from gymgate.collection.metrics import summary_rows
 from support.json_output import read_output
+from support.upstream import scripted_chat
 
 # The first use of a release installs it.
 pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(900)]
@@ -133,6 +134,37 @@ def test_several_environments_with_an_endpoint_of_either_dialect() -> None:
         for dialect in ("chat", "responses"):
             done = run(*THREE, "-b", server.base_url, "--dialect", dialect, "--json")
             assert (done.returncode, means(done)) == (0, MEANS), done.stderr
+
+
+def test_a_price_shows_tokens_and_cost_of_the_whole_run(tmp_path: Path) -> None:
+    command = [
+        "example_single_tool_call",
+        "-n",
+        "2",
+        "-m",
+        "m",
+        "-o",
+        str(tmp_path / "run"),
+        "--price",
+        "1000,5000",
+    ]
+    with scripted_chat(lambda _: "cold") as url:
+        for repeats, rollouts, cost in ((1, 2, "$0.0260"), (2, 4, "$0.0520")):
+            done = run(*command, "-b", url, "-r", str(repeats))
+            assert done.returncode == 0, done.stderr
+            _, row = done.stdout.split("\n\n")[1].splitlines()
+            assert row.split()[1:] == [
+                "policy",
+                str(rollouts),
+                str(rollouts),
+                str(3 * rollouts),
+                "-",
+                str(2 * rollouts),
+                cost,
+            ]
+        done = run(*command, "-b", url, "-r", "2", "--json")
+    [usage] = read_output("run", done.stdout)["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["cost"]) == (12, 8, pytest.approx(0.052))
 
 
 @pytest.mark.heavy
