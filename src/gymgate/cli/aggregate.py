@@ -121,6 +121,6 @@ def command(
     else:
         print_results(metrics, replayed=collected.replayed, ks=chosen, wide=wide, markdown=markdown)
         if prices:
-            print_costs(usage, markdown=markdown)
+            print_costs(usage, wide=wide, markdown=markdown)
     if complete and (collected.missing or collected.lost):
         raise click.exceptions.Exit(1)

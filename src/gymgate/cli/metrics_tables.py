@@ -8,7 +8,7 @@ from typing import Any
 
 from gymgate.cli.output import Column, log, print_columns
 from gymgate.collection.costs import TokenUsage, dollars
-from gymgate.collection.counts import NOT_SCORED
+from gymgate.collection.counts import NOT_SCORED, OVERALL
 from gymgate.collection.metrics import numbered
 from gymgate.config import POLICY
 
@@ -44,7 +44,7 @@ def print_results(
     _print(columns, markdown=markdown, drop=not wide)
 
 
-def print_costs(usages: Sequence[TokenUsage], *, markdown: bool = False) -> None:
+def print_costs(usages: Sequence[TokenUsage], *, wide: bool, markdown: bool = False) -> None:
     """Print the tokens of each environment's policy and judges and their cost to stdout, as `UsageCounts.rows` returns them."""
     print()
     columns = [
@@ -66,16 +66,16 @@ def print_costs(usages: Sequence[TokenUsage], *, markdown: bool = False) -> None
         ),
         Column("cost", [dollars(usage.cost) for usage in usages]),
     ]
-    _print(columns, markdown=markdown)
+    _print(columns, markdown=markdown, drop=not wide)
     for usage in usages:
-        if usage.counted < usage.rollouts:
+        if usage.counted < usage.rollouts and usage.environment != OVERALL:
             log(
-                f"{usage.environment}: tokens of {usage.counted} of {usage.rollouts} rollouts; of the others, the endpoint of "
-                f"{usage.model_server} did not count those of every call"
+                f"{usage.environment}: cost of {usage.counted} of {usage.rollouts} rollouts; the endpoint of "
+                f"{usage.model_server} did not count the tokens of the others"
             )
 
 
-def _print(columns: Sequence[Column], *, markdown: bool, drop: bool = True) -> None:
+def _print(columns: Sequence[Column], *, markdown: bool, drop: bool) -> None:
     if not markdown:
         print_columns(columns, drop=drop)
         return

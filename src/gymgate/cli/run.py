@@ -296,7 +296,7 @@ def finish(
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
         if run.progress.prices:
-            print_costs(tasks.usage.rows(run.progress.prices))
+            print_costs(tasks.usage.rows(run.progress.prices), wide=wide)
         print_causes(run.progress.counts.causes)
         if note:
             log(note)
