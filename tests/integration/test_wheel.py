@@ -40,6 +40,7 @@ def test_the_wheel_has_the_packages_and_nothing_else(built: tuple[Path, Path]) -
     assert {"gymgate/py.typed", "nemo_gym_env/py.typed"} <= {*names}
     for release in SUPPORTED_NEMO_GYM:
         assert f"gymgate/runtime/locks/nemo-gym-{release}.txt" in names
+    assert "gymgate/template/resources_servers/my_environment/data/example_rollouts.jsonl" in names
     listed = subprocess.run(
         ["git", "ls-files", "src/gymgate"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True
     ).stdout.split()
@@ -106,6 +107,8 @@ def test_a_fresh_installation_does_the_main_job(built: tuple[Path, Path], tmp_pa
     for arguments in (
         ["eval", "run", "nemo-gym-env", "-n", "2", "-r", "2", "-c", "4"],
         ["run", "example_session_state_mgmt", "-r", "2", "-c", "4"],
+        ["init", "warehouse"],  # the installer has compiled the template
+        ["check", "warehouse"],
         ["doctor"],
     ):
         done = subprocess.run(
