@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gymgate.cli.init import TEMPLATE, write_environment
+from gymgate.config import SUPPORTED_NEMO_GYM
 from support.json_output import read_output
 from support.upstream import scripted_chat
 
@@ -21,9 +22,10 @@ def run(directory: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=directory, capture_output=True, text=True, timeout=280, check=False)
 
 
-def test_it_passes_the_check_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", SUPPORTED_NEMO_GYM)
+def test_it_passes_the_check_at_once(release: str, tmp_path: Path) -> None:
     assert run(tmp_path, "gymgate", "init", "letters").returncode == 0
-    done = run(tmp_path, "gymgate", "check", "letters")
+    done = run(tmp_path, "gymgate", "check", "letters", "--gym", release)
     assert (done.returncode, "letters: match 5/5" in done.stdout) == (0, True), done.stdout + done.stderr
 
 

@@ -1,6 +1,7 @@
 """Resources server `my_environment`: the policy asks a warehouse how many items it has, and answers with one number."""
 
 import re
+from typing import ClassVar
 
 from fastapi import FastAPI
 from nemo_gym.base_resources_server import (
@@ -37,7 +38,7 @@ class MyEnvironmentVerifyResponse(BaseVerifyResponse):
 
 
 class MyEnvironment(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: MyEnvironmentConfig
 
     def setup_webserver(self) -> FastAPI:
