@@ -136,7 +136,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     run: Any = SimpleNamespace(
         progress=progress, replayed=False, directory=None, plan=SimpleNamespace(invalid=())
     )
-    summary = summary_of(run, rows, None, interrupted=True, error=None)
+    summary = summary_of(run, rows, (), None, interrupted=True, error=None)
     assert {*summary.environments} == {"a", "b"}
     assert summary.environments["b"]["mean_reward"] == pytest.approx(2 / 3)
     counted = {"rollouts": 4, "failed": 0, "masked": 0, "unscored": 1, "truncated": 1}
