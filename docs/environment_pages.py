@@ -312,7 +312,8 @@ def environment_page(record: CheckResult) -> str:
     lines += [unsearched("Quality"), ""]
     lines += [
         f"Measured {record.date} with gymgate {record.gymgate}. "
-        "[How to read the figures](../quality-figures.md#how-to-read-the-figures); [all environments](../environments-status.md).",
+        "[How to read the figures](../quality-figures.md#how-to-read-the-figures); "
+        "[all environments](../environments-status.md).",
         "",
         *(f"- {mark} {text(line)}" for mark, line in quality(record)),
         "",
