@@ -83,15 +83,17 @@ sorts, the field filters, and *All columns* shows the rest.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
 - *solvable*: rows in which the right answer earns the full reward, of those tried. A dash: not tried.
-- *recorded*: mean of the recorded rewards.{difficulty}
+- *difficulty*: mean reward of {models}, with its standard error; a dash where that takes more than a minute on two cores, needs
+  a judge, or a rollout got no reward.
+- *recorded*: mean of the recorded rewards.
 
 Possible problems are collected in [Findings](findings.md). [Quality figures](quality-figures.md) explains the other
 columns. The same for programs: `index.json`, next to this site.
 
 """
 HEAD = (
-    "environment", "what it is", "needs", "verdict", "solvable", "recorded", "reproduced", "changes", "free", "judge down",
-    "rows", "duplicates", "turns", "verify ms", "MB", "per core", "what was seen",
+    "environment", "what it is", "needs", "verdict", "solvable", "difficulty", "recorded", "reproduced", "changes", "free",
+    "judge down", "rows", "duplicates", "turns", "verify ms", "MB", "per core", "what was seen",
 )  # fmt: skip
 FINDINGS = f"""\
 # Findings
@@ -197,22 +199,13 @@ def named(record: CheckResult) -> str:
 
 
 def table_page(records: Sequence[CheckResult]) -> str:
-    has_policy = any(record.policy for record in records)
-    head = list(HEAD)
-    if has_policy:
-        head.insert(HEAD.index("recorded"), "difficulty")
-    model = next((record.policy.model for record in records if record.policy), "")
+    models = dict.fromkeys(record.policy.policy for record in records if record.policy)
     intro = TABLE.format(
         made_by=MADE_BY,
         version=", ".join(sorted({record.nemo_gym for record in records})),
-        difficulty=f"\n- *difficulty*: mean reward of {model}."
-        if has_policy
-        else " The difficulty for a model was not measured.",
+        models="; ".join(models) or "a model",
     )
-    rows = [
-        _line(record, has_policy)
-        for record in sorted(records, key=lambda each: (not each.measured, each.name))
-    ]
+    rows = [_line(record) for record in sorted(records, key=lambda each: (not each.measured, each.name))]
     measured = [record for record in records if record.measured]
     dates = sorted({record.date for record in records})
     machines = sorted({re.sub(r", load .*", "", record.machine) for record in measured})
@@ -222,7 +215,7 @@ def table_page(records: Sequence[CheckResult]) -> str:
         f"{len(measured)} were measured: {dates[0]} to {dates[-1]}, on "
         f"{'; '.join(machines)}. Times depend on the load, which each page has.\n"
     )
-    return "\n".join([intro + "\n".join(counts(records)), *table(head, rows), note])
+    return "\n".join([intro + "\n".join(counts(records)), *table(HEAD, rows), note])
 
 
 def counts(records: Sequence[CheckResult]) -> list[str]:
@@ -241,7 +234,17 @@ def solvable(record: CheckResult) -> str:
     return f"{record.oracle.solved}/{record.oracle.rows}" if record.oracle and record.oracle.rows else "-"
 
 
-def _line(record: CheckResult, has_policy: bool) -> list[str]:
+def difficulty(record: CheckResult) -> str:
+    """The mean reward of the model with its standard error."""
+    policy = record.policy
+    if policy is None or policy.pass_at_1 is None:
+        return "-"
+    return f"{policy.pass_at_1:.2f}" + (
+        "" if policy.standard_error is None else f" ± {policy.standard_error:.2f}"
+    )
+
+
+def _line(record: CheckResult) -> list[str]:
     cost, shape, trivial, failures = record.cost, record.shape, record.trivial, record.failures
     constant = [
         rewards.mean for name, rewards in (trivial.answers if trivial else {}).items() if name != ANSWERS[-1]
@@ -254,7 +257,7 @@ def _line(record: CheckResult, has_policy: bool) -> list[str]:
         ", ".join(record.needs) or "none",
         record.verdict,
         solvable(record),
-        *([shown(record.policy.pass_at_1 if record.policy else None)] if has_policy else []),
+        difficulty(record),
         shown(trivial.recorded_mean if trivial else None),
         f"{record.matched}/{record.compared}" if record.compared else "-",
         f"{len(again.changed)} of {again.rollouts}" if again and again.scored else "-",
@@ -452,10 +455,8 @@ def _aspects(record: CheckResult) -> Iterator[_Aspect]:
     policy = record.policy
     yield _Aspect(
         (),
-        f"Difficulty: {policy.model} gets {policy.pass_at_1:.3g} on average, in {policy.scored} rows."
-        if policy and policy.pass_at_1 is not None
-        else "",
-        "Difficulty: no model was run.",
+        f"Difficulty: {policy}." if policy and policy.pass_at_1 is not None else "",
+        f"Difficulty: {policy or why('policy')}.",
     )
 
 

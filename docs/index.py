@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import orjson
 from environment_pages import described, environment_of, licences, page_of, reproducing
@@ -50,9 +50,14 @@ class IndexedPolicy(Config):
     """What a model got: the environment's difficulty."""
 
     model: str
+    sampling: dict[str, Any]
+    """Fields of every call."""
     rows: int
+    rollouts: int
+    """Those with a reward."""
     pass_at_1: float | None
     standard_error: float | None
+    """Clustered by row."""
 
 
 class IndexedEnvironment(Config):
@@ -152,7 +157,9 @@ def indexed(record: CheckResult) -> IndexedEnvironment:
         shared=data.shared if data else None,
         policy=IndexedPolicy(
             model=policy.model,
+            sampling=policy.sampling,
             rows=policy.rows,
+            rollouts=policy.scored,
             pass_at_1=policy.pass_at_1,
             standard_error=policy.standard_error,
         )

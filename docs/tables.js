@@ -1,5 +1,5 @@
 // The tables of all environments: a click on a head sorts, a field filters the lines, and a switch shows every column.
-const COLUMNS = 6; // that are shown at first
+const COLUMNS = 7; // that are shown at first
 document.addEventListener("DOMContentLoaded", () => {
   if (!/environments-status/.test(location.pathname)) return;
   for (const table of document.querySelectorAll(".md-typeset table")) {

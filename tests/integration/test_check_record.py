@@ -57,7 +57,7 @@ def test_a_sound_environment_meets_every_threshold(tmp_path: Path) -> None:
     with scripted_chat(answer) as url:
         done, record = measured(config, "none", "--reproducible", "-b", url, "-m", "scripted")
     assert missed(done) == []
-    assert "scripted: pass@1 0.500 ± 0.500, 2 rows" in done.stdout
+    assert "scripted: 0.500 ± 0.500 over 2 rollouts of 2 rows" in done.stdout
     assert (record.verdict, record.matched) == ("match", 3)
     assert record.missing == {}
     again, trivial, cost, shape = record.deterministic, record.trivial, record.cost, record.shape

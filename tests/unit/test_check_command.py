@@ -13,8 +13,13 @@ from click.testing import CliRunner
 
 import gymgate.check
 from gymgate.check import CheckRequest, CheckResult, RowResult
+from gymgate.check.record.files import load_record, record_path, shipped_record
+from gymgate.check.record.measure import MEASUREMENTS
+from gymgate.check.record.sections import Cost, Oracle, Shape
 from gymgate.cli import cli
+from gymgate.cli.check import SECTIONS
 from gymgate.config import HTTPEndpoint
+from gymgate.errors import ConfigError
 from support.json_output import read_output
 
 
@@ -144,3 +149,80 @@ def test_a_reward_that_differs_is_shown_and_fails_the_command(monkeypatch: pytes
     done = check("calendar")
     assert done.exit_code == 1
     assert "  r:5: expected 1, got 0.5\n  and 2 more\n" in done.output
+
+
+def test_every_section_that_is_measured_can_be_chosen() -> None:
+    assert {*SECTIONS} == {*MEASUREMENTS}
+
+
+def test_a_section_is_added_to_the_record_that_ships(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The rest of the record stays, recordings are replayed only for sections that need them; a second command finds it done."""
+    wanted: list[CheckRequest] = []
+
+    async def check_all(jobs: Sequence[CheckRequest], *, done: Any, **settings: Any) -> list[CheckResult]:
+        wanted.extend(jobs)
+        sections = {"shape": Shape(rows=3, recordings=0), "missing": {"cost": "no time"}}
+        checks = [made(job, verdict="incomplete", machine="here", **sections) for job in jobs]
+        for job, check in zip(jobs, checks, strict=True):
+            done(job, check)
+        return checks
+
+    monkeypatch.setattr(gymgate.check, "check_all", check_all)
+    arguments = ("calendar", "--record", str(tmp_path), "--section", "shape", "--json")
+    (printed,) = read_output("check", check(*arguments).stdout)
+    (job,) = wanted
+    assert (job.measure, job.sections, job.replay) == (True, ("shape",), False)
+    shipped = shipped_record("resources_servers", "calendar", "0.7.0")
+    record = load_record(record_path(tmp_path, "resources_servers/calendar-0.7.0"))
+    assert shipped is not None
+    assert record is not None
+    assert record.model_dump(mode="json") == printed
+    assert record == shipped.model_copy(
+        update={"shape": Shape(rows=3, recordings=0), "settings": job.settings}
+    )
+    check(*arguments)
+    assert len(wanted) == 1
+    check(*arguments, "--section", "cost")
+    assert wanted[1].replay
+
+
+def test_a_section_that_was_not_measured_leaves_the_one_that_is_there() -> None:
+    known = made(CheckRequest(environment="e", version="0.7.0")).model_copy(update={"cost": Cost(rest_mb=1)})
+    other = made(CheckRequest(environment="e", version="0.7.0"), missing={"all": "no servers"})
+    record = known.with_sections(["cost", "shape"], other)
+    assert record.cost == known.cost
+    assert record.missing == {"shape": "no servers"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "oracle"),
+    [
+        ({"verdict": "blocked", "need": "docker"}, Oracle(reason="needs a download or container")),
+        ({"verdict": "blocked", "need": "judge"}, Oracle(reason="needs a judge")),
+        ({"verdict": "incomplete", "detail": "no config"}, Oracle(reason="other", detail="no config")),
+        ({"verdict": "match", "machine": "here"}, None),
+    ],
+)
+def test_why_nothing_was_tried_where_nothing_could_be_run(
+    fields: dict[str, Any], oracle: Oracle | None
+) -> None:
+    assert made(CheckRequest(environment="e", version="0.7.0", measure=True), **fields).oracle == oracle
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--section", "policy"], "-b"),
+        (["--section", "shape", "-b", "http://127.0.0.1:1/v1", "-m", "m"], "-b"),
+        (["--section", "shape", "--rows-only"], "--rows-only"),
+        (["-r", "2"], "-r"),
+        (["-n", "2", "-r", "2"], "-n"),
+    ],
+)
+def test_options_that_do_not_belong_together(
+    asked: list[CheckRequest], arguments: list[str], option: str
+) -> None:
+    done = check("calendar", *arguments)
+    assert isinstance(done.exception, ConfigError)
+    assert option in str(done.exception)
+    assert not asked

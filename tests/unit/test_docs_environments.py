@@ -138,6 +138,14 @@ def test_the_table_shows_first_what_a_reader_looks_for() -> None:
     text = (ROOT / "docs" / "environments-status.md").read_text()
     (head,) = [line for line in text.splitlines() if line.startswith("| environment |")]
     names = [cell.strip() for cell in head.strip("|").split("|")]
-    assert names[:6] == ["environment", "what it is", "needs", "verdict", "solvable", "recorded"]
+    assert names[:7] == [
+        "environment",
+        "what it is",
+        "needs",
+        "verdict",
+        "solvable",
+        "difficulty",
+        "recorded",
+    ]
     lines = [line for line in text.splitlines() if line.count(" | ") == len(names) - 1]
     assert len(lines) == len(shipped_records()) + 2

@@ -20,6 +20,7 @@ from gymgate.check.needs import why_not_started
 from gymgate.check.record import data
 from gymgate.check.record.bench import Bench
 from gymgate.check.record.measure import measured
+from gymgate.check.record.sections import NOT_HERE, Oracle
 from gymgate.check.recordings import RecordedRow, config_for, packaged_rows, read_recordings, with_own_data
 from gymgate.check.replay import Replayer, ServerLogs
 from gymgate.check.summary import summarize
@@ -51,7 +52,9 @@ async def check_environment(request: CheckRequest, progress: Progress = lambda _
         about["data"] = await asyncio.to_thread(data.of_environment, environment, request.config)
     result = partial(request.result, began, **about, broken=tuple(broken))
     if lacking := _lacking(environment, recorded, broken):
-        return result(verdict="incomplete", detail=lacking)
+        fetched = environment.kind != "config" and lacking.startswith("no data") and not broken
+        oracle = {"oracle": Oracle(reason=NOT_HERE)} if request.measure and fetched else {}
+        return result(verdict="incomplete", detail=lacking, **oracle)
     config, notes = config_for(environment, recorded, request.config)
     if replayed := replayed_with(environment.name):
         settings = (f"--set {key}={codec.dumps(value).decode()}" for key, value in replayed)
@@ -105,7 +108,7 @@ async def _check(
             status = await stack.status()
             logs = ServerLogs(Path(status["environments"][request.environment]["logs"]))
             replayer = Replayer(stack, request, environment, config, judge, logs)
-            results = await replayer.replay(recorded)
+            results = await replayer.replay(recorded) if request.replay else []
             fields = summarize(results, replayer, environment)
             if request.measure:
                 deadline.reschedule(None)  # each measurement has its own

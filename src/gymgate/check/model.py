@@ -15,6 +15,7 @@ from pydantic import Field
 import gymgate
 from gymgate import codec
 from gymgate.check.record.sections import (
+    NOT_HERE,
     Cost,
     Data,
     Deterministic,
@@ -81,6 +82,12 @@ class CheckRequest(Config):
     """A real model to measure too."""
     policy_rows: int | None = None
     """Packaged rows that the model gets; `None`: all."""
+    policy_repeats: int = 1
+    """Rollouts of each of them."""
+    sections: tuple[str, ...] = ()
+    """Sections of the record to measure; empty: all."""
+    replay: bool = True
+    """Whether to replay the recordings; without it there is no verdict."""
 
     @property
     def runtime(self) -> RuntimeConfig:
@@ -89,7 +96,7 @@ class CheckRequest(Config):
     @property
     def settings(self) -> str:
         """Everything but the environment that a result depends on; a result with equal settings is not checked again."""
-        return self.model_dump_json(exclude={"environment", "logs"})
+        return self.model_dump_json(exclude={"environment", "logs", "replay"})
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -114,8 +121,7 @@ class CheckRequest(Config):
         if self.measure and not fields.get("machine"):
             reason = fields.get("detail") or fields["verdict"]
             fields.setdefault("missing", {"all": f"nothing could be run: {reason}"})
-            if fields.get("need") in _OUTSIDE:
-                fields["oracle"] = Oracle(reason="needs a download or container")
+            fields.setdefault("oracle", _untried(fields.get("need", ""), reason))
         about = {
             "nemo_gym": self.version,
             "gymgate": gymgate.__version__,
@@ -125,6 +131,13 @@ class CheckRequest(Config):
             "settings": self.settings,
         }
         return CheckResult.model_validate({**about, **fields})
+
+
+def _untried(need: str, reason: str) -> Oracle:
+    """The section of an environment that could not be run."""
+    if need in _OUTSIDE:
+        return Oracle(reason=NOT_HERE)
+    return Oracle(reason="needs a judge") if need == "judge" else Oracle(reason="other", detail=reason)
 
 
 class Diagnosis(NamedTuple):
@@ -253,6 +266,17 @@ class CheckResult(Config):
     def measured(self) -> bool:
         """Whether anything was measured besides the verdict."""
         return bool(self.machine)
+
+    def with_sections(self, names: Iterable[str], other: CheckResult) -> CheckResult:
+        """This record with some sections of another one. One that the other lacks stays; if there is none, `missing` says
+        why."""
+        sections = {name: section for name in names if (section := getattr(other, name)) is not None}
+        lacking = [name for name in names if name not in sections and getattr(self, name) is None]
+        why = other.missing.get("all", "not measured")
+        missing = {name: reason for name, reason in self.missing.items() if name not in sections}
+        missing |= {name: other.missing.get(name, why) for name in lacking}
+        about = {"machine": self.machine or other.machine, "settings": other.settings}
+        return self.model_copy(update={**sections, **about, "missing": missing})
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -76,7 +76,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
     try:
         limit = SETUP_TIMEOUT_S + request.timeout_s * (2 if request.measure else 1)
         if request.policy is not None:
-            limit += request.row_timeout_s * (request.policy_rows or UNCOUNTED_ROWS)
+            limit += request.row_timeout_s * (request.policy_rows or UNCOUNTED_ROWS) * request.policy_repeats
         await asyncio.wait([memory, answer], timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             if (outcome := answer.result()) is not None:
@@ -90,7 +90,7 @@ async def check_in_process(request: CheckRequest, progress: OnProgress) -> Check
             diagnosis = Diagnosis("blocked", detail, memory.result(), "memory")
         else:
             diagnosis = Diagnosis("failed", f"not done after {limit:g} s, installing included")
-        if not request.measure:
+        if not (request.measure and request.replay):
             return _result(request, began, diagnosis)
     finally:
         memory.cancel()

@@ -54,6 +54,10 @@ if TYPE_CHECKING:
     from gymgate.check import CheckRequest, CheckResult
     from gymgate.check.record.findings import Thresholds
 
+SECTIONS = ("shape", "deterministic", "cost", "trivial", "oracle", "policy", "failures")
+"""Sections of a record that need a running environment."""
+WITHOUT_RECORDINGS = frozenset({"shape", "oracle", "policy"})
+"""Those that need no replayed recording."""
 _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
 
@@ -108,7 +112,16 @@ _SHOWN_ROWS = 5
     metavar="FILE",
     help="With --rows-only: read the rows of this file instead of the packaged ones. Repeatable.",
 )
+@click.option(
+    "--section",
+    "sections",
+    type=click.Choice(SECTIONS),
+    multiple=True,
+    help="Measure only this section of the record. Repeatable. With --record, the rest of the record in DIR, else of the one "
+    "that ships with gymgate, stays. [all; policy with -b]",
+)
 @number_option("-n", "--rows", help="Packaged rows for the model of -b. [all]")
+@number_option("-r", "--repeats", help="Rollouts of each row with the model of -b. [1]")
 @click.option(
     "--max-constant-reward",
     type=Finite(),
@@ -155,7 +168,9 @@ def command(
     records: Path | None,
     rows_only: bool,
     rows_files: Sequence[Path],
+    sections: Sequence[str],
     rows: int | None,
+    repeats: int | None,
     endpoint: EndpointOptions,
     as_json: bool,
     **limits: Any,
@@ -184,12 +199,18 @@ def command(
         _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     refuse_without_endpoint(endpoint)
-    if endpoint.urls is None and rows is not None:
-        raise ConfigError("-n limits the rows for a model; name its endpoint with -b")
-    if rows_only and endpoint.urls is not None:
+    has_model = endpoint.urls is not None
+    for option, given in (("-n", rows), ("-r", repeats)):
+        if given is not None and not has_model:
+            raise ConfigError(f"{option} is for the rows of a model; name its endpoint with -b")
+    if rows_only and has_model:
         raise ConfigError("--rows-only runs no row; leave -b out")
+    if rows_only and sections:
+        raise ConfigError("--rows-only measures one section; leave --section out")
+    if sections and ("policy" in sections) != has_model:
+        raise ConfigError("--section policy needs a model's endpoint (-b), and -b that section")
     _refuse_rows_files(rows_files, environments, rows_only=rows_only, records=records)
-    policy = policy_endpoint(endpoint, log) if endpoint.urls is not None else None
+    policy = policy_endpoint(endpoint, log) if has_model else None
     if logs is not None:
         writable_path(logs / "server.log")
     elif verbose:
@@ -213,9 +234,11 @@ def command(
             timeout_s=environment_timeout,
             memory_gb=memory,
             logs=str((logs / Path(name).stem).absolute()) if logs is not None else None,
-            measure=records is not None or policy is not None or thresholds != Thresholds(),
+            measure=bool(records or policy or sections) or thresholds != Thresholds(),
             policy=policy.model_copy(update={"api_key": None}) if policy is not None else None,
             policy_rows=rows,
+            policy_repeats=repeats or 1,
+            sections=tuple(sorted({*sections})),
         )
         for name in _names(gym, kind, environments, everything=everything)
     ]
@@ -225,7 +248,15 @@ def command(
     kept = _kept(requests, records) if records is not None else {}
     if kept:
         log(f"not checked again: {len(kept)} of {len(requests)} environments; their records are in {records}")
+    todo = [request for request in requests if request.environment not in kept]
+    known = _known(todo, records) if records is not None and sections else {}
+    if WITHOUT_RECORDINGS.issuperset(sections):
+        todo = [each.model_copy(update={"replay": each.environment not in known}) for each in todo]
     missed: list[str] = []
+
+    def whole(request: CheckRequest, outcome: CheckResult) -> CheckResult:
+        record = known.get(request.environment)
+        return outcome if record is None else record.with_sections(sections, outcome)
 
     def show(result: CheckResult) -> None:
         if not as_json:
@@ -236,7 +267,7 @@ def command(
         if isinstance(outcome, GymgateError):
             log(f"{request.environment}: {outcome}")
             return
-        show(outcome)
+        show(outcome := whole(request, outcome))
         if request.logs is not None:
             _show_logs(Path(request.logs), verbose=verbose)
         if records is not None:
@@ -248,9 +279,9 @@ def command(
 
     for result in kept.values():
         show(result)
-    todo = [request for request in requests if request.environment not in kept]
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
-    results = [*kept.values(), *(each for each in outcomes if not isinstance(each, GymgateError))]
+    checked = [pair for pair in zip(todo, outcomes, strict=True) if not isinstance(pair[1], GymgateError)]
+    results = [*kept.values(), *(whole(*pair) for pair in checked)]
     if as_json:
         print_json(results)
     else:
@@ -349,6 +380,22 @@ def _kept(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckRes
     return kept
 
 
+def _known(requests: Iterable[CheckRequest], records: Path) -> dict[str, CheckResult]:
+    """The records that the requested sections are added to: those in `records`, else those that ship with gymgate."""
+    from gymgate.check.record.files import load_record, record_path, shipped_record
+
+    known: dict[str, CheckResult] = {}
+    for request in requests:
+        kind, _, name = request.environment.rpartition("/")
+        if name.endswith((".yaml", ".yml")):
+            kind, name = "config", Path(name).stem
+        record = load_record(record_path(records, f"{kind}/{name}-{request.version}"))
+        record = record or shipped_record(kind, name, request.version)
+        if record is not None and record.verdict != "failed":
+            known[request.environment] = record
+    return known
+
+
 def _missed(result: CheckResult, thresholds: Thresholds) -> list[str]:
     """The thresholds that a result does not meet, logged."""
     from gymgate.check.record.findings import missed
@@ -380,9 +427,8 @@ def _print(result: CheckResult) -> None:
         log(f"{result.environment}: skipped {broken}")
     for finding in findings(result) if result.measured else ():
         click.echo(f"  {finding}")
-    if (policy := result.policy) is not None and policy.pass_at_1 is not None:
-        error = "" if policy.standard_error is None else f" ± {policy.standard_error:.3f}"
-        click.echo(f"  {policy.model}: pass@1 {policy.pass_at_1:.3f}{error}, {policy.scored} rows")
+    if result.policy is not None:
+        click.echo(f"  {result.policy}")
 
 
 def _show_logs(directory: Path, *, verbose: bool) -> None:

@@ -183,6 +183,8 @@ def _record(record: CheckResult) -> None:
         )
     if record.oracle is not None:
         click.echo(f"  right answer: {record.oracle}")
+    if record.policy is not None:
+        click.echo(f"  model: {record.policy}")
     if record.data is not None:
         click.echo(f"  rows: {record.data}")
     for finding in findings(record):

@@ -34,8 +34,9 @@ async def measured(bench: Bench, progress: Progress) -> dict[str, Any]:
     sections: dict[str, Section] = {}
     missing: dict[str, str] = {}
     share = bench.request.timeout_s / len(MEASUREMENTS)
+    wanted = bench.request.sections or MEASUREMENTS
     for name, measure in MEASUREMENTS.items():
-        if name == "policy" and bench.request.policy is None:
+        if name not in wanted or (name == "policy" and bench.request.policy is None):
             continue
         progress(f"measuring: {name}")
         try:

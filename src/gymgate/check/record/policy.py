@@ -6,7 +6,8 @@ import asyncio
 
 from gymgate.check.record.bench import Bench, Unmeasured, reward_of
 from gymgate.check.record.sections import PolicyRewards
-from gymgate.collection.statistics import mean, standard_error
+from gymgate.check.recordings import RowData
+from gymgate.collection.statistics import clustered_error, mean
 from gymgate.rollout import Rollout
 
 AT_ONCE = 8
@@ -22,24 +23,33 @@ async def measure(bench: Bench) -> PolicyRewards:
     bench.judge.begin(None)
     free = asyncio.Semaphore(AT_ONCE)
 
-    async def run(row: dict[str, object]) -> Rollout:
+    async def run(row: RowData) -> Rollout:
         async with free:
             return await bench.replayer.run(row, endpoint.resolved())
 
-    rollouts = await asyncio.gather(*map(run, rows))
+    async def run_repeats(row: RowData) -> list[Rollout]:
+        return await asyncio.gather(*(run(row) for _ in range(repeats)))
+
+    repeats = bench.request.policy_repeats
+    groups = await asyncio.gather(*map(run_repeats, rows))
     if bench.judge.refused:
         raise Unmeasured("its judge was asked; name an endpoint for it with --judge")
-    rewards = [reward for rollout in rollouts if (reward := reward_of(rollout)) is not None]
+    rollouts = [rollout for group in groups for rollout in group]
+    by_row = [[reward for rollout in group if (reward := reward_of(rollout)) is not None] for group in groups]
+    rewards = [reward for group in by_row for reward in group]
     done = [rollout for rollout in rollouts if rollout.error is None]
     errors = [rollout.error.message for rollout in rollouts if rollout.error is not None]
     tokens = [[call.usage.output_tokens for call in rollout.policy_calls] for rollout in done]
     counted = [sum(filter(None, each)) for each in tokens if each and None not in each]
     return PolicyRewards(
         model=endpoint.model or endpoint.base_url,
+        sampling=dict(endpoint.sampling),
         rows=len(rows),
+        repeats=repeats,
+        timeout_s=bench.request.row_timeout_s,
         scored=len(rewards),
         pass_at_1=mean(rewards),
-        standard_error=standard_error(rewards),
+        standard_error=clustered_error(by_row),
         seconds=mean([each.timing.total_s for each in done]),
         turns=mean([len(each.policy_calls) for each in done]),
         output_tokens=mean(counted),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -174,18 +174,38 @@ class PolicyRewards(Section):
     """The rewards of a real model (`-b`)."""
 
     model: str
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """Fields of every call (`--sampling`); the others are the row's and the endpoint's."""
     rows: int
     """Packaged rows that were run."""
+    repeats: int = 1
+    """Rollouts of each row."""
+    timeout_s: float | None = None
+    """Seconds that a rollout was given."""
     scored: int
     """Rollouts with a reward that counts."""
     pass_at_1: float | None = None
-    """Mean reward; the share of rows solved if rewards are 0 or 1."""
+    """Mean reward; the share of rollouts that solve their row if rewards are 0 or 1."""
     standard_error: float | None = None
-    """Standard error of `pass_at_1` over the rows."""
+    """Standard error of `pass_at_1`, clustered by row."""
     seconds: float | None = None
     """Mean duration of a rollout, eight at once."""
     turns: float | None = None
     output_tokens: float | None = None
+
+    def __str__(self) -> str:
+        """In one line: `SmolLM2, temperature 1, max_tokens 128: 0.100 ± 0.100 over 20 rollouts of 5 rows`."""
+        if self.pass_at_1 is None:
+            return f"{self.policy}: no reward ({self.missing.get('pass_at_1', 'not measured')})"
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
+        lost = self.rows * self.repeats - self.scored
+        without = f", {lost} more without a reward" if lost else ""
+        return f"{self.policy}: {self.pass_at_1:.3f}{error} over {self.scored} rollouts of {self.rows} rows{without}"
+
+    @property
+    def policy(self) -> str:
+        """The model and how it was sampled."""
+        return ", ".join([self.model, *(f"{name} {value}" for name, value in self.sampling.items())])
 
 
 OracleReason = Literal[
@@ -197,6 +217,7 @@ OracleReason = Literal[
     "other",
 ]
 """Why right answers could not be tried."""
+NOT_HERE: OracleReason = "needs a download or container"
 
 
 class PhrasingRewards(Config):
