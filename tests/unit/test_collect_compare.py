@@ -136,6 +136,7 @@ def test_only_pairs_with_two_rewards_count(tmp_path: Path) -> None:
     assert (row["first"], row["second"]) == (pytest.approx(3 / 5), pytest.approx(4 / 5))
     assert (row["failed_first"], row["failed_second"], row["only_first"], row["only_second"]) == (0, 1, 0, 1)
     assert [(flip.task.name, flip.difference) for flip in comparison.flips] == [("e:2", 0.5)]
+    assert ([*comparison.only_first], [task.name for task in comparison.only_second]) == ([], ["e:4"])
 
 
 def test_rewards_that_are_no_passes_have_no_p(tmp_path: Path) -> None:
@@ -170,6 +171,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert CliRunner().invoke(command, ["base", "tuned", "--fail-if-worse", "0"]).exit_code == 0
     refused = CliRunner().invoke(command, ["base", "tuned", "base", "-o", "c.html"])
     assert isinstance(refused.exception, ConfigError)
+
+
+def test_rows_of_one_run_alone_are_named(tmp_path: Path) -> None:
+    few, many = make_run(tmp_path / "a", [[1.0]]), make_run(tmp_path / "b", [[1.0]] * 5)
+    lines = CliRunner().invoke(command, [str(few), str(many)]).stdout.splitlines()
+    assert "e:2, e:3, e:4 and 1 more" in lines[-1]
+    document = orjson.loads(CliRunner().invoke(command, [str(many), str(few), "--json"]).stdout)
+    [compared_run] = document["compared"]
+    assert compared_run["only_first"] == ["e:2", "e:3", "e:4", "e:5"]
+    assert compared_run["only_second"] == []
 
 
 def test_a_small_p_is_not_printed_as_zero(tmp_path: Path) -> None:

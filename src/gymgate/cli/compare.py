@@ -14,11 +14,13 @@ from gymgate.cli.options import FILE, json_option, overlap_option
 from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.compare import Comparison, compare, write_comparison
-from gymgate.collection.tasks import TaskKey, task_key
+from gymgate.collection.tasks import Task, TaskKey, task_key
 from gymgate.collection.transcript import opening
 from gymgate.errors import ConfigError
 
 SHOWN_FLIPS = 5
+SHOWN_ALONE = 3
+"""Rows of one run alone that are printed."""
 ON_PAGE = 50
 """Rows whose conversations the HTML file shows."""
 WORSE = 1
@@ -42,6 +44,9 @@ class ComparedRun:
     """Columns of the table for each environment and, if there are several, over all."""
     flips: Sequence[DifferingRow]
     """The largest differences first."""
+    only_first: Sequence[str]
+    """Rows that the first run alone has."""
+    only_second: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,14 @@ def command(
                     log(note if str(path) in note else f"{path}: {note}")
         if as_json:
             flips = [DifferingRow(flip.task.name, flip.difference) for flip in compared.flips]
-            documents.append(ComparedRun(other, compared.rows, flips))
+            alone = ([task.name for task in side] for side in (compared.only_first, compared.only_second))
+            documents.append(ComparedRun(other, compared.rows, flips, *alone))
         else:
             click.echo(f"{other} compared with {first}")
             _print(compared.rows)
             _print_flips(compared, openings)
+            _print_alone("A", compared.only_first)
+            _print_alone("B", compared.only_second)
         if output is not None:
             write_comparison(output, compared, (base, runs), (str(first), str(other)), ON_PAGE)
             log(f"page: {output}")
@@ -157,6 +165,14 @@ def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
         click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
     if rest := len(compared.flips) - len(shown):
         click.echo(f"  and {rest} more rows differ")
+
+
+def _print_alone(run: str, tasks: Sequence[Task]) -> None:
+    """Name some rows that one run alone has."""
+    names = ", ".join(task.name for task in tasks[:SHOWN_ALONE])
+    if names:
+        rest = len(tasks) - SHOWN_ALONE
+        click.echo(f"  only in {run}: {names}{f' and {rest} more' if rest > 0 else ''}")
 
 
 def _p(row: Mapping[str, Any]) -> str:

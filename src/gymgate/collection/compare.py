@@ -31,6 +31,9 @@ class Comparison(NamedTuple):
     """One per environment, and one over all if there are several; see `compare`."""
     flips: list[Flip]
     """The largest differences first."""
+    only_first: list[Task]
+    """Rows that the first run alone has."""
+    only_second: list[Task]
 
 
 class _Pairs(NamedTuple):
@@ -59,7 +62,12 @@ def compare(first: CollectedTasks, second: CollectedTasks) -> Comparison:
     if len(environments) > 1:
         rows.append(_row(OVERALL, paired, first, second))
     flips = [Flip(pairs.task, difference) for pairs in paired if (difference := _difference(pairs.rewards))]
-    return Comparison(rows, sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)))
+    return Comparison(
+        rows,
+        sorted(flips, key=lambda flip: (-abs(flip.difference), flip.task.name)),
+        only_first=[task for name, task in first.tasks.items() if name not in second.tasks],
+        only_second=[task for name, task in second.tasks.items() if name not in first.tasks],
+    )
 
 
 def sign_test_p(rows: Sequence[Sequence[float]]) -> float:
