@@ -39,6 +39,7 @@ from gymgate.cli.options import (
     judge_option,
     kind_option,
     number_option,
+    repeats_option,
     routing_option,
     sandbox_option,
     seconds_option,
@@ -121,7 +122,7 @@ _SHOWN_ROWS = 5
     "that ships with gymgate, stays. [all; policy with -b]",
 )
 @number_option("-n", "--rows", help="Packaged rows for the model of -b. [all]")
-@number_option("-r", "--repeats", help="Rollouts of each row with the model of -b. [1]")
+@repeats_option
 @click.option(
     "--max-constant-reward",
     type=Finite(),
@@ -170,7 +171,7 @@ def command(
     rows_files: Sequence[Path],
     sections: Sequence[str],
     rows: int | None,
-    repeats: int | None,
+    repeats: int,
     endpoint: EndpointOptions,
     as_json: bool,
     **limits: Any,
@@ -200,8 +201,8 @@ def command(
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     refuse_without_endpoint(endpoint)
     has_model = endpoint.urls is not None
-    for option, given in (("-n", rows), ("-r", repeats)):
-        if given is not None and not has_model:
+    for option, is_given in (("-n", rows is not None), ("-r", repeats > 1)):
+        if is_given and not has_model:
             raise ConfigError(f"{option} is for the rows of a model; name its endpoint with -b")
     if rows_only and has_model:
         raise ConfigError("--rows-only runs no row; leave -b out")
@@ -237,7 +238,7 @@ def command(
             measure=bool(records or policy or sections) or thresholds != Thresholds(),
             policy=policy.model_copy(update={"api_key": None}) if policy is not None else None,
             policy_rows=rows,
-            policy_repeats=repeats or 1,
+            policy_repeats=repeats,
             sections=tuple(sorted({*sections})),
         )
         for name in _names(gym, kind, environments, everything=everything)
