@@ -182,8 +182,9 @@ def test_a_section_is_added_to_the_record_that_ships(monkeypatch: pytest.MonkeyP
     )
     check(*arguments)
     assert len(wanted) == 1
-    check(*arguments, "--section", "cost")
+    done = check("wordle", "--record", str(tmp_path), "--section", "cost")
     assert wanted[1].replay
+    assert "cost (no time)" in done.stdout
 
 
 def test_a_section_that_was_not_measured_leaves_the_one_that_is_there() -> None:

@@ -262,6 +262,8 @@ def command(
     def show(result: CheckResult) -> None:
         if not as_json:
             _print(result)
+            for name in filter(result.missing.get, sections):
+                click.echo(f"  not measured: {name} ({result.missing[name]})")
         missed.extend(_missed(result, thresholds))
 
     def finished(request: CheckRequest, outcome: CheckResult | GymgateError) -> None:
