@@ -3,6 +3,12 @@
 python docs/records.py DIR     # put the records of `gymgate check --record DIR` into the package; others there stay
 python docs/records.py         # put the first prompt of every measured environment into docs/prompts.json
 python docs/generate.py        # write the pages
+
+The difficulty in the shipped records is that of one small model, on the CPU:
+
+./dev engine python -m benchmarks.engine.server --port 8000
+gymgate check ENV... --record DIR --section policy -b http://127.0.0.1:8000/v1 -n 5 -r 2 \
+    --sampling temperature=1 --sampling max_tokens=256 --timeout 60
 """
 
 from __future__ import annotations

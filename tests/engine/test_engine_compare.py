@@ -16,7 +16,7 @@ import pytest
 pytestmark = [pytest.mark.gym, pytest.mark.heavy, pytest.mark.timeout(900)]
 
 ENVIRONMENTS = ("spartqa", "citation_if")
-REPEATS = 4
+REPEATS = 2
 
 
 def gymgate(*arguments: str | Path) -> str:
@@ -39,7 +39,7 @@ def rewards(run: Path) -> dict[tuple[str, str], dict[int, float]]:
 def test_two_temperatures(vllm_url: str, tmp_path: Path) -> None:
     runs = [tmp_path / "t0", tmp_path / "t1"]
     for temperature, run in enumerate(runs):
-        sampling = ("--sampling", f"temperature={temperature}", "--sampling", "max_tokens=64")
+        sampling = ("--sampling", f"temperature={temperature}", "--sampling", "max_tokens=32")
         gymgate("run", *ENVIRONMENTS, "-r", str(REPEATS), "-b", f"{vllm_url}/v1", *sampling, "-o", run)
     compared: dict[str, Any] = json.loads(gymgate("compare", *runs, "--json"))["compared"][0]
     rows = {row["environment"]: row for row in compared["environments"]}
