@@ -283,8 +283,9 @@ def command(
     for result in kept.values():
         show(result)
     outcomes = asyncio.run(check_all(todo, at_once=jobs, done=finished, progress=progress))
-    checked = [pair for pair in zip(todo, outcomes, strict=True) if not isinstance(pair[1], GymgateError)]
-    results = [*kept.values(), *(whole(*pair) for pair in checked)]
+    pairs = zip(todo, outcomes, strict=True)
+    checked = [whole(request, each) for request, each in pairs if not isinstance(each, GymgateError)]
+    results = [*kept.values(), *checked]
     if as_json:
         print_json(results)
     else:
