@@ -114,7 +114,7 @@ def test_trls_own_collator_tells_the_samples_of_a_group() -> None:
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"  # its import warns
     numpy = pytest.importorskip("numpy")
     module = pytest.importorskip("trl.experimental.async_grpo.async_grpo_trainer")
-    groups, row = TrainedGroups(), module.TreeRow()
+    groups, samples = TrainedGroups(), []
     for group in (3, 3, 5):
         ids = numpy.asarray([1, 2, 10 + group])
         mask = numpy.asarray([0, 0, 1])
@@ -124,6 +124,7 @@ def test_trls_own_collator_tells_the_samples_of_a_group() -> None:
             "group_id": group,
             "metrics": {"reward": 1.0},
         }
-        row.add({"input_ids": ids, "completion_mask": mask, **values})
-    module.DataCollatorForRollout(0, groups_trained=groups).torch_call([[row]])
+        samples.append({"input_ids": ids, "completion_mask": mask, **values})
+    [rows] = module.FixedCountBatcher(samples, num_processes=1, microbatch_size=3)
+    module.DataCollatorForRollout(0, groups_trained=groups).torch_call([rows])
     assert (groups, groups.samples) == ({3, 5}, {3: 2, 5: 1})

@@ -46,7 +46,8 @@ def test_the_first_difference(one: list[int], other: list[int], at: int | None) 
 @pytest.mark.parametrize(
     ("version", "holds"),
     [
-        ("1.15.2", False),
+        ("1.14.9", False),
+        ("1.15.0", True),
         ("1.16.0", True),
         ("1.16", True),
         ("1.17.0rc1", True),
@@ -56,7 +57,7 @@ def test_the_first_difference(one: list[int], other: list[int], at: int | None) 
     ],
 )
 def test_versions_in_a_range(version: str, holds: bool) -> None:
-    assert meets(version, "trl>=1.16,<2") is holds
+    assert meets(version, "trl>=1.15,<2") is holds
 
 
 def test_a_missing_package_comes_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ Trainer = Literal["trl", "verl", "tokens"]
 _TOKENS = ("transformers>=4.56", "renderers>=0.1.12")
 NEEDED: dict[Trainer, tuple[str, ...]] = {
     "tokens": _TOKENS,
-    "trl": ("trl>=1.16,<2", "torch", "datasets>=3", "accelerate", *_TOKENS),
+    "trl": ("trl>=1.15,<2", "torch", "datasets>=3", "accelerate", *_TOKENS),
     "verl": ("verl>=0.9.1,<0.10", "torch", "ray>=2.40", *_TOKENS),
 }
 SERVER: dict[Trainer, str] = {"tokens": "vllm>=0.10.2", "trl": "vllm>=0.22,<0.32", "verl": "vllm>=0.10.2"}

@@ -1,4 +1,4 @@
-"""`RolloutWorker`: the trainer's side of asynchronous rollouts (contract: trl 1.16, `RolloutWorkerProtocol`)."""
+"""`RolloutWorker`: the trainer's side of asynchronous rollouts (contract: trl 1.15 and 1.16, `RolloutWorkerProtocol`)."""
 
 from __future__ import annotations
 

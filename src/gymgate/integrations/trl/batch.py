@@ -1,4 +1,4 @@
-"""Rollouts as TRL's trainers take them (contract: trl 1.16, `GRPOTrainer._generate` and `RolloutSample`)."""
+"""Rollouts as TRL's trainers take them (contract: trl 1.15 and 1.16, `GRPOTrainer._generate` and `RolloutSample`)."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def colocated_engine(generation: Any) -> tuple[ColocatedEngine, int]:
 
 @contextmanager
 def vllm_awake(trainer: Any) -> Iterator[None]:
-    """Keep the vLLM in a trainer's process awake, in the order in which TRL 1.16 wakes it up for its own sampling.
+    """Keep the vLLM in a trainer's process awake, in the order in which TRL wakes it up for its own sampling.
 
     It discards its weights when it sleeps. TRL wakes it up and sends weights after a step; without a step in between, as
     in two evaluations, this does. Every rank has to come here, because weights are gathered from all of them.
