@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from gymgate.errors import DataError
+from gymgate.errors import ConfigError, DataError
 
 
 @contextmanager
@@ -36,6 +37,28 @@ def replacing(path: Path, *, sync: bool = False) -> Iterator[IO[bytes]]:
     finally:
         if scratch is not None:
             scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[Path]:
+    """Make a directory that gets the name `path` when the block ends without an error.
+
+    Raises `ConfigError` if there is something at `path`, `DataError` if the file system refuses.
+    """
+    if path.exists():
+        raise ConfigError(f"{path} is there already; name a directory that is not")
+    scratch: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+        yield scratch
+        scratch.chmod(0o777 & ~_umask())
+        scratch.rename(path)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror or error}", path=str(path)) from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def tail(path: Path, lines: int = 20, size: int = 16384) -> str:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import FILE, keep_option, overlap_option
+from gymgate.cli.options import keep_option, overlap_option
 from gymgate.cli.output import log
 from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.atif import export_trajectories
 from gymgate.collection.export import export_dataset, export_rows
 from gymgate.collection.gym_rollouts import export_rollouts
 from gymgate.collection.metrics import parse_bounds
@@ -22,12 +23,19 @@ from gymgate.errors import ConfigError
     "--to",
     "form",
     required=True,
-    type=click.Choice(["dataset", "gym", "inspect", "rows", "traces"]),
-    help="dataset: a flat table for dataset libraries (.jsonl or .parquet); gym: NeMo Gym's rollouts.jsonl, with its "
-    "materialized inputs next to it; inspect: a log for `inspect view` (.eval); rows: the input rows, the next run's input "
-    "(.jsonl); traces: verifiers' traces.jsonl.",
+    type=click.Choice(["atif", "dataset", "gym", "inspect", "rows", "traces"]),
+    help="atif: a directory of trajectories in Harbor's ATIF; dataset: a flat table for dataset libraries (.jsonl or "
+    ".parquet); gym: NeMo Gym's rollouts.jsonl, with its materialized inputs next to it; inspect: a log for `inspect view` "
+    "(.eval); rows: the input rows, the next run's input (.jsonl); traces: verifiers' traces.jsonl.",
 )
-@click.option("-o", "--output", required=True, type=FILE, help="File to write.")
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE|DIR",
+    help="File to write; for atif, a directory that is not there yet.",
+)
 @keep_option
 @click.option(
     "--order",
@@ -42,7 +50,7 @@ def command(
 ) -> None:
     """Write rollouts or rows in a form that others read.
 
-    RUN is a directory of gymgate run, with its shards, or (not for gym and rows) a rollouts.jsonl of NeMo Gym's
+    RUN is a directory of gymgate run, with its shards, or (not for atif, gym and rows) a rollouts.jsonl of NeMo Gym's
     collector.
     """
     if bounds is not None and form != "rows":
@@ -50,7 +58,7 @@ def command(
     if order != "input" and form != "rows":
         raise ConfigError(f"--order sorts rows: it needs --to rows, not --to {form}")
     found = Runs(runs, first_of_overlap=overlap == "first")
-    if form in ("gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
+    if form in ("atif", "gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
         raise ConfigError(
             f"--to {form} needs the input rows, which {files[0]} does not hold: name a directory of gymgate run"
         )
@@ -66,6 +74,8 @@ def command(
 
 
 def _export(runs: Runs, form: str, output: Path) -> int:
+    if form == "atif":
+        return export_trajectories(runs, output)
     if form == "dataset":
         return export_dataset(runs, output)
     if form == "gym":

@@ -40,18 +40,28 @@ def export_rollouts(runs: Runs, output: Path) -> int:
 
 
 def _numbered_rollouts(runs: Runs) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Results and inputs with NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat)."""
-    rows = RowReader()
-    tasks: dict[tuple[str, str, int], int] = {}
-    orders = sorted({_order(value) for value in runs.rollouts()})
+    """Results and inputs with NeMo Gym's numbers."""
+    rows, numbering = RowReader(), RolloutNumbers(runs)
     for value in runs.rollouts():
-        numbers = {
-            TASK: tasks.setdefault(task_key(value), len(tasks)),
-            ROLLOUT: orders.index(_order(value)),
-            "agent_ref": agent_ref(value["agent"]),
-        }
+        numbers = {**numbering.of(value), "agent_ref": agent_ref(value["agent"])}
         row = rows.read(value["source"], value["row_key"])
         yield to_gym(value, numbers), {**row, **numbers}
+
+
+class RolloutNumbers:
+    """NeMo Gym's numbers of tasks, and of the rollouts of a task (by seed and repeat); failed ones get further numbers."""
+
+    def __init__(self, runs: Runs) -> None:
+        orders = sorted({_order(value) for value in runs.rollouts()})
+        self._orders = {order: number for number, order in enumerate(orders)}
+        self._tasks: dict[tuple[str, str, int], int] = {}
+
+    def of(self, value: Mapping[str, Any]) -> dict[str, int]:
+        """Return the numbers of a line, for those of finished rollouts first, in their order."""
+        return {
+            TASK: self._tasks.setdefault(task_key(value), len(self._tasks)),
+            ROLLOUT: self._orders.setdefault(_order(value), len(self._orders)),
+        }
 
 
 def agent_ref(name: str) -> dict[str, str]:

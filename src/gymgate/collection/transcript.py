@@ -37,26 +37,27 @@ def _entries(items: Any) -> Iterator[Entry]:
             continue
         kind = item.get("type") or "message"
         if kind == "message":
-            yield Entry(str(item.get("role") or "assistant"), _text(item.get("content")))
+            yield Entry(str(item.get("role") or "assistant"), text_of(item.get("content")))
         elif kind == "reasoning":
-            yield Entry("reasoning", _text(item.get("content")) or _text(item.get("summary")))
+            yield Entry("reasoning", text_of(item.get("content")) or text_of(item.get("summary")))
         elif kind.endswith("_output"):
-            yield Entry("output", _text(item.get("output")))
+            yield Entry("output", text_of(item.get("output")))
         elif kind.endswith("_call"):
             yield Entry(
-                f"call {item.get('name') or kind}", _text(item.get("arguments") or item.get("action"))
+                f"call {item.get('name') or kind}", text_of(item.get("arguments") or item.get("action"))
             )
         else:
-            yield Entry(str(kind), _text({key: value for key, value in item.items() if key != "type"}))
+            yield Entry(str(kind), text_of({key: value for key, value in item.items() if key != "type"}))
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return the text of a content, whatever its form."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        return "\n".join(filter(None, map(_text, value)))
+        return "\n".join(filter(None, map(text_of, value)))
     if isinstance(value, Mapping):
         for name in ("text", "refusal", "output"):
             if isinstance(value.get(name), str):
