@@ -6,6 +6,7 @@ from gymgate.api import replay_endpoint as replay_endpoint
 from gymgate.api import run_row as run_row
 from gymgate.collection.pace import Pace as Pace
 from gymgate.collection.record import CollectedRollout as CollectedRollout
+from gymgate.collection.spans import RolloutTracer as RolloutTracer
 from gymgate.collection.spec import RunSpec as RunSpec
 from gymgate.collection.stream import collect as collect
 from gymgate.config import CallableEndpoint as CallableEndpoint

@@ -52,6 +52,7 @@ from gymgate.collection.plan import WHOLE, parse_shard
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
+from gymgate.collection.spans import RolloutTracer
 from gymgate.collection.spec import RunSpec
 from gymgate.collection.store import FAILURES, LineLog
 from gymgate.collection.tasks import CollectedTasks
@@ -187,6 +188,12 @@ CONDUCT_OPTIONS = (
 )
 @add_options(CONDUCT_OPTIONS)
 @price_option
+@option(
+    "Output",
+    "--otel",
+    is_flag=True,
+    help="Export each rollout as OpenTelemetry spans; the OTEL_* variables say where to.",
+)
 @option("Output", "--dry-run", is_flag=True, help="Print the run's description; start nothing.")
 @click.pass_context
 def command(
@@ -197,6 +204,7 @@ def command(
     budget: float | None,
     dry_run: bool,
     ks: str | None,
+    otel: bool,
     output: Path | None,
     rerun_failed: bool,
     shard: str | None,
@@ -219,7 +227,8 @@ def command(
         _refuse_without_directory(context)
     chosen = parse_ks(ks) if ks else None
     part = parse_shard(shard) if shard is not None else WHOLE
-    with showing_run() as (show, progress_log):
+    tracing = RolloutTracer() if otel else contextlib.nullcontext()
+    with showing_run() as (show, progress_log), tracing as tracer:
         spec = spec_of(context, endpoint, progress_log)
         if dry_run:
             print_json(spec.document())
@@ -231,6 +240,7 @@ def command(
         if directory is None:
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = make_collection(spec, output=directory, shard=part, rerun_failed=rerun_failed, log=progress_log)
+        run.tracer = tracer
         end = conduct(run, show, budget, file)
     finish(run, end, output, ks=chosen, as_json=as_json, wide=wide)
 

@@ -15,7 +15,9 @@ from gymgate.collection.pace import Pace, fitting_concurrency
 from gymgate.collection.plan import Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
 from gymgate.collection.policy_wait import PolicyWait
 from gymgate.collection.progress import RunProgress
+from gymgate.collection.record import CollectedRollout
 from gymgate.collection.settings import extent_of, settings_of
+from gymgate.collection.spans import RolloutTracer, models_of
 from gymgate.collection.store import RunDirectory, open_run, run_directories
 from gymgate.config import HTTPEndpoint, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, StackLostError
@@ -40,6 +42,8 @@ class Collection:
     record_bodies: bool = False
     wait_for_policy_s: float | None = None
     """Seconds that the policy's endpoint has to answer, at the start and after its failures; 0: ask once; `None`: never."""
+    tracer: RolloutTracer | None = None
+    """Exports each rollout as it finishes or fails permanently."""
     log: Log = ignore
     progress: RunProgress = field(default_factory=RunProgress)
     collector: Collector | None = None
@@ -113,7 +117,7 @@ class Collection:
                         pace=self._fitting_pace(),
                         progress=self.progress,
                         directory=directory,
-                        on_rollout=on_rollout,
+                        on_rollout=self._traced(on_rollout),
                         on_change=on_change,
                         log=self.log,
                         status=stack.status,
@@ -136,6 +140,19 @@ class Collection:
     def drain(self) -> None:
         """Start nothing more; `run` returns when the rollouts under way have finished."""
         self._draining.set()
+
+    def _traced(self, on_rollout: OnRollout | None) -> OnRollout | None:
+        """Return `on_rollout`, which the tracer comes before if there is one."""
+        if (tracer := self.tracer) is None:
+            return on_rollout
+        models = models_of(self.policy, dict(self.stack.models))
+
+        async def record(rollout: CollectedRollout) -> None:
+            tracer.record(rollout, models=models)
+            if on_rollout is not None:
+                await on_rollout(rollout)
+
+        return record
 
     def _open(self, exits: contextlib.AsyncExitStack) -> RunDirectory | None:
         if self.directory is None or self.output is None:

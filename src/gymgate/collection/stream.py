@@ -15,6 +15,7 @@ from gymgate.collection.plan import PlannedIdentities, RolloutPlan, checked_shar
 from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.run import Collection
 from gymgate.collection.settings import extent_of
+from gymgate.collection.spans import RolloutTracer
 from gymgate.collection.store import ROLLOUTS
 from gymgate.config import EnvironmentConfig, RolloutLimits, RuntimeConfig, StackConfig
 from gymgate.dataset import RowSource, open_sources
@@ -40,6 +41,7 @@ async def collect(
     wait_for_policy_s: float | None = None,
     include_finished: bool = True,
     runtime: RuntimeConfig | None = None,
+    tracer: RolloutTracer | None = None,
     progress: Log = ignore,
 ) -> AsyncGenerator[CollectedRollout, None]:
     """Yield the rollouts of rows x seeds x repeats, each as soon as it has finished.
@@ -50,7 +52,8 @@ async def collect(
 
     `rows` is a packaged file's name, a path, `hf:owner/name[:split]` or dicts; `limit` is how many of each source to
     take; `seeds` is a number of them or a list. `wait_for_policy_s` is how long the policy's endpoint may take to
-    answer, at the start and after its failures: 0 asks it once, `None` never. `progress` gets messages.
+    answer, at the start and after its failures: 0 asks it once, `None` never. `tracer` exports what is run, failed rollouts
+    included. `progress` gets messages.
 
     To stop early, close the generator: `async with contextlib.aclosing(gymgate.collect(...)) as rollouts`.
     Raises `ConfigError` for an output that holds a run with other settings or that another process writes, before the
@@ -77,6 +80,7 @@ async def collect(
         rerun_failed=rerun_failed,
         record_bodies=record_bodies,
         wait_for_policy_s=wait_for_policy_s,
+        tracer=tracer,
         log=progress,
     )
     async with contextlib.aclosing(_rollouts_of(run, include_finished=include_finished)) as rollouts:
