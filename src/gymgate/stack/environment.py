@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import secrets
 import shutil
 import time
 from collections import Counter
@@ -50,7 +51,7 @@ from gymgate.stack.containers import Containers
 from gymgate.stack.forkserver_client import ForkServerClient
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.gym_config import checked_config, parse_order
-from gymgate.stack.needs import require_sandboxes
+from gymgate.stack.needs import TELEMETRY, WITHOUT_TELEMETRY, require_sandboxes
 from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.ports import HeldPort
 from gymgate.stack.restarts import Restarts
@@ -76,6 +77,8 @@ class StackContext:
     fork_servers: ForkServerPool
     containers: Containers
     progress: Progress
+    run_id: str = field(default_factory=lambda: secrets.token_hex(6))
+    """Names the stack's servers in NeMo Gym's telemetry, unless its config does."""
 
 
 @dataclass(eq=False)
@@ -309,6 +312,13 @@ class RunningEnvironment:
         log, directory = self._logs / "config.log", str(_working_directory(stack.directory))
         answer = await fork_server.parse(self.name, log, directory=directory, **order)
         config = checked_config(answer, self.name)
+        if isinstance(telemetry := config.get(TELEMETRY), dict):
+            config[TELEMETRY] = telemetry | {"run_id": telemetry.get("run_id") or stack.run_id}
+            if telemetry.get("enabled") and self._runtime.version in WITHOUT_TELEMETRY:
+                release = self._runtime.version
+                stack.progress(
+                    f"warning: {self.name}: telemetry has no effect: nemo-gym {release} exports nothing"
+                )
         if sandbox is not None:
             choose_provider(config, sandbox)
 

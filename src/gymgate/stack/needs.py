@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gymgate.catalog import Environment
 from gymgate.catalog.needs import refuse_unanswered
+from gymgate.catalog.parse import read_yaml
 from gymgate.catalog.resolve import provider_in
 from gymgate.catalog.sandboxes import packaged_providers, providers_of, refuse_undefined, sandbox_block
 from gymgate.config import EnvironmentConfig, RuntimeConfig, StackConfig
@@ -24,6 +25,16 @@ from gymgate.runtime.sandboxes import (
 if TYPE_CHECKING:
     from gymgate.stack.plan import EnvironmentPlan
 
+TELEMETRY = "telemetry"
+"""Block of a config: OpenTelemetry of NeMo Gym's servers."""
+TELEMETRY_REQUIREMENTS = (
+    "nemo-lens[sdk]>=0.2",  # with 0.1, servers of 0.7.0 export nothing, without a word
+    "opentelemetry-instrumentation-aiohttp-client>=0.60b0",
+    "opentelemetry-instrumentation-fastapi>=0.60b0",
+)
+"""Those of nemo-gym 0.7.0's extra `telemetry`."""
+WITHOUT_TELEMETRY = ("0.6.0",)
+"""Releases that know the block and whose servers do not read it."""
 REPLAYED_JUDGES = (
     "; recorded rollouts answer for the policy alone: `gymgate check {}` replays the judges' answers, too"
 )
@@ -76,6 +87,22 @@ def sandbox_requirements(
             need=", ".join(unseen),
         )
     return provider_requirements(provider)
+
+
+def telemetry_requirements(spec: EnvironmentConfig, files: Iterable[Path], version: str) -> tuple[str, ...]:
+    """Return what a release's telemetry needs installed, if a config file or an override switches it on."""
+    enabled = False
+    for file in files:
+        config = read_yaml(file, "config")
+        block = config.get(TELEMETRY) if isinstance(config, dict) else None
+        if isinstance(block, dict):
+            enabled = block.get("enabled", enabled)
+    for key, value in spec.overrides:
+        if key == f"{TELEMETRY}.enabled":
+            enabled = value
+        elif key == TELEMETRY and isinstance(value, Mapping):
+            enabled = value.get("enabled", enabled)
+    return TELEMETRY_REQUIREMENTS if enabled and version not in WITHOUT_TELEMETRY else ()
 
 
 def require_sandboxes(plan: EnvironmentPlan, site: Path) -> None:

@@ -23,7 +23,7 @@ from gymgate.stack.containers import Containers
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.forkserver_pool import ForkServerPool
 from gymgate.stack.hangs import HangWatch, processes_of
-from gymgate.stack.needs import sandbox_requirements
+from gymgate.stack.needs import sandbox_requirements, telemetry_requirements
 from gymgate.stack.paths import remove_ray_directories
 from gymgate.stack.plan import keyless_endpoints
 from gymgate.stack.rollout import new_client
@@ -186,7 +186,8 @@ class RunningStack:
             chosen = environment.config(spec.config)
             runtime = base
             of_sandbox = sandbox_requirements(spec, base, config.env_vars)
-            if requirements := (*chosen.requirements, *of_sandbox):
+            of_telemetry = telemetry_requirements(spec, chosen.all_files, base.version)
+            if requirements := (*chosen.requirements, *of_sandbox, *of_telemetry):
                 runtime = ensure_runtime(config.runtime, requirements, progress=self._progress)
             resolved.append((spec, chosen.all_files, runtime))
         return resolved

@@ -25,9 +25,13 @@ def serve(order: dict[str, Any]) -> None:
 
     directory = order["directory"]
     os.chdir(directory)
-    os.environ["NEMO_GYM_CONFIG_DICT"] = OmegaConf.to_yaml(OmegaConf.create(order["config"]))
+    config = OmegaConf.create(order["config"])
+    os.environ["NEMO_GYM_CONFIG_DICT"] = OmegaConf.to_yaml(config)
     os.environ["NEMO_GYM_CONFIG_PATH"] = order["instance"]
     os.environ["PYTHONPATH"] = directory
+    if order["config"].get("telemetry"):  # which NeMo Gym's launcher hands to its servers in variables
+        telemetry: Any = importlib.import_module("nemo_gym.telemetry.setup")
+        telemetry.configure_telemetry_env(telemetry.telemetry_config_from_global_config(config))
     if commands := order.get("commands"):
         os.environ["PATH"] = f"{commands}{os.pathsep}{os.environ['PATH']}"
     sys.path.insert(0, directory)
