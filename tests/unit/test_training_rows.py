@@ -10,7 +10,7 @@ import pytest
 from gymgate.dataset import Row
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError
-from gymgate.integrations.training.rows import WeightedSource, blended, read_rows
+from gymgate.integrations.training.rows import WeightedSource, blended, prompt_messages, read_rows
 
 
 def source(name: str, count: int, weight: float) -> WeightedSource:
@@ -49,3 +49,10 @@ def test_the_same_seed_gives_the_same_stream() -> None:
 def test_an_environment_without_rows_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'b'"):
         drawn_from([source("a", 1, 1.0), source("b", 0, 1.0)], 0)
+
+
+def test_prompts_name_what_is_no_text() -> None:
+    content = [{"type": "input_text", "text": "see "}, {"type": "input_image", "image_url": "data:"}]
+    row = {"responses_create_params": {"input": [{"role": "user", "content": content}]}}
+    assert prompt_messages(row)[0]["content"] == "see [input_image]"
+    assert prompt_messages({"responses_create_params": {"input": "plain"}})[0]["content"] == "plain"

@@ -19,7 +19,7 @@ from gymgate.integrations.training.rollouts import (
     count_errors,
 )
 from gymgate.integrations.trl.batch import check_weights, nemo_gym_reward, to_batch
-from gymgate.integrations.trl.dataset import ROW_KEY, locate, prompt_messages
+from gymgate.integrations.trl.dataset import ROW_KEY, locate
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.tokens import TokenTurn, assemble, prefix_misses
@@ -204,17 +204,8 @@ def test_weights_that_the_trainer_does_not_have_are_refused() -> None:
 
 
 def test_a_prompt_leads_back_to_its_row() -> None:
-    messages = prompt_messages({"responses_create_params": {"input": [{"role": "user", "content": "hi"}]}})
-    messages[0][ROW_KEY] = "train:12"
-    assert locate(messages) == ("train", 12)
+    assert locate([{"role": "user", "content": "hi", ROW_KEY: "train:12"}]) == ("train", 12)
     with pytest.raises(DataError, match=ROW_KEY):
         locate([{"role": "user", "content": "hi"}])
     with pytest.raises(DataError, match=ROW_KEY):
         locate("hi")
-
-
-def test_prompts_name_what_is_no_text() -> None:
-    content = [{"type": "input_text", "text": "see "}, {"type": "input_image", "image_url": "data:"}]
-    row = {"responses_create_params": {"input": [{"role": "user", "content": content}]}}
-    assert prompt_messages(row)[0]["content"] == "see [input_image]"
-    assert prompt_messages({"responses_create_params": {"input": "plain"}})[0]["content"] == "plain"

@@ -21,8 +21,8 @@ from openenv.core.harness import (
 from gymgate.errors import ConfigError, GymgateError, TokenDataError
 from gymgate.integrations.openenv.tools import tools_of
 from gymgate.integrations.training.rollouts import FailureGuard, RolloutRunner, SampledRollout
+from gymgate.integrations.training.rows import prompt_messages
 from gymgate.integrations.training.spec import training_reward
-from gymgate.integrations.trl.dataset import prompt_messages
 from gymgate.integrations.trl.policy import TRLServerEngine, server_policy
 from gymgate.integrations.trl.spec import NeMoGymSpec
 from gymgate.rollout import outcome_of
@@ -185,9 +185,7 @@ class NeMoGymSession(ResourceSession):  # type: ignore[misc]
 
     def initial_messages(self) -> list[dict[str, Any]]:
         """Return the row's conversation as roles and texts."""
-        return [
-            {"role": message["role"], "content": message["content"]} for message in prompt_messages(self.row)
-        ]
+        return prompt_messages(self.row)
 
     def list_tools(self) -> list[Tool]:
         """Return the tools that the row offers."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args
 
 from gymgate.config import RolloutLimits, StackConfig
-from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, from_wire
+from gymgate.errors import ConfigError, DataError, ErrorKind, GymgateError, TokenDataError, from_wire
 from gymgate.rollout import Rollout, RolloutError, Segment, outcome_of
 from gymgate.rollout.result import failed_rollout
 from gymgate.stack import AgentInfo, Stack, connect
@@ -126,6 +126,29 @@ def environment_of(row: Mapping[str, Any], agents: Mapping[str, AgentInfo]) -> s
         return environments[0]
     known = ", ".join(sorted(agents))
     raise DataError(f"the row's agent_ref is {name!r}, not an agent of the stack: {known}")
+
+
+def filled_logprobs(segment: Segment) -> list[float] | None:
+    """Return one logprob per id, 0.0 for ids that were not sampled, which no loss reads; `None` if the engine gave none.
+
+    Raises `TokenDataError` for a segment in which only some sampled ids have one.
+    """
+    if segment.logprobs is None:
+        return None
+    known = list(zip(segment.mask, segment.logprobs, strict=True))
+    if any(on and value is None for on, value in known):
+        raise TokenDataError("the engine gave logprobs for some sampled ids of a rollout and not for others")
+    return [0.0 if value is None else value for _, value in known]
+
+
+def filler_segment(filler_id: int, prompt_ids: Sequence[int] = ()) -> Segment:
+    """Return a segment with one masked id, for a trainer that needs one where nothing was sampled."""
+    return Segment(prompt_ids=list(prompt_ids) or [filler_id], completion_ids=[filler_id], mask=[0])
+
+
+def masked(segment: Segment) -> Segment:
+    """Return the segment with nothing to train on."""
+    return segment.model_copy(update={"mask": [0] * len(segment.mask)})
 
 
 def rollout_metrics(sampled: SampledRollout, delivered: Segment | None = None) -> dict[str, float]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import chain, repeat
-from typing import NamedTuple
+from array import array
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
+from typing import Any, NamedTuple
 
-from gymgate.dataset import Row, blend
+from gymgate.api import load_catalog
+from gymgate.catalog import Catalog
+from gymgate.config import RuntimeConfig
+from gymgate.dataset import Row, blend, open_rows
+from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
+
+ROW = "nemo_gym_row"
+"""Column of a trainer's dataset with the whole row, verbatim, as JSON."""
+ENVIRONMENT = "environment"
+"""Column with the environment's name; empty if the row's own `agent_ref` decides."""
+CHECKED_ROWS = 1000
+"""Rows of each source whose agents are checked when it is opened. Other rows are checked when they run."""
 
 
 class WeightedSource(NamedTuple):
@@ -61,6 +73,80 @@ def blended(sources: Sequence[WeightedSource], seed: int) -> Iterator[Draw]:
         remaining[number] -= 1
         if max(remaining) <= 0:
             return
+
+
+class Draws:
+    """Which row stands at each index of a dataset: 16 bytes per row.
+
+    If any source has a weight, rows are drawn by weight (1 where none is set) until each source was given once; otherwise
+    every row of every source comes once. A positive `limit` limits the rows.
+    """
+
+    def __init__(self, sources: Sequence[WeightedSource], *, seed: int = 0, limit: int = -1) -> None:
+        weighted = any(source.weight for source in sources)
+        draws = blended(sources, seed) if weighted else in_turn(sources)
+        self._flat = array("q")  # source, position, source, position, ...
+        for draw in islice(draws, limit if limit > 0 else None):
+            self._flat.extend(draw)
+
+    def __len__(self) -> int:
+        return len(self._flat) // 2
+
+    def __getitem__(self, index: int) -> Draw:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        return self._flat[2 * index], self._flat[2 * index + 1]
+
+
+def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
+    """Open the sources that a trainer's config names: one or several files of rows that name their agent, or rows by
+    environment, such as `{"mcqa": {"data": "train.jsonl", "weight": 2}, "calendar": "example"}`.
+
+    Raises `ConfigError` for anything else, and for a source without rows.
+    """
+    if isinstance(files, Mapping):
+        catalog = load_catalog(runtime)
+        sources = [_open_source(catalog, name, source) for name, source in files.items()]
+    else:
+        names = [files] if isinstance(files, str) else list(files or ())
+        sources = [WeightedSource("", open_rows(str(name), environment=None)) for name in names]
+    if empty := [source.environment or source.rows for source in sources if not len(source.rows)]:
+        raise ConfigError(f"no rows for {', '.join(map(str, empty))}")
+    if not sources:
+        raise ConfigError("training and validation data must name rows: {ENVIRONMENT: SOURCE} or JSONL files")
+    return sources
+
+
+def _open_source(catalog: Catalog, name: str, source: Any) -> WeightedSource:
+    wanted = {"data": source} if isinstance(source, str) else dict(source or {})
+    if unknown := sorted(wanted.keys() - {"data", "weight"}):
+        raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
+    environment = catalog.find(name)
+    weight = wanted.get("weight")
+    opened = WeightedSource(
+        environment.name,
+        open_rows(wanted.get("data", "example"), environment=environment),
+        None if weight is None else float(weight),
+        {agent.name for config in environment.configs for agent in config.agents},
+    )
+    for position in range(min(CHECKED_ROWS, len(opened.rows))):
+        opened.row(position)
+    return opened
+
+
+def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the row's conversation as roles and texts, for logs; content that is no text is named in brackets."""
+    items = input_items(row["responses_create_params"])
+    messages = [{"role": item.get("role") or "tool", "content": _text(item)} for item in items]
+    return messages or [{"role": "user", "content": ""}]
+
+
+def _text(item: Mapping[str, Any]) -> str:
+    content = item.get("content", item.get("output", item.get("arguments")))
+    if isinstance(content, str):
+        return content
+    parts = [part if isinstance(part, Mapping) else {} for part in content or []]
+    return "".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
 
 
 def read_rows(sources: Sequence[WeightedSource], draws: Iterator[Draw]) -> Iterator[tuple[str, Row]]:

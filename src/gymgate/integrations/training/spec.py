@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from gymgate.collection.spec import RolloutSpec
+from gymgate.config import RolloutLimits, Settings, short_for
 from gymgate.rollout import Rollout
 
 REWARD = "reward"
@@ -31,6 +32,16 @@ class TrainingSpec(RolloutSpec):
     def weights(self) -> dict[str, float]:
         """The weights of the environment's own reward, which comes first, and of the parts."""
         return {REWARD: 1.0, **dict(self.reward_parts)}
+
+
+class TokenSpec(TrainingSpec):
+    """`TrainingSpec` of a trainer whose own servers sample token ids."""
+
+    limits: RolloutLimits = RolloutLimits(timeout_s=1800)
+    """Bounds on each rollout. Those that are not set keep this default."""
+    renderer: Annotated[Settings | None, short_for("name")] = None
+    """Config of the `renderers` package (`{name: qwen3}`), or only its name. `None`: by the model's hub name; a model in a
+    directory needs one."""
 
 
 def training_reward(rollout: Rollout, reward: float | None, weights: Mapping[str, float]) -> float | None:

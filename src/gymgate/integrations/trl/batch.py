@@ -12,6 +12,9 @@ from typing import Any, Literal
 from gymgate.errors import ConfigError, TokenDataError
 from gymgate.integrations.training.rollouts import (
     SampledRollout,
+    filled_logprobs,
+    filler_segment,
+    masked,
     rollout_metrics,
     values_by_metric,
 )
@@ -72,11 +75,10 @@ def _taught(
 
 def _delivered(sampled: SampledRollout, filler_id: int, choice: SegmentChoice, *, trained: bool) -> Segment:
     if not sampled.segments:
-        prompt_ids = sampled.first_prompt_ids or [filler_id]
-        return Segment(prompt_ids=prompt_ids, completion_ids=[filler_id], mask=[0])
+        return filler_segment(filler_id, sampled.first_prompt_ids)
     longest = max(sampled.segments, key=lambda segment: sum(segment.mask))
     segment = sampled.segments[-1] if choice == "last" else longest
-    return segment if trained else segment.model_copy(update={"mask": [0] * len(segment.mask)})
+    return segment if trained else masked(segment)
 
 
 def nemo_gym_reward(
@@ -179,18 +181,13 @@ def sample_class() -> Any:
 def _sample(segment: Segment, **fields: Any) -> Any:
     import numpy
 
-    logprobs, prompt_length = segment.logprobs or [None] * len(segment.mask), len(segment.prompt_ids)
-    if any(on and value is None for on, value in zip(segment.mask, logprobs, strict=True)):
-        raise TokenDataError(
-            "the engine gave no logprob for a sampled id; AsyncGRPOTrainer needs all of them"
-        )
-    filled = [
-        0.0 if value is None or not on else value for on, value in zip(segment.mask, logprobs, strict=True)
-    ]
+    logprobs, prompt_length = filled_logprobs(segment), len(segment.prompt_ids)
+    if logprobs is None:
+        raise TokenDataError("the engine gave no logprobs; AsyncGRPOTrainer needs one for each sampled id")
     return sample_class()(
         input_ids=numpy.asarray([*segment.prompt_ids, *segment.completion_ids], dtype=numpy.int64),
         completion_mask=numpy.asarray([0] * prompt_length + segment.mask, dtype=numpy.int64),
-        old_log_probs=numpy.asarray([0.0] * prompt_length + filled, dtype=numpy.float32),
+        old_log_probs=numpy.asarray([0.0] * prompt_length + logprobs, dtype=numpy.float32),
         **fields,
     )
 

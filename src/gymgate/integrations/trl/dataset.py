@@ -19,10 +19,9 @@ from gymgate.api import load_catalog
 from gymgate.catalog import Environment
 from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.dataset import Row, open_rows
-from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.extras import install_command
-from gymgate.integrations.training.rows import WeightedSource
+from gymgate.integrations.training.rows import WeightedSource, prompt_messages
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -105,26 +104,11 @@ def _remove(directory: str, pid: int) -> None:
 def _records(rows: Iterable[tuple[str, Row]], name: str) -> Iterator[dict[str, Any]]:
     position = -1
     for position, (environment, row) in enumerate(rows):
-        messages = prompt_messages(row.data)
+        messages = [{**message, ROW_KEY: None} for message in prompt_messages(row.data)]
         messages[0][ROW_KEY] = f"{name}:{position}"
         yield {"prompt": messages, "row": codec.dumps(row.data).decode(), "environment": environment}
     if position < 0:
         raise ConfigError(f"the {name} dataset is empty: its sources have no rows")
-
-
-def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the row's conversation as roles and texts; content that is no text is named in brackets."""
-    items = input_items(row["responses_create_params"])
-    messages = [{"role": item.get("role") or "tool", "content": _text(item), ROW_KEY: None} for item in items]
-    return messages or [{"role": "user", "content": "", ROW_KEY: None}]
-
-
-def _text(item: Mapping[str, Any]) -> str:
-    content = item.get("content", item.get("output", item.get("arguments")))
-    if isinstance(content, str):
-        return content
-    parts = [part if isinstance(part, Mapping) else {} for part in content or []]
-    return "".join(str(part.get("text", f"[{part.get('type', 'part')}]")) for part in parts)
 
 
 def locate(prompt: Any) -> tuple[str, int]:

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import weakref
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from gymgate import codec
-from gymgate.api import load_catalog
-from gymgate.catalog import Catalog
 from gymgate.config import RuntimeConfig
-from gymgate.dataset import open_rows
 from gymgate.dataset.row import input_items, row_key
 from gymgate.errors import ConfigError
 from gymgate.integrations.training.curriculum import Curriculum, CurriculumConfig, Group
-from gymgate.integrations.training.rows import WeightedSource, blended, in_turn
+from gymgate.integrations.training.rows import ENVIRONMENT, ROW, Draws, open_sources
 from gymgate.integrations.verl.metrics import AT
-
-ROW = "nemo_gym_row"
-"""Column with the whole row, verbatim, as JSON."""
-ENVIRONMENT = "environment"
-"""Column with the environment's name; empty if the row's own `agent_ref` decides."""
-CHECKED_ROWS = 1000
-"""Rows of each source whose agents are checked when the dataset is made. Other rows are checked when they run."""
 
 
 class NeMoGymDataset(Dataset):  # type: ignore[misc]
@@ -60,23 +48,20 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
         settings = plain((config or {}).get("nemo_gym")) or {}
         runtime = RuntimeConfig.model_validate(settings.get("runtime") or {})
         self.sources = open_sources(plain(data_files), runtime)
-        weighted = any(source.weight for source in self.sources)
-        draws = blended(self.sources, int(settings.get("seed", 0))) if weighted else in_turn(self.sources)
-        self._draws = array("q")  # source, position, source, position, ...: 16 bytes per row
-        for draw in islice(draws, max_samples if max_samples > 0 else None):
-            self._draws.extend(draw)
+        seed = int(settings.get("seed", 0))
+        self._draws = Draws(self.sources, seed=seed, limit=max_samples)
         self.curriculum: Curriculum | None = None
         if (chosen := settings.get("curriculum")) is not None and _is_training(data_files, config):
             keys = [[row_key(row.data) for row in source.rows] for source in self.sources]
             self.curriculum = Curriculum(
                 CurriculumConfig.model_validate(chosen),
                 {self._name(number): each for number, each in enumerate(keys)},
-                seed=int(settings.get("seed", 0)),
+                seed=seed,
             )
             _learning.add(self)
 
     def __len__(self) -> int:
-        return len(self._draws) // 2
+        return len(self._draws)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """Return one row: `raw_prompt` (the items of its input, verbatim), `index`, `data_source`, and the row itself."""
@@ -84,11 +69,10 @@ class NeMoGymDataset(Dataset):  # type: ignore[misc]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows, which a curriculum draws together."""
-        if wrong := [index for index in indices if not 0 <= index < len(self)]:
-            raise IndexError(f"row {wrong[0]} of {len(self)}")
-        numbers = [self._draws[2 * index] for index in indices]
+        draws = [self._draws[index] for index in indices]
+        numbers = [number for number, _ in draws]
         if self.curriculum is None:
-            positions = [self._draws[2 * index + 1] for index in indices]
+            positions = [position for _, position in draws]
         elif get_worker_info() is not None:
             raise ConfigError(
                 "a curriculum needs data.dataloader_num_workers=0: other processes learn nothing"
@@ -162,37 +146,3 @@ def plain(value: Any) -> Any:
     from omegaconf import OmegaConf
 
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
-    """Open the sources that `data_files` names. Raises `ConfigError` for anything else, and for a source without rows."""
-    if isinstance(files, Mapping):
-        catalog = load_catalog(runtime)
-        sources = [_open_source(catalog, name, source) for name, source in files.items()]
-    else:
-        names = [files] if isinstance(files, str) else list(files or ())
-        sources = [WeightedSource("", open_rows(str(name), environment=None)) for name in names]
-    if empty := [source.environment or source.rows for source in sources if not len(source.rows)]:
-        raise ConfigError(f"no rows for {', '.join(map(str, empty))}")
-    if not sources:
-        raise ConfigError(
-            "data.train_files and data.val_files must name rows: {ENVIRONMENT: SOURCE} or JSONL files"
-        )
-    return sources
-
-
-def _open_source(catalog: Catalog, name: str, source: Any) -> WeightedSource:
-    wanted = {"data": source} if isinstance(source, str) else dict(source or {})
-    if unknown := sorted(wanted.keys() - {"data", "weight"}):
-        raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
-    environment = catalog.find(name)
-    weight = wanted.get("weight")
-    opened = WeightedSource(
-        environment.name,
-        open_rows(wanted.get("data", "example"), environment=environment),
-        None if weight is None else float(weight),
-        {agent.name for config in environment.configs for agent in config.agents},
-    )
-    for position in range(min(CHECKED_ROWS, len(opened.rows))):
-        opened.row(position)
-    return opened

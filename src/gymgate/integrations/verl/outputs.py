@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gymgate.errors import TokenDataError
-from gymgate.integrations.training.rollouts import KINDS, SampledRollout, rollout_metrics
+from gymgate.integrations.training.rollouts import KINDS, SampledRollout, filled_logprobs, rollout_metrics
 from gymgate.rollout import Segment
 
 _EMPTY_LISTS = ("turn_scores", "tool_rewards")
@@ -32,7 +31,7 @@ def to_outputs(
             "prompt_ids": segment.prompt_ids,
             "response_ids": segment.completion_ids,
             "response_mask": segment.mask,
-            "response_logprobs": _filled_logprobs(segment),
+            "response_logprobs": filled_logprobs(segment),
             "reward_score": reward,
             "num_turns": sampled.turns,
             "metrics": {
@@ -57,15 +56,6 @@ def reward_extra_info(sampled: SampledRollout) -> dict[str, float]:
         for name, value in metrics.items()
         if name not in _NOT_FOR_VALIDATION and not name.startswith("reward/")
     }
-
-
-def _filled_logprobs(segment: Segment) -> list[float] | None:
-    if segment.logprobs is None:
-        return None
-    known = list(zip(segment.mask, segment.logprobs, strict=True))
-    if any(on and value is None for on, value in known):
-        raise TokenDataError("the engine gave logprobs for some sampled ids of a rollout and not for others")
-    return [0.0 if value is None else value for _, value in known]
 
 
 def _versions(segment: Segment) -> dict[str, int]:

@@ -6,31 +6,24 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import model_validator
 
 from gymgate.collection.spec import gather_stack
-from gymgate.config import RolloutLimits, Settings, short_for
 from gymgate.integrations.training.rollouts import RolloutRunner, SampledRollout
-from gymgate.integrations.training.spec import TrainingSpec
+from gymgate.integrations.training.spec import TokenSpec
 from gymgate.tokens import TokenPolicy
 from gymgate.tokens.conversation import make_renderer
 from gymgate.tokens.engines import ServerManagerEngine
 from gymgate.tokens.sampling import NAMES
 
 
-class LoopConfig(TrainingSpec):
+class LoopConfig(TokenSpec):
     """Further keys of an entry in verl's `agent_loop_config_path` file, next to `name` and `_target_`.
 
     All agent-loop workers of a machine share one stack, unless `share` is set.
     """
-
-    limits: RolloutLimits = RolloutLimits(timeout_s=1800)
-    """Bounds on each rollout. Those that are not set keep this default."""
-    renderer: Annotated[Settings | None, short_for("name")] = None
-    """Config of the `renderers` package (`{name: qwen3}`), or only its name. `None`: by the model's hub name; a model in a
-    directory needs one."""
 
     @model_validator(mode="before")
     @classmethod
