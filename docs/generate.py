@@ -1,7 +1,7 @@
 """Fill the generated parts of the docs from docstrings: `python docs/generate.py` (`--check` only compares).
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. NAME is `home` (the README's first screens), `errors`,
-`commands`, `settings` (of an eval), `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`,
+`commands`, `settings` (of an eval), `skyrl`, `trl`, `verl`, a title of commands with `-` for each space, such as `This-machine`,
 or a public name of gymgate: a config class, another class or a function.
 """
 
@@ -31,10 +31,11 @@ from gymgate.check import CheckResult
 from gymgate.cli import COMMANDS, cli
 from gymgate.cli.options import GROUPS, GroupedCommand
 from gymgate.integrations.eval_options import EvalOptions
+from gymgate.integrations.skyrl.policy import GeneratorSettings
 from gymgate.integrations.trl.spec import TRLSettings
 from gymgate.integrations.verl.worker import LoopConfig
 
-SETTINGS = {"settings": EvalOptions, "trl": TRLSettings, "verl": LoopConfig}
+SETTINGS = {"settings": EvalOptions, "skyrl": GeneratorSettings, "trl": TRLSettings, "verl": LoopConfig}
 PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

@@ -26,14 +26,18 @@ REFUSED = 400
 
 
 class TokenServer:
-    """Answers `/v1/completions`. `begin` says what becomes of the rollout that begins with its Nth request, from 0.
+    """Answers `/v1/completions` and `/inference/v1/generate`.
 
-    "calls": every tool call of the row, then an answer; "answer": an answer at once; "refuse": HTTP 400; "no logprobs".
+    `begin` says what becomes of the rollout that begins with its Nth request, from 0. "calls": every tool call of the row,
+    then an answer; "answer": an answer at once; "cut": one that ends at its length limit; "say TEXT"; "refuse": HTTP 400;
+    "no logprobs".
     """
 
     def __init__(self) -> None:
         self.begin: Callable[[int], str] = lambda number: "calls"
         self.turns: list[TokenTurn] = []
+        self.finished: list[str] = []
+        """Sessions that SkyRL's client ended."""
         self.together: threading.Barrier | None = None
         """Where the first requests of rollouts wait for each other."""
         self._begun = itertools.count()
@@ -44,29 +48,48 @@ class TokenServer:
     async def _script(self, seen: Seen) -> web.Response:
         if seen.request.method == "GET":
             return web.json_response({"data": [{"id": "tiny", "max_model_len": 4096}]})
-        answer = await asyncio.to_thread(self.answer, seen.body["prompt"])
+        if seen.path == "/finish_session":  # of SkyRL's router
+            self.finished.append(seen.request.query["session_id"])
+            return web.json_response({})
+        body, session = seen.body, seen.headers.get("X-Session-ID", "")
+        answer = await asyncio.to_thread(self.answer, body.get("token_ids") or body["prompt"], session)
         if answer is None:
             return web.json_response({"error": {"message": "no such model"}}, status=REFUSED)
         return web.json_response(answer)
 
-    def answer(self, prompt: list[int]) -> dict[str, Any] | None:
-        """A completion of the prompt, `None` to refuse."""
+    def plan(self, prompt: list[int], session: str) -> str:
+        """What becomes of the rollout of a session that begins with this prompt."""
+        return self.begin(next(self._begun))
+
+    def answer(self, prompt: list[int], session: str = "") -> dict[str, Any] | None:
+        """A completion of the prompt, with its logprobs as both routes have them; `None` to refuse."""
         done = prompt.count(TOKENIZER.convert_tokens_to_ids("<tool_response>"))
         plan = "calls"
         if not done:
             if self.together is not None:
                 self.together.wait(timeout=60)
-            plan = self.begin(next(self._begun))
+            plan = self.plan(prompt, session)
         if plan == "refuse":
             return None
-        text = CALLS[done] if plan != "answer" and done < len(CALLS) else "the counter is at 6."
-        ids = [*TOKENIZER.encode(text, add_special_tokens=False), TOKENIZER.eos_token_id]
+        calls = plan in ("calls", "no logprobs") and done < len(CALLS)
+        said = plan.removeprefix("say ") if plan.startswith("say ") else "the counter is at 6."
+        ids = TOKENIZER.encode(CALLS[done] if calls else said, add_special_tokens=False)
+        ids += [TOKENIZER.eos_token_id] * (plan != "cut")
         logprobs = [-0.001 * (position + 1) - done for position in range(len(ids))]
         with self._lock:
             self.turns.append(TokenTurn(prompt, ids, logprobs))
-        tokens = [f"token_id:{each}" for each in ids]
-        known = {} if plan == "no logprobs" else {"logprobs": {"tokens": tokens, "token_logprobs": logprobs}}
-        choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": "stop", **known}
+        choice = {
+            "index": 0,
+            "text": "",
+            "token_ids": ids,
+            "finish_reason": "length" if plan == "cut" else "stop",
+        }
+        if plan != "no logprobs":
+            tokens = [f"token_id:{each}" for each in ids]
+            content = [
+                {"token": token, "logprob": value} for token, value in zip(tokens, logprobs, strict=True)
+            ]
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": logprobs, "content": content}
         return {"choices": [choice]}
 
     def __enter__(self) -> Self:

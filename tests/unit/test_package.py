@@ -45,7 +45,7 @@ ROOMS = {
 """Room -> height; a room may import itself, and rooms of the same height or below."""
 TEMPLATE = SOURCE / "template"
 """The environment that `gymgate init` writes. Its code is NeMo Gym's and imports that."""
-ROOFS = ("__init__", "__main__", "_entry", "inspect", "openenv", "trl", "verl")
+ROOFS = ("__init__", "__main__", "_entry", "inspect", "openenv", "skyrl", "trl", "verl")
 """Modules above every room."""
 HEAVY = (
     "nemo_gym",

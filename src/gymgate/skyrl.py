@@ -1,0 +1,16 @@
+"""NeMo Gym environments in SkyRL, for its entrypoint. Needs the extra `skyrl`, and Python 3.12 or later."""
+
+try:
+    from gymgate.integrations.skyrl.dataset import NeMoGymDataset
+    from gymgate.integrations.skyrl.generator import NeMoGymGenerator
+    from gymgate.integrations.skyrl.policy import GeneratorSettings
+except ModuleNotFoundError as error:
+    if (error.name or "").startswith("gymgate"):
+        raise
+    from gymgate.errors import MissingExtraError
+    from gymgate.extras import install_command
+
+    told = f"{error.name} is not installed: {install_command('skyrl')} (SkyRL needs Python >= 3.12)"
+    raise MissingExtraError(told) from error
+
+__all__ = ["GeneratorSettings", "NeMoGymDataset", "NeMoGymGenerator"]
