@@ -17,13 +17,14 @@ from skyrl.train.utils.utils import initialize_ray
 
 from gymgate.skyrl import GeneratorSettings, NeMoGymDataset, NeMoGymGenerator
 
-DEFAULTS = [
-    "data.train_data=[]",
-    "data.val_data=[]",
-    "generator.step_wise_trajectories=true",
-    "generator.max_turns=2",  # any number above 1, so that max_input_length may exceed trainer.max_prompt_length
-    "generator.max_input_length=16384",
-]
+DEFAULTS = {
+    "data.train_data": "[]",
+    "data.val_data": "[]",
+    "generator.step_wise_trajectories": "true",
+    "generator.max_turns": "2",  # any number above 1, so that max_input_length may exceed trainer.max_prompt_length
+    "generator.max_input_length": "16384",
+}
+"""In place of SkyRL's."""
 
 
 @dataclass
@@ -31,6 +32,13 @@ class Config(SkyRLTrainConfig):
     """SkyRL's config and `nemo_gym`."""
 
     nemo_gym: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, arguments: list[str]) -> "Config":
+        """Read the command line; `DEFAULTS` hold for what it does not set."""
+        given = {argument.partition("=")[0] for argument in arguments}
+        defaults = [f"{name}={value}" for name, value in DEFAULTS.items() if name not in given]
+        return cls.from_cli_overrides([*defaults, *arguments])
 
 
 class NeMoGymExp(BasePPOExp):
@@ -67,7 +75,7 @@ def train(cfg: Config) -> None:
 
 
 def main() -> None:
-    cfg = Config.from_cli_overrides([*DEFAULTS, *sys.argv[1:]])
+    cfg = Config.read(sys.argv[1:])
     validate_cfg(cfg)
     initialize_ray(cfg)
     ray.get(train.remote(cfg))

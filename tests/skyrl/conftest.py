@@ -1,4 +1,4 @@
-"""For tests with SkyRL, which is in no lane of `./dev`: see docs/train-skyrl.md."""
+"""For tests with SkyRL, which is in no lane of `./dev`: see docs/test-matrix.md."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class NeMoGymDataset:
     `files` (SkyRL's `data.train_data` and `data.val_data`) maps environments to their rows, or names one or several files of
     rows that name their agent:
 
-        data.train_data={workplace_assistant:{data:train.jsonl,weight:2},mcqa:{data:example}}
+        'data.train_data={workplace_assistant: {data: train.jsonl, weight: 2}, mcqa: example}'
         data.train_data=[blended.jsonl]
 
     Rows are named as for `gymgate.open_rows`, and drawn as `Draws` says; `seed` decides the draw. `runtime` is the nemo-gym

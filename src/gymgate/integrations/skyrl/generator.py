@@ -31,11 +31,11 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
     """Runs rows of `NeMoGymDataset` in their environments, their tokens sampled by SkyRL's inference servers.
 
     `cfg` is SkyRL's config, with `generator.step_wise_trajectories=true`: each segment of a rollout is one of SkyRL's steps.
-    A rollout that failed, that Gym masked, or that a limit ended is left out: it has neither a trained token nor a place
-    in its group's baseline. `to_rows` says what becomes of a group with none or one left. In an evaluation, truncated
-    rollouts keep their reward.
+    A rollout that failed, that Gym masked, or that a limit ended (unless `score_truncated` is set) is left out: it has
+    neither a trained token nor a place in its group's baseline. `to_rows` says what becomes of a group with one or none
+    left. In an evaluation, truncated rollouts keep their reward.
 
-    A prompt with its conversation may have `generator.max_input_length` tokens, and an answer `max_generate_length`.
+    An answer may have `max_generate_length` tokens, and a conversation, its last answer included, `max_input_length` more.
     Belongs to one event loop. Raises `ConfigError` for settings that do not fit.
     """
 
@@ -84,7 +84,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         rows = self._rows(rollouts, input_batch)
         ids = {id.instance_id for id in input_batch["trajectory_ids"]}
         self.guard.check([sampled.rollout.error for sampled in rollouts], groups=len(ids))
-        return to_output(rows, {**_lengths(rows), **log_entries(rollouts)})
+        return to_output(rows, {**_skyrl_metrics(rows), **log_entries(rollouts)})
 
     async def close(self) -> None:
         """Release the stack and close the connections of this event loop. Idempotent."""
@@ -127,11 +127,12 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         """Return the policy for these parameters. Training and evaluation have one each, so warnings are given once."""
         key = tuple(sorted((name, repr(value)) for name, value in sampling.items()))
         if key not in self._policies:
-            pinned = pinned_sampling(sampling)
-            room = self.cfg.generator.max_input_length + pinned["max_tokens"]
-            served = self.cfg.generator.inference_engine.engine_init_kwargs.get("max_model_len")
+            pinned, generator = pinned_sampling(sampling), self.cfg.generator
+            answer = pinned.get("max_tokens", generator.sampling_params.max_generate_length)
+            room = generator.max_input_length + answer
+            served = generator.inference_engine.engine_init_kwargs.get("max_model_len", room)
             self._policies[key] = TokenPolicy(
-                self._engine, self._renderer, sampling=pinned, max_model_len=min(room, served or room)
+                self._engine, self._renderer, sampling=pinned, max_model_len=min(room, served)
             )
         return self._policies[key]
 
@@ -143,7 +144,7 @@ class NeMoGymGenerator(GeneratorInterface):  # type: ignore[misc]
         return salt
 
 
-def _lengths(rows: list[Row]) -> dict[str, Any]:
+def _skyrl_metrics(rows: list[Row]) -> dict[str, Any]:
     """Return SkyRL's own metrics of the rows of rollouts that have a reward."""
     scored = [row for row in rows if row.stop_reason != "error"]
     if not scored:
