@@ -36,8 +36,8 @@ class Config(SkyRLTrainConfig):
     @classmethod
     def read(cls, arguments: list[str]) -> "Config":
         """Read the command line; `DEFAULTS` hold for what it does not set."""
-        given = {argument.partition("=")[0] for argument in arguments}
-        defaults = [f"{name}={value}" for name, value in DEFAULTS.items() if name not in given]
+        named = {argument.partition("=")[0] for argument in arguments}
+        defaults = [f"{name}={value}" for name, value in DEFAULTS.items() if name not in named]
         return cls.from_cli_overrides([*defaults, *arguments])
 
 
@@ -53,8 +53,8 @@ class NeMoGymExp(BasePPOExp):
         return dataset
 
     def get_eval_dataset(self) -> NeMoGymDataset | None:
-        wanted = self.cfg.trainer.eval_interval > 0 and self.cfg.data.val_data
-        return self.read(self.cfg.data.val_data) if wanted else None
+        evaluates = self.cfg.trainer.eval_interval > 0 and self.cfg.data.val_data
+        return self.read(self.cfg.data.val_data) if evaluates else None
 
     def get_generator(self, cfg: Config, tokenizer: Any, inference_engine_client: Any) -> NeMoGymGenerator:
         return NeMoGymGenerator(cfg, tokenizer, inference_engine_client, self.settings)

@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     from gymgate.errors import MissingExtraError
     from gymgate.extras import install_command
 
-    told = f"{error.name} is not installed: {install_command('skyrl')} (SkyRL needs Python >= 3.12)"
-    raise MissingExtraError(told) from error
+    message = f"{error.name} is not installed: {install_command('skyrl')} (SkyRL needs Python >= 3.12)"
+    raise MissingExtraError(message) from error
 
 __all__ = ["GeneratorSettings", "NeMoGymDataset", "NeMoGymGenerator"]

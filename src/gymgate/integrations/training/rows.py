@@ -118,14 +118,14 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
 
 
 def _open_source(catalog: Catalog, name: str, source: Any) -> WeightedSource:
-    wanted = {"data": source} if isinstance(source, str) else dict(source or {})
-    if unknown := sorted(wanted.keys() - {"data", "weight"}):
+    settings = {"data": source} if isinstance(source, str) else dict(source or {})
+    if unknown := sorted(settings.keys() - {"data", "weight"}):
         raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
     environment = catalog.find(name)
-    weight = wanted.get("weight")
+    weight = settings.get("weight")
     opened = WeightedSource(
         environment.name,
-        open_rows(wanted.get("data", "example"), environment=environment),
+        open_rows(settings.get("data", "example"), environment=environment),
         None if weight is None else float(weight),
         {agent.name for config in environment.configs for agent in config.agents},
     )
