@@ -25,7 +25,7 @@ class TrainingSpec(RolloutSpec):
     score_truncated: bool = False
     """Train on rollouts that a limit ended, with the reward they got; by default they are left out."""
     reward_parts: Annotated[tuple[tuple[str, float], ...], BeforeValidator(_items)] = ()
-    """Weights of the parts of a reward, by the environment's names for them: `{format: 0.2}`. `reward` is the environment's own
+    """Weights of the parts of a reward, as the environment calls them: `{format: 0.2}`. `reward` is the environment's own
     reward, of weight 1 unless set. A part that a rollout does not have stays missing."""
 
     @property
