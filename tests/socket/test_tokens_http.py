@@ -111,6 +111,12 @@ async def test_what_sglangs_route_is_asked_and_says(server: Server) -> None:
     }
 
 
+async def test_a_server_that_changed_its_weights_meanwhile_gives_both_versions(server: Server) -> None:
+    choice = {"token_ids": [5], "finish_reason": "stop", "logprobs": None, "policy_version": [3, 4]}
+    server.give({"choices": [choice]})
+    assert (await ask(VLLMGenerateEngine(server.url))).policy_version == (3, 4)
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "default"),
     [
@@ -129,7 +135,8 @@ async def test_an_answer_without_a_bound_gets_the_room_that_is_left(
 
     async def handler(request: web.Request) -> web.StreamResponse:
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": "m", "max_model_len": 502}]})
+            models = [{"id": "other", "max_model_len": 99}, {"id": "m", "max_model_len": 502}]
+            return web.json_response({"data": models})
         wanted: Any = server.bodies[-1]
         for name in path:
             wanted = wanted.get(name, default)
@@ -141,8 +148,8 @@ async def test_an_answer_without_a_bound_gets_the_room_that_is_left(
         return web.json_response({"choices": [choice], **details})
 
     server.handler = handler
-    assert len((await ask(kind(server.url), max_tokens=None)).token_ids) == 500
-    assert len((await ask(kind(server.url), max_tokens=7)).token_ids) == 7
+    assert len((await ask(kind(server.url, model="m"), max_tokens=None)).token_ids) == 500
+    assert len((await ask(kind(server.url, model="m"), max_tokens=7)).token_ids) == 7
 
 
 async def test_a_server_that_does_not_give_its_context_length_needs_a_bound(server: Server) -> None:

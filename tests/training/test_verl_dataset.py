@@ -152,6 +152,8 @@ def test_environments_by_weight_and_in_turn() -> None:
     assert len(made(files, max_samples=4)) == 4
     with pytest.raises(ConfigError, match=r"\bwait\b"):
         made({"mcqa": {"wait": 1}})
+    with pytest.raises(ConfigError, match="weight"):
+        made({"mcqa": {"data": "example", "weight": 0}, "math_with_judge": "example"})
     with pytest.raises(ConfigError, match="mcqaa"):
         made({"mcqaa": "example"})
 

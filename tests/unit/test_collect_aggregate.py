@@ -369,10 +369,13 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
         for t in range(3)
         for r in range(2)
     ]
+    values += [{**values[-1], "_ng_rollout_index": 2, "agent_ref": {"name": "b"}}]
     path = tmp_path / "rollouts.jsonl"
     path.write_text("".join(_json(value) + "\n" for value in values))
-    [row] = summary_rows(read_runs([path]))
+    row, other, _ = summary_rows(collected := read_runs([path]))
     assert (row["environment"], row["tasks"], row["pass@2"]) == ("a", 3, pytest.approx(2 / 3))
+    assert (other["environment"], other["tasks"]) == ("b", 1)
+    assert len({task.row_key for task in collected.ordered()}) == 4, "a task of another agent is another row"
     path.write_text('{"reward": 1}\n')
     with pytest.raises(GymgateError, match=r"rollouts\.jsonl:1: "):
         read_runs([path])
@@ -393,13 +396,13 @@ def test_gym_failures_are_counted(tmp_path: Path) -> None:
             "_ng_rollout_index": rollout,
             **common,
         }
-        for task, rollout, attempt in [(0, 0, 1), (1, 1, 1), (1, 1, 2), (2, 0, 1)]
+        for task, rollout, attempt in [(0, 0, 1), (1, 1, 1), (1, 1, 2), (1, 2, 1), (2, 0, 1)]
     ]
     (tmp_path / "r_failures.jsonl").write_text("".join(_json(value) + "\n" for value in failures))
     collected = read_runs([path])
     [row] = summary_rows(collected)
-    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 4, 2)
-    assert [task.failed for task in collected.ordered()] == [0, 1, 1]
+    assert (row["tasks"], row["rollouts"], row["failed"]) == (3, 5, 3)
+    assert [task.failed for task in collected.ordered()] == [0, 2, 1]
     write_report(Runs([path]), tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "agent_run_error" in page

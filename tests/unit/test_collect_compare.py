@@ -183,6 +183,38 @@ def test_rows_of_one_run_alone_are_named(tmp_path: Path) -> None:
     assert compared_run["only_second"] == []
 
 
+def in_two_environments(directory: Path) -> Path:
+    """The run with the rows from the third on in environment `f`."""
+    path = directory / "rollouts.jsonl"
+    lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
+    moved = [{**line, "environment": "f"} if line["task"] >= 2 else line for line in lines]
+    path.write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in moved))
+    return directory
+
+
+def test_each_environment_has_a_row_and_one_is_over_all(tmp_path: Path) -> None:
+    """The first row falls, the last that is in both rises, and one is in the second run alone."""
+    same = in_two_environments(make_run(tmp_path / "a", [[1.0], [0.0], [1.0], [0.0]]))
+    other = in_two_environments(make_run(tmp_path / "b", [[0.0], [0.0], [1.0], [1.0], [1.0]]))
+    comparison = compared(same, other)
+    figures = [[row[name] for name in ("pairs", "difference", "only_second")] for row in comparison.rows]
+    assert [row["environment"] for row in comparison.rows] == ["e", "f", "all"]
+    assert figures == [[2, -0.5, 0], [2, 0.5, 1], [4, 0.0, 1]]
+    assert [(flip.task.name, flip.difference) for flip in comparison.flips] == [("e:1", -1.0), ("f:4", 1.0)]
+    allowed = CliRunner().invoke(command, [str(same), str(other), "--fail-if-worse", "0.1"])
+    assert allowed.exit_code == 0, allowed.output
+
+
+@pytest.mark.parametrize("order", [["worse", "base"], ["base", "worse"]])
+def test_one_worse_run_of_several_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run(Path("base"), [[1.0], [0.5]])
+    make_run(Path("worse"), [[0.0], [0.5]])
+    assert CliRunner().invoke(command, ["base", *order, "--fail-if-worse", "0.1"]).exit_code == 1
+
+
 def test_a_small_p_is_not_printed_as_zero(tmp_path: Path) -> None:
     base, tuned = make_run(tmp_path / "a", [[0.0]] * 16), make_run(tmp_path / "b", [[1.0]] * 16)
     [_, line] = CliRunner().invoke(command, [str(base), str(tuned)]).stdout.splitlines()[1:3]

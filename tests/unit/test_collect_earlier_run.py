@@ -116,6 +116,15 @@ def test_it_is_exported(directory: Path, form: str, name: str, count: int) -> No
         assert len(inputs) == 4
 
 
+def test_gyms_form_numbers_a_tasks_rollouts_by_seed_and_repeat(directory: Path) -> None:
+    [first, *_] = [orjson.loads(line) for line in Path("run", ROLLOUTS).read_bytes().splitlines()]
+    lines = [{**first, "seed": seed} for seed in (7, 3)]
+    Path("run", ROLLOUTS).write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    CliRunner().invoke(export, ["run", "--to", "gym", "-o", "g.jsonl"], catch_exceptions=False)
+    numbers = [orjson.loads(line)["_ng_rollout_index"] for line in Path("g.jsonl").read_bytes().splitlines()]
+    assert numbers == [1, 0]
+
+
 def test_rows_are_exported_by_pass_rate(directory: Path) -> None:
     """The easiest first; rows of equal rates keep their order, and one without any reward is left out."""
     lines = [orjson.loads(line) for line in Path("run", ROLLOUTS).read_bytes().splitlines()]

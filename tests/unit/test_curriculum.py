@@ -53,6 +53,50 @@ def test_it_follows_a_learner_and_forgetting_matters() -> None:
     assert followed > ability(CurriculumConfig(half_life=1e9)) + 0.1
 
 
+def test_evidence_fades() -> None:
+    """A row that was solved long ago is as little known as any other."""
+    curriculum = Curriculum(CurriculumConfig(half_life=1.0), {"e": KEYS})
+    curriculum.update([Group("e", 0, [1.0] * 8)])
+    assert curriculum.rate("e", 0) > curriculum.rate("e", 1) + 0.1
+    for _ in range(20):
+        curriculum.update([])
+    assert curriculum.rate("e", 0) == pytest.approx(curriculum.rate("e", 1), abs=0.001)
+
+
+def test_rows_that_are_not_known_are_taken_for_what_the_others_turned_out_to_be() -> None:
+    """Each of 30 batches finds one more hopeless row. The half of that is forgotten after 10."""
+    curriculum = Curriculum(CurriculumConfig(half_life=10.0), {"e": KEYS})
+    for at in range(30):
+        curriculum.update([Group("e", at, [0.0, 0.0])])
+    weight = sum(0.5 ** (age / 10) for age in range(30))
+    assert curriculum.rate("e", 99) == pytest.approx(2 / (weight + 4))
+
+
+@pytest.mark.parametrize(("solved", "least", "most"), [((8, 0), 0.9, 1.0), ((4, 4), 0.5, 0.6)])
+def test_one_rollout_says_most_where_rows_are_solved_always_or_never(
+    solved: tuple[int, int], least: float, most: float
+) -> None:
+    curriculum = Curriculum(CurriculumConfig(), {"e": KEYS})
+    curriculum.update(
+        Group("e", at, [1.0] * count + [0.0] * (8 - count)) for at in range(40) for count in [solved[at % 2]]
+    )
+    curriculum.update([Group("e", 99, [1.0])])
+    assert least < curriculum.rate("e", 99) < most
+
+
+def test_rewards_beyond_0_and_1_are_cut() -> None:
+    curriculum = Curriculum(CurriculumConfig(), {"e": KEYS[:2]})
+    curriculum.update([Group("e", 0, [-10.0] * 4), Group("e", 1, [10.0] * 4)])
+    assert 0 < curriculum.rate("e", 0) < 0.5 < curriculum.rate("e", 1) < 1
+    assert sorted(curriculum.draw(["e", "e"])) == [0, 1]
+
+
+def test_another_seed_draws_other_rows() -> None:
+    first, again, other = (Curriculum(CurriculumConfig(), {"e": KEYS}, seed=seed) for seed in (1, 1, 2))
+    drawn = first.draw(["e"] * 8)
+    assert again.draw(["e"] * 8) == drawn != other.draw(["e"] * 8)
+
+
 def test_rollouts_without_a_reward_teach_nothing() -> None:
     curriculum = Curriculum(CurriculumConfig(), {"e": KEYS})
     before = curriculum.state()["environments"]
@@ -105,6 +149,9 @@ def test_it_starts_from_the_rates_of_a_run(tmp_path: Path) -> None:
     assert sum(RATES[at] == 0.5 for _ in range(20) for at in curriculum.draw(["e"] * 8)) > 60
     with pytest.raises(ConfigError, match="other"):
         Curriculum(config, {"other": KEYS})
+    file.write_text(json.dumps({**tasks[0], "rewards": []}) + "\n")
+    with pytest.raises(ConfigError, match="no rate"):
+        Curriculum(config, {"e": KEYS})
     file.write_text('{"environment": "e"}\n')
     with pytest.raises(ConfigError, match=f"{file}:1"):
         Curriculum(config, {"e": KEYS})

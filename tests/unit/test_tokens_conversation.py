@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gymgate.errors import PolicyError
+from gymgate.rollout.record import UNDELIVERED, ModelCall
 from gymgate.tokens import TokenConversation, TokenPolicy, assemble, prefix_misses
 from gymgate.tokens.engines import CallableEngine, Sample
 from gymgate.tokens.messages import assistant_message, chat_answer
@@ -52,6 +53,7 @@ class Talk:
 
     def __init__(self, renderer: WordRenderer | None = None, **policy: Any) -> None:
         self.asked: list[tuple[list[int], Any]] = []
+        self.stops: list[Any] = []
         self.next_id = 100
         engine = CallableEngine(self.sample)
         self.policy = TokenPolicy(engine, renderer or WordRenderer(), **policy)
@@ -61,6 +63,7 @@ class Talk:
     def sample(self, prompt_ids: list[int], sampling: dict[str, Any]) -> Sample:
         count = min(3, sampling.get("max_tokens", 3))
         self.asked.append((list(prompt_ids), sampling.get("max_tokens")))
+        self.stops.append(sampling.get("stop_token_ids"))
         ids = list(range(self.next_id, self.next_id + count))
         self.next_id += count
         return Sample(ids, [-0.5] * count, "stop" if count == 3 else "length", (7, 7))
@@ -220,11 +223,33 @@ async def test_a_prompt_that_fills_the_context_samples_nothing() -> None:
     assert talk.conversation.turns == []
 
 
+async def test_an_empty_answer_that_its_agent_never_got_leaves_the_next_one_in() -> None:
+    talk = Talk()
+    empty = await talk.conversation({"messages": [{"role": "user", "content": "9"}], "max_tokens": 0})
+    await talk.say("10")
+    lost = ModelCall(index=0, dialect="chat", details={UNDELIVERED: empty["id"]})
+    talk.conversation.leave_out([lost])
+    assert [segment.mask for segment in talk.conversation.segments] == [[1, 1, 1]]
+
+
+async def test_the_engine_is_told_where_a_turn_ends() -> None:
+    talk = Talk()
+    await talk.say("10")
+    assert talk.stops == [[2]]
+
+
 async def test_an_answer_that_the_engine_aborted_is_cut_off() -> None:
     """An agent must not take it for a finished one."""
     aborted = Sample([5], None, "abort")
     answer = chat_answer("a", {}, {"role": "assistant", "content": "5"}, [1], aborted, with_ids=False)
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_tool_call_in_an_answer_that_was_cut_is_not_the_end_of_it() -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [{"id": "c"}]}
+    for finish, told in (("length", "length"), ("stop", "tool_calls")):
+        answer = chat_answer("a", {}, message, [1], Sample([5], None, finish), with_ids=False)
+        assert answer["choices"][0]["finish_reason"] == told
 
 
 @pytest.mark.parametrize(

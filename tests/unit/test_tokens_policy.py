@@ -38,7 +38,8 @@ def test_the_trainers_parameters_win_and_a_mismatch_is_reported_once(
 def test_what_the_trainer_does_not_pin_is_neutral(caplog: pytest.LogCaptureFixture) -> None:
     """A row's min_p would be off-policy without the trainer's knowledge; its seed, the same for a whole group."""
     guard = SamplingGuard({"temperature": 1.0, "top_k": 0})
-    merged = guard.apply({"min_p": 0.3, "presence_penalty": 0.5, "top_k": -1, "seed": 3})
+    asked = {"min_p": 0.3, "presence_penalty": 0.5, "frequency_penalty": 0.0, "top_k": -1, "seed": 3}
+    merged = guard.apply(asked)
     assert merged == {
         "temperature": 1.0,
         "top_p": 1.0,
@@ -62,11 +63,12 @@ def test_a_requests_parameters_are_read_under_either_name() -> None:
     request = {
         "max_completion_tokens": 5,
         "max_tokens": 9,
+        "temperature": 0,
         "top_p": None,
         "model": "m",
         "logit_bias": {"3": 1},
     }
-    assert requested_sampling(request) == {"max_tokens": 5, "logit_bias": {"3": 1}}
+    assert requested_sampling(request) == {"max_tokens": 5, "temperature": 0, "logit_bias": {"3": 1}}
 
 
 async def test_a_closed_gate_holds_newcomers_and_lets_those_inside_finish() -> None:
@@ -82,11 +84,15 @@ async def test_a_closed_gate_holds_newcomers_and_lets_those_inside_finish() -> N
 
     first = asyncio.create_task(call("first"))
     await entered.wait()
+    closing = asyncio.create_task(asyncio.to_thread(gate.close, 30.0))
+    while not gate._closed:  # noqa: ASYNC110
+        await asyncio.sleep(0)
     assert gate.close() == 1
     second = asyncio.create_task(call("second"))
+    await asyncio.sleep(0)
     finish.set()
     await first
-    assert await asyncio.to_thread(gate.close, 5.0) == 0
+    assert await closing == 0
     assert order == ["first in", "first out"]
     threading.Thread(target=gate.open).start()
     await second

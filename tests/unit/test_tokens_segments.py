@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from gymgate.errors import TokenDataError
 from gymgate.rollout.record import ModelCall, Rollout, Segment
-from gymgate.tokens.segments import TokenTurn, assemble, prefix_misses, recorded_turns
+from gymgate.tokens.segments import (
+    SampledCall,
+    TokenTurn,
+    assemble,
+    prefix_misses,
+    recorded_turns,
+    segments_of,
+)
 
 
 def test_one_turn() -> None:
@@ -95,6 +102,15 @@ def test_malformed_turns_are_refused(turn: TokenTurn, message: str) -> None:
         assemble([turn])
 
 
+def test_a_call_that_is_not_trained_stays_in_the_row_of_the_next() -> None:
+    """p S, p S t S, p S t S t S, of which the second call is left out: its ids are shown and masked."""
+    first = SampledCall.after(None, TokenTurn([1], [2], [-0.1]))
+    second = SampledCall.after(first, TokenTurn([1, 2, 3], [4], [-0.2]))
+    third = SampledCall.after(second, TokenTurn([1, 2, 3, 4, 5], [6], [-0.3]))
+    (row,) = segments_of([first, second, third], {second})
+    assert (row.prompt_ids, row.completion_ids, row.mask) == ([1], [2, 3, 4, 5, 6], [1, 0, 0, 0, 1])
+
+
 def test_drift_counts_prompts_that_extend_nothing() -> None:
     assert prefix_misses([TokenTurn([1], [2]), TokenTurn([1, 2, 3], [4]), TokenTurn([1, 5], [6])]) == 1
 
@@ -116,9 +132,12 @@ def test_recorded_calls_become_turns() -> None:
     assert (row.mask, row.logprobs) == ([1, 0, 1], [-0.5, None, None])
 
 
-def test_an_answer_recorded_without_ids_is_an_error() -> None:
+@pytest.mark.parametrize(
+    "ids", [{}, {"completion_token_ids": [2]}, {"prompt_token_ids": [1]}], ids=["none", "no prompt", "prompt"]
+)
+def test_an_answer_recorded_without_ids_is_an_error(ids: dict[str, list[int]]) -> None:
     with pytest.raises(TokenDataError, match="call 0 "):
-        recorded_turns(recorded(ModelCall(index=0, dialect="chat")))
+        recorded_turns(recorded(ModelCall.model_validate({"index": 0, "dialect": "chat", **ids})))
 
 
 TOKENS = st.integers(0, 50)

@@ -56,3 +56,8 @@ def test_prompts_name_what_is_no_text() -> None:
     row = {"responses_create_params": {"input": [{"role": "user", "content": content}]}}
     assert prompt_messages(row)[0]["content"] == "see [input_image]"
     assert prompt_messages({"responses_create_params": {"input": "plain"}})[0]["content"] == "plain"
+
+
+def test_a_weight_of_nothing_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="0"):
+        drawn_from([source("a", 1, 1.0), source("b", 1, 0.0)], 0)
