@@ -165,7 +165,7 @@ def _cleaned(value: Any, *, finite: bool = True) -> Any:
     if isinstance(value, str):
         return clean_text(value)
     if isinstance(value, Verbatim):
-        return json.loads(value.contents)
+        return json.loads(orjson.dumps(value))
     if isinstance(value, dict):
         return {_key(name): _cleaned(item, finite=finite) for name, item in value.items()}
     if isinstance(value, list | tuple):

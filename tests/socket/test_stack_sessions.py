@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -211,6 +212,21 @@ async def test_an_agents_request_with_half_a_character_reaches_its_policy(tmp_pa
     (call,) = rollout.calls
     assert seen == ["a\ufffd"]
     assert call.request == {"model": "m", "messages": [{"role": "user", "content": "a\ufffd"}]}
+
+
+async def test_a_number_beyond_64_bits_comes_back_beside_recorded_calls(tmp_path: Path) -> None:
+    """The calls are text already, which is then written by another library than usual."""
+
+    async def scores_long(seen: Seen) -> web.Response:
+        result = json.loads((await scores(seen)).body or b"")
+        return web.json_response({**result, "found": 2**70})
+
+    async with serving(tmp_path, scores_long), joined(tmp_path) as stack:
+        rollout = await stack.run(ROW, policy=lambda body: chat_answer("mine"), record_bodies=True)
+    (call,) = rollout.calls
+    assert (rollout.error, rollout.reward, (rollout.result or {})["found"]) == (None, 1.0, 2**70)
+    assert "mine" in str(call.response)
+    assert call.request == {"input": "hi"}
 
 
 async def test_a_callable_runs_on_the_loop_that_called_run(tmp_path: Path) -> None:

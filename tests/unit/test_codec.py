@@ -74,7 +74,7 @@ def test_numbers_that_orjson_refuses() -> None:
     )
 
 
-@pytest.mark.parametrize("number", [2**63, 2**64 + 1, -(2**64) - 1, 10**400])
+@pytest.mark.parametrize("number", [2**63, 2**64 + 1, -(2**63) - 1, -(2**64) - 1, 10**400])
 def test_an_integer_beyond_64_bits_stays_an_integer(number: int) -> None:
     document = b'{"id":%d,"logprob":-0.00012345678901234567}' % number
     assert codec.parse(document) == ({"id": number, "logprob": -0.00012345678901234567}, document)
@@ -91,6 +91,8 @@ def test_long_integers_do_not_lift_the_bound_on_nesting() -> None:
     codec.loads(around(codec.MAX_DEPTH))
     with pytest.raises(ValueError, match="nested"):
         codec.loads(around(codec.MAX_DEPTH + 1).ljust(1000))
+    with pytest.raises(ValueError, match="nested"):
+        codec.loads(b"[%d,%b]" % (2**70, nested(codec.MAX_DEPTH)))
     for levels in range(
         codec.MAX_DEPTH + 1, 1_024
     ):  # the standard library recurses, from whatever depth it is called
@@ -118,6 +120,25 @@ def test_what_only_the_standard_library_reads_has_a_lower_bound(
     with pytest.raises(codec.TooLargeError, match="1000"):
         codec.parse_bounded(document)
     codec.parse_bounded(b"[" + b"1," * 2000 + b"1]")
+    codec.parse_bounded(b"[" + b"-0.00012345678901234567," * 2000 + b"1]")
+
+
+@pytest.mark.parametrize("value", [b"1", b"[]", b"{}"])
+def test_lists_and_objects_are_values(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = b"[" + b",".join([value] * 60) + b"]"
+    monkeypatch.setattr(codec, "_SURELY_FEW", 0)
+    monkeypatch.setattr(codec, "MAX_VALUES", 100)
+    if value == b"1":
+        codec.parse_bounded(document)
+        return
+    with pytest.raises(codec.TooLargeError, match="100"):
+        codec.parse_bounded(document)
+
+
+def test_what_orjson_cannot_write_is_written_alike() -> None:
+    """Keys in order, so that equal rows have one key, and text that is JSON already."""
+    value = {"b": 2**70, "a": codec.Verbatim(b'{"y":[1]}')}
+    assert codec.dumps(value, sort_keys=True) == b'{"a":{"y":[1]},"b":%d}' % 2**70
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"\xff", b"[" * 100_000, nested(100_000)])
