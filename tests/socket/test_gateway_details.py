@@ -68,6 +68,16 @@ async def test_rollouts_share_the_backend_of_a_recording_until_its_file_changes(
         assert first is not backend(gateway)
 
 
+async def test_a_pinned_recording_answers_alone(tmp_path: Path) -> None:
+    """Rollouts of one row differ by the recording that each is pinned to."""
+    pinned = recording(tmp_path)
+    pinned = pinned.model_copy(update={"rollouts": pinned.rollouts * 3})
+    for index in (2, 1):
+        asked = [{"role": "user", "content": "q"}]
+        call = await record_of(pinned.model_copy(update={"index": index}), asked, bodies=False)
+        assert call.details["index"] == index
+
+
 async def test_an_http_endpoint_says_its_replica_and_its_retries() -> None:
     async def busy_once(seen: Seen) -> web.StreamResponse:
         if len(policy.seen) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -10,12 +11,19 @@ import pytest
 
 from gymgate.collection.plan import Identity, Shard
 from gymgate.collection.record import CollectedRollout, failure_line
-from gymgate.collection.rescore import StoredRun, as_recorded
+from gymgate.collection.rescore import (
+    Rescoring,
+    StoredRollout,
+    StoredRun,
+    as_recorded,
+    where_to_run,
+)
 from gymgate.collection.settings import settings_of
-from gymgate.config import ReplayEndpoint, RolloutLimits, StackConfig
+from gymgate.config import EnvironmentConfig, ReplayEndpoint, RolloutLimits, StackConfig
 from gymgate.errors import ConfigError, DataError
 from gymgate.rollout import Rollout, RolloutError
 from gymgate.rollout.record import ModelCall
+from gymgate.stack import AgentInfo
 
 POLICY_GONE = {"kind": "policy", "type": "PolicyError", "message": "gone", "retryable": True}
 SAID = {"response": {"output": [{"role": "assistant", "content": "x"}]}}
@@ -102,6 +110,102 @@ def test_a_rollout_whose_policy_failed_cannot_be_played(tmp_path: Path) -> None:
     assert ([each.position for each in run.rollouts.values()], run.silent) == ([0, 2, 3], 1)
     run = stored(tmp_path / "r.jsonl", *lines, judge_failed_only=True)
     assert [each.position for each in run.rollouts.values()] == [2]
+    run = stored(tmp_path / "r.jsonl", {**gone, "final": False}, {**gone, "final": True}, line(1))
+    assert run.silent == 1, "it counts rollouts, not attempts"
+
+
+def test_what_a_judge_was_asked_does_not_say_what_the_policy_said(tmp_path: Path) -> None:
+    calls = [{**call(), "request": None}, {**call(), "model_server": "judge"}]
+    run = stored(tmp_path / "r.jsonl", line(1), line(2, result={}, calls=calls))
+    assert (len(run.rollouts), run.silent) == (1, 1)
+
+
+def test_shards_of_different_runs_are_not_rescored_as_one(tmp_path: Path) -> None:
+    for index, release in ((1, "0.7.0"), (2, "0.6.0")):
+        (shard := tmp_path / f"shard-{index}-of-2").mkdir()
+        settings = {"nemo_gym": release}
+        (shard / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": settings, "extent": {}}))
+        (shard / "rollouts.jsonl").write_bytes(orjson.dumps(line(index)) + b"\n")
+    with pytest.raises(ConfigError, match=r"0\.7\.0.*0\.6\.0"):
+        StoredRun(tmp_path)
+
+
+def test_rows_of_nemo_gyms_collector_are_those_that_it_wrote_beside_its_rollouts(tmp_path: Path) -> None:
+    """Or, where it wrote none, what its results repeat of them, without what became of the rollout."""
+    params = {"input": "hi"}
+    lines = [
+        {
+            "_ng_task_index": task,
+            "_ng_rollout_index": 0,
+            "agent_ref": {"name": "a"},
+            "responses_create_params": params,
+            "mask_sample": True,
+            "failure_kind": "judge",
+            "expected": task,
+            **SAID,
+        }
+        for task in range(2)
+    ]
+    run = stored(tmp_path / "r.jsonl", *lines)
+    rows = [each.row.data for each in run.plan().rollouts()]
+    kept = {"agent_ref": {"name": "a"}, "responses_create_params": params}
+    assert rows == [{**kept, "expected": task} for task in range(2)]
+    inputs = [{**kept, "_ng_task_index": task, "_ng_rollout_index": 0, "raw": task} for task in range(2)]
+    beside = tmp_path / "r_materialized_inputs.jsonl"
+    beside.write_bytes(b"".join(orjson.dumps(each) + b"\n" for each in inputs))
+    rows = [each.row.data for each in StoredRun(run.path).plan().rollouts()]
+    assert rows == [{**kept, "raw": task} for task in range(2)]
+
+
+OF_E = AgentInfo("e", "a", "simple_agent")
+
+
+@pytest.mark.parametrize(
+    ("environments", "stored_environment", "agent", "where"),
+    [
+        (("e", "f"), "e", "a", ("e", "a")),
+        (("e", "f"), "f", "a", ("f", None)),
+        (("e", "f"), "g", "a", (None, "a")),
+        (("e",), "g", "a", ("e", "a")),
+        (("e",), "g", "gone", ("e", None)),
+        ((EnvironmentConfig(name="e", agent="other"),), "e", "a", ("e", None)),
+    ],
+)
+def test_where_a_stored_rollout_is_played(
+    environments: Any, stored_environment: str, agent: str, where: tuple[str | None, str | None]
+) -> None:
+    stack: Any = SimpleNamespace(config=StackConfig(environments=environments), agents={"a": OF_E})
+    assert where_to_run(StoredRollout("r", 0, stored_environment, agent), stack) == where
+
+
+def test_a_stored_rollout_that_no_stack_plays_is_named() -> None:
+    stack: Any = SimpleNamespace(config=StackConfig(environments=("e", "f")), agents={"a": OF_E})
+    with pytest.raises(ConfigError, match=r"'g'.*'gone'"):
+        where_to_run(StoredRollout("r", 0, "g", "gone"), stack)
+
+
+async def test_a_rollout_is_answered_from_its_own_recording(tmp_path: Path) -> None:
+    """And counts for the environment that it is stored with, which it is compared by."""
+    source = tmp_path / "rows.jsonl"
+    [key] = rows_at(source, "one")
+    lines = [line(row_key=key, source=str(source), repeat=repeat) for repeat in range(2)]
+    run = stored(tmp_path / "r.jsonl", *lines)
+    asked: list[dict[str, Any]] = []
+
+    async def play(row: dict[str, Any], **settings: Any) -> Rollout:
+        asked.append(settings)
+        return Rollout(id="r", environment="played", agent="a", status="completed", reward=1.0)
+
+    config = StackConfig(environments=("played",))
+    stack: Any = SimpleNamespace(config=config, agents={}, run=play)
+    rescoring = Rescoring(
+        stack=config, policy=ReplayEndpoint(rollouts=("r",)), plan=run.plan(), stored=run, names=["r"]
+    )
+    played = [await rescoring._run_one(stack, planned) for planned in rescoring.plan.rollouts()]
+    assert [rollout.environment for rollout in played] == ["e", "e"]
+    assert [each["policy"] for each in asked] == [
+        ReplayEndpoint(rollouts=(str(run.path),), index=index) for index in range(2)
+    ]
 
 
 def test_seeds_are_those_of_the_run(tmp_path: Path) -> None:
@@ -135,6 +239,10 @@ def test_a_last_failure_keeps_the_calls_whose_bodies_were_kept() -> None:
             "at call 2: the environment said something else than recorded",
         ),
         (
+            [call(match="exact", turn=0, turns=2), call(match="exact", turn=0, turns=2)],
+            "after call 1: the agent ended there, and 2 calls are recorded",
+        ),
+        (
             [call(match="exact", turn=0, turns=2)],
             "after call 1: the agent ended there, and 2 calls are recorded",
         ),
@@ -164,6 +272,13 @@ def test_a_rollout_has_diverged_unless_every_call_went_as_recorded(
     assert (seen.status, seen.reward, seen.error.type) == ("failed", None, "DivergedError")
     assert seen.error.message == f"diverged {reason}"
     assert not seen.error.retryable
+
+
+def test_a_rollout_that_failed_before_its_end_has_not_diverged() -> None:
+    error = RolloutError(kind="infrastructure", message="died", type="ServerDiedError")
+    models = [ModelCall.model_validate(call(match="exact", turn=0, turns=2))]
+    rollout = Rollout(id="r", environment="e", agent="a", status="failed", error=error, calls=models)
+    assert as_recorded(rollout) is rollout
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import re
 import threading
@@ -140,6 +141,16 @@ def test_a_file_that_changes_under_random_access_is_an_error(tmp_path: Path) -> 
     assert at(rows, 0) == {"i": 0}
     with path.open("a") as file:
         file.write('{"i": 2}\n')
+    with pytest.raises(DataError, match="changed"):
+        at(rows, 0)
+
+
+def test_a_file_of_the_same_size_has_changed_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", '{"i": 0}\n')
+    rows = RowFile(path)
+    assert at(rows, 0) == {"i": 0}
+    path.write_text('{"i": 1}\n')
+    os.utime(path, (1, 1))
     with pytest.raises(DataError, match="changed"):
         at(rows, 0)
 

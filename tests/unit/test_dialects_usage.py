@@ -9,6 +9,7 @@ import pytest
 from gymgate.config import Dialect
 from gymgate.errors import TokenDataError
 from gymgate.gateway.dialects import error_body, finish_reason_of, token_data_of, usage_of
+from gymgate.gateway.dialects.usage import usage_for_chat, usage_for_responses
 from gymgate.rollout import Usage
 from gymgate.tokens import TokenTurn, assemble
 
@@ -47,11 +48,21 @@ Json = dict[str, Any]
         ),
         ("messages", {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 2}, (7, 2, 4, None)),
         ("responses", {"input_tokens": "many"}, (None, None, None, None)),
+        ("chat", {"prompt_tokens": 3, "completion_tokens": -1}, (3, None, None, None)),
     ],
 )
 def test_usage(dialect: Dialect, usage: Json | None, expected: tuple[int | None, ...]) -> None:
     names = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens")
     assert usage_of({"usage": usage}, dialect) == Usage(**dict(zip(names, expected, strict=True)))
+
+
+def test_an_endpoints_own_total_is_kept_and_no_detail_is_missing() -> None:
+    given = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 9}
+    for make, details in ((usage_for_responses, "input_tokens_details"), (usage_for_chat, "")):
+        made = make(usage_of({"usage": given}, "chat"), given)
+        assert made is not None
+        assert made["total_tokens"] == 9
+        assert not details or made[details] == {"cached_tokens": 0}
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ SAME: dict[str, tuple[list[Any], dict[str, Any]]] = {
         [{"role": "user", "content": [CLICK]}],
         {"input": [{"role": "user", "content": [{**CLICK, "detail": "low"}]}]},
     ),
+    "image by an object": (
+        [{"role": "user", "content": [{**CLICK, "image_url": {"url": "u", "detail": "low"}}]}],
+        {"input": [{"role": "user", "content": [{**CLICK, "image_url": {"url": "u", "detail": "high"}}]}]},
+    ),
     "reasoning dropped": (
         [user("q"), reasoning(), said("a"), user("r")],
         {"input": [user("q"), said("a"), user("r")]},
@@ -217,6 +221,12 @@ def test_what_was_recorded_must_have_been_said(tmp_path: Path, asked: list[Any])
         index.find({"input": asked})
 
 
+def test_a_text_that_was_recorded_twice_must_have_been_said_twice(tmp_path: Path) -> None:
+    index = index_of(tmp_path, record([START], [said("up"), user("go"), said("up"), user("go"), said("end")]))
+    with pytest.raises(UnknownConversationError):
+        index.find({"input": [START, said("up"), user("go"), said("up")]})
+
+
 def test_a_recording_without_a_prompt_answers_no_other_conversation(tmp_path: Path) -> None:
     index = index_of(tmp_path, record([], [said("a"), said("b")]))
     with pytest.raises(UnknownConversationError):
@@ -317,3 +327,18 @@ async def test_usage_of_several_calls_is_not_given_to_one(tmp_path: Path) -> Non
     assert (first["usage"], last.body["usage"]) == (None, None)
     assert (first["id"] != "resp_1", last.body["id"]) == (True, "resp_1")
     assert last.details["match"] == "loose"
+
+
+async def test_only_the_last_call_of_a_rollout_is_cut_off(tmp_path: Path) -> None:
+    """And what an item was recorded with stays: ids of calls, which tool outputs name, and its status."""
+    cut = {**said("a"), "status": "incomplete"}
+    several = record("q", [call("1"), output("1"), cut])
+    several["response"]["incomplete_details"] = {"reason": "max_output_tokens"}
+    recordings(tmp_path / "r.jsonl", several)
+    backend = ReplayBackend([tmp_path / "r.jsonl"])
+    first = await backend.call({"input": "q"})
+    last = await backend.call({"input": [user("q"), call("1"), output("1")]})
+    assert [answer.body["status"] for answer in (first, last)] == ["completed", "incomplete"]
+    assert first.body["output"][0]["call_id"] == "1"
+    assert last.body["output"][0]["status"] == "incomplete"
+    assert [answer.details["turns"] for answer in (first, last)] == [2, 2]

@@ -61,6 +61,11 @@ TURNS: dict[str, tuple[list[Any], list[list[Any]]]] = {
     "a conversation of the agent's own": ([{"role": "system", "content": "s"}, U, A], [[A]]),
     "nothing kept": ([], []),
     "a state after each step": ([[U, F1, O1], [U, F1, O1, R, F2, O2]], [[F1], [R, F2]]),
+    "parallel calls without outputs": ([F1, F2, A], [[F1, F2], [A]]),
+    "a state without the prompt": (
+        [[said("own"), F1, O1], [said("own"), F1, O1, A]],
+        [[said("own"), F1], [A]],
+    ),
     "a state that was collapsed": ([[U, F1, O1], [user("hidden"), F1, O1, A]], [[F1], [A]]),
 }
 
@@ -153,6 +158,12 @@ def test_rows_are_paired_by_input_then_fields_then_position(tmp_path: Path) -> N
         record("unknown", [A]),
     )
     assert pair_rows(found, rows) == [rows[1], rows[1], rows[2], rows[3], rows[4], rows[5], None]
+
+
+def test_of_equal_rows_the_first_is_paired(tmp_path: Path) -> None:
+    found = recordings(tmp_path / "r.jsonl", *[record([user("x")], [A])] * 4)
+    rows = [row([user("x")], n=n) for n in range(2)]
+    assert pair_rows(found, rows) == [rows[0], rows[1], rows[0], rows[0]]
 
 
 def test_rows_that_some_recording_begins_with(tmp_path: Path) -> None:
