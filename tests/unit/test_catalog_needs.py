@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from gymgate.catalog import Catalog, EnvConfig
-from gymgate.catalog.needs import refuse_unanswered
+from gymgate.api import load_catalog
+from gymgate.catalog import Catalog, EnvConfig, Environment
+from gymgate.catalog.needs import policy_servers, refuse_unanswered
 from gymgate.catalog.requirements import Distributions, read_requirements
+from gymgate.catalog.resolve import ServerInstance
 from gymgate.catalog.servercode import read_module
+from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.errors import NeedMissingError
+from gymgate.stack.needs import require_needs
 
 
 def write(path: Path, text: str) -> Path:
@@ -145,6 +149,57 @@ def test_judges_are_the_model_servers_that_servers_name(site: Path) -> None:
         "u": "user.model of resources server e",
     }
     assert scanned(site, {}).judges == {}
+    twice = scanned(site, {"judge_model_server": model("j"), "user": {"model": model("j")}})
+    assert twice.judges == {"j": "judge_model_server of resources server e"}, "the first setting is named"
+
+
+@pytest.mark.parametrize(
+    ("block", "servers"),
+    [
+        ({}, {"policy_model"}),
+        ({"model_server": model("own"), "judge": model("j")}, {"own"}),
+        (
+            {"model_server": model("own"), "policy_model_server": model("policy_model")},
+            {"own", "policy_model"},
+        ),
+    ],
+)
+def test_an_agents_policy_is_what_its_own_settings_name(block: dict[str, Any], servers: set[str]) -> None:
+    agent = ServerInstance("a", "responses_api_agents", "simple_agent", block)
+    assert policy_servers(agent) == servers
+
+
+def test_what_a_config_interpolates_and_does_not_define_is_missing(site: Path) -> None:
+    found = scanned(site, {"there": "${known}", "gone": "${unknown}"}, known=1)
+    assert found.missing == ("e.resources_servers.e.gone",)
+
+
+def needing(kind: str) -> Environment:
+    """A packaged environment whose default config leaves a judge or a sandbox to the user."""
+    lacks = {
+        "judge": lambda config: config.judges,
+        "sandbox": lambda config: any(each.provider is None for each in config.sandboxes),
+    }
+    return next(each for each in load_catalog().environments() if lacks[kind](each.config()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("judge", {"overrides": {"x.y": 1}}),
+        ("judge", {"agent": "other"}),
+        ("sandbox", {"sandbox": "docker"}),
+    ],
+)
+def test_a_need_that_the_user_may_have_answered_is_left_to_the_start(
+    kind: str, answer: dict[str, Any]
+) -> None:
+    environment = needing(kind)
+    config = StackConfig(environments=(environment.known_as,))
+    with pytest.raises(NeedMissingError, match=kind):
+        require_needs(config, [environment])
+    answered = EnvironmentConfig(name=environment.known_as, **answer)
+    require_needs(config.model_copy(update={"environments": (answered,)}), [environment])
 
 
 JUDGES = {"j": "judge of resources server e", "u": "user of agent a"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,30 @@ async def test_rewards_are_compared_and_a_broken_line_costs_itself(
     assert all(row.packaged for row in check.rows)
     assert check.evidence == "example_rollouts:3 recorded 0.0, got 1.0"
     assert [broken.split(" ")[0] for broken in check.broken] == ["example_rollouts.jsonl:2"]
+
+
+async def test_a_reward_that_comes_out_later_is_reproduced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some scoring depends on time."""
+    scored: list[str] = []
+
+    async def once_wrong(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:
+        scored.append(text)
+        return float(len(scored) > 1)
+
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, PARIS), once_wrong)
+    assert (check.verdict, len(scored)) == ("match", 2)
+    assert "0" in check.rows[0].cause
+
+
+async def test_a_record_without_a_reward_has_nothing_to_compare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unscored: dict[str, Any] = json.loads(PARIS)
+    del unscored["reward"]
+    check, _ = await check_on(monkeypatch, with_recordings(tmp_path, json.dumps(unscored)))
+    assert (check.verdict, check.rows[0].verdict, check.rows[0].reward) == ("incomplete", "incomplete", 1.0)
 
 
 async def by_judge(stack: ScriptedStack, row: dict[str, Any], text: str) -> float:

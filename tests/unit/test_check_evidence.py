@@ -173,6 +173,16 @@ def test_evidence_has_no_colours() -> None:
     assert need.evidence == "(autoscaler) fatal: Could not resolve host: github.com"
 
 
+def test_what_was_logged_is_read_once(tmp_path: Path) -> None:
+    """Else a need that one recording showed would be that of all later ones."""
+    logs, log = ServerLogs(tmp_path), tmp_path / "server.log"
+    log.write_text("one\n")
+    assert logs.new() == "one\n"
+    with log.open("a") as file:
+        file.write("two\n")
+    assert logs.new() == "two\n"
+
+
 async def test_a_need_that_is_logged_late_is_found(tmp_path: Path) -> None:
     """Ray's workers log after the rollout has failed."""
     (log := tmp_path / "server.log").write_text("started\n")

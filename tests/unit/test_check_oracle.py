@@ -18,6 +18,7 @@ from gymgate.check.record.oracle import (
     calls_in,
     forms_of,
     measure,
+    oracle_rollout,
     policy_of,
 )
 from gymgate.check.record.sections import Oracle
@@ -89,6 +90,17 @@ async def test_a_policy_says_the_answer_or_plays_the_calls() -> None:
     assert [call["arguments"] for call in calls] == ['{"to":"me"}'] * 2
     assert await texts(calling_policy(calls), 3) == [["send"], ["stop"], ["Done."]]
     assert await texts(calling_policy(calls, at_once=True), 2) == [["send", "stop"], ["Done."]]
+    forms = forms_of(row(ground_truth=[CALL, {**CALL, "name": "stop"}]))
+    played = {form: await texts(policy_of(Phrasing("", form, ""), forms), 1) for form in forms}
+    assert played == {"calls": [["send"]], "calls at once": [["send", "stop"]]}
+
+
+def test_a_row_that_lists_its_calls_is_a_recording_of_them() -> None:
+    made = oracle_rollout(row(ground_truth=[CALL, {**CALL, "name": "stop"}]))
+    assert made is not None
+    items = [(item.get("name"), item.get("call_id")) for item in made["response"]["output"][:-1]]
+    assert items == [("send", "oracle_0"), (None, "oracle_0"), ("stop", "oracle_1"), (None, "oracle_1")]
+    assert oracle_rollout(row(answer="x")) is None
 
 
 def test_a_call_may_have_an_integer_of_any_length() -> None:
@@ -99,11 +111,19 @@ def test_a_call_may_have_an_integer_of_any_length() -> None:
 class Scored:
     """A bench that pays what a function says of the row and the policy's first answer."""
 
-    def __init__(self, rows: list[dict[str, Any]], pay: Any, *, judges: bool = False) -> None:
+    def __init__(
+        self,
+        rows: list[dict[str, Any]],
+        pay: Any,
+        *,
+        judges: bool = False,
+        recorded: tuple[float, ...] = (),
+        config: Path = Path("/no/config"),
+    ) -> None:
         self.rows, self._pay, self._judges = rows, pay, judges
-        self.recorded: tuple[Any, ...] = ()
+        self.recorded = tuple(SimpleNamespace(recording=SimpleNamespace(reward=each)) for each in recorded)
         self.request, self.judge = SimpleNamespace(models=()), SimpleNamespace(refused=0)
-        self.config = SimpleNamespace(path=Path("/no/config"), judges=("j",) if judges else ())
+        self.config = SimpleNamespace(path=config, judges=("j",) if judges else ())
 
     async def run_without_judge(self, subject: Any, policy: Any, **limits: Any) -> Rollout:
         ((text,),) = await texts(policy, 1)
@@ -143,7 +163,7 @@ async def test_a_sound_environment_pays_what_its_prompt_asks_for_and_nothing_els
     oracle = await measured([FRANCE, ITALY], strict)
     assert (oracle.field, oracle.asked_for, oracle.rows, oracle.solved) == ("answer", r"\boxed{answer}", 2, 2)
     assert oracle.paid == [r"\boxed{answer}"]
-    assert oracle.phrasings["answer"].none == 2
+    assert (oracle.phrasings["answer"].none, oracle.phrasings["answer"].part) == (2, 0)
     assert oracle.others[r"\boxed{answer}"].full == 0
     assert r"\boxed{answer}" in str(oracle)
     assert "2 of 2 rows" in str(oracle)
@@ -200,6 +220,37 @@ async def test_why_right_answers_were_not_tried(
     assert list(missed(record(oracle), Thresholds(min_oracle_reward=1.0))) == [
         f"--min-oracle-reward: not measured: {oracle.reason}"
     ]
+
+
+async def test_rollouts_that_are_scored_against_each_other_have_no_oracle(tmp_path: Path) -> None:
+    (config := tmp_path / "c.yaml").write_text("s: {resources_servers: {e: {num_rollouts_per_prompt: 4}}}")
+    oracle = await measured([FRANCE], strict, config=config)
+    assert oracle.reason == "scored against siblings"
+
+
+@pytest.mark.parametrize(("earned", "solved"), [(1.0, 0), (10.0, 2)])
+async def test_the_full_reward_is_the_highest_that_was_recorded(earned: float, solved: int) -> None:
+    def pay(row: dict[str, Any], text: str) -> float:
+        return earned * strict(row, text)
+
+    oracle = await measured([FRANCE, ITALY], pay, recorded=(0.0, 10.0))
+    assert (oracle.full, oracle.solved, oracle.reward) == (10.0, solved, earned)
+
+
+@pytest.mark.parametrize("answers", [("Paris", " paris"), (4, "4.0")])
+async def test_another_rows_equal_answer_is_no_wrong_one(answers: tuple[Any, Any]) -> None:
+    rows = [row(r"Which? Use \boxed{}.", answer=answer) for answer in answers]
+    oracle = await measured(rows, lambda row, text: text.startswith(r"\boxed{"))
+    assert oracle.others == {}
+    assert list(findings(record(oracle))) == []
+
+
+async def test_what_the_prompts_ask_for_is_the_form_that_is_paid() -> None:
+    """They say `Answer:`, and the environment reads the text of an option, not its letter."""
+    asking = row("Which? Say 'Answer: X'.", answer="B", options=[{"A": "one"}, {"B": "two"}])
+    oracle = await measured([asking, asking], lambda row, text: text == "Answer: two")
+    assert (oracle.asked_for, oracle.solved) == ("Answer: option", 2)
+    assert list(findings(record(oracle))) == []
 
 
 async def test_what_one_prompt_asks_for_and_is_paid_is_tried_in_the_other_rows_too() -> None:

@@ -69,6 +69,15 @@ async def test_a_judge_is_stood_in_for_only_after_it_was_missed(tmp_path: Path) 
     assert answer["output"][0]["content"][0]["text"] == STAND_IN
 
 
+async def test_a_reward_that_no_judge_was_asked_for_is_not_by_stand_in(tmp_path: Path) -> None:
+    """The first row misses its judge; the second, in the same round, asks none."""
+    judge = RecordedJudge("e")
+    told = {"first": None, "second": 1.0}
+    tried = probe(tmp_path, lambda row: rollout(told[row["name"]], "policy_model"), judge)
+    await tried.run([{**ROW, "name": "first", "ask": "right?"}, {**ROW, "name": "second"}])
+    assert (tried.rewarded, tried.by_stand_in, tried.judge_missing) == (True, False, True)
+
+
 async def test_a_cohort_is_run_at_once_with_a_place_for_each(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
