@@ -323,6 +323,13 @@ async def test_logs_hold_no_keys(caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
 
 
+async def test_a_password_in_an_endpoints_url_stands_in_no_message() -> None:
+    async with Gateway() as gateway:
+        route = gateway.open(HTTPEndpoint(base_url=f"http://user:{SECRET}@127.0.0.1:1/v1", max_retries=0))
+        status, message = await ask(route)
+    assert (status, "127.0.0.1:1" in message, SECRET in message) == (502, True, False)
+
+
 async def test_a_failing_judge_is_named() -> None:
     async with upstream() as policy, Gateway() as gateway:
         route = gateway.open(policy.endpoint(), judges={"judge": CallableBackend(raises)})

@@ -232,14 +232,16 @@ async def test_a_rollouts_judge_goes_before_the_stacks_and_the_judging_policy_is
     ):
         route = gateway.open(
             policy.endpoint(),
-            judges={"judge": own.endpoint(), "user": "policy"},
+            judges={"judge": own.endpoint(), "user": "policy", "agents_own": "policy"},
             judge_policy=judging.endpoint(),
+            policy_servers=["agents_own"],
         )
-        for name in ("judge", "user", "policy_model_as_judge", "policy_model"):
+        for name in ("judge", "user", "policy_model_as_judge", "policy_model", "agents_own"):
             port = await gateway.port_for(name)
             url = f"http://127.0.0.1:{port}/ng-rollout/{route.key}/v1/chat/completions"
             assert (await post(http, url))[0] == 200
-        assert (len(own.seen), len(judging.seen), len(policy.seen)) == (1, 2, 1)
+        assert (len(own.seen), len(judging.seen), len(policy.seen)) == (1, 2, 2)
+        assert [call.model_server for call in route.calls].count("policy_model") == 2
 
 
 async def test_a_call_under_way_is_recorded_again_when_it_is_through(gateway: Gateway) -> None:

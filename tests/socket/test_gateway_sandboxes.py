@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import aiohttp
 import pytest
@@ -24,11 +25,11 @@ async def gateway(policy: Upstream) -> AsyncIterator[Gateway]:
         yield running
 
 
-async def ask(host: str, port: int, path: str, method: str = "POST") -> int:
+async def ask(host: str, port: int, path: str, method: str = "POST", **fields: Any) -> int:
     async with (
         aiohttp.ClientSession() as session,
         session.request(
-            method, f"http://{host}:{port}{path}", json=BODY if method == "POST" else None
+            method, f"http://{host}:{port}{path}", json={**BODY, **fields} if method == "POST" else None
         ) as answer,
     ):
         return answer.status
@@ -45,8 +46,9 @@ async def test_a_key_opens_its_rollout_from_either_address(gateway: Gateway, pol
 
 async def test_nobody_is_served_without_a_key(gateway: Gateway, policy: Upstream) -> None:
     """Not even this user's own processes, which share the machine's network with a container that runs as this user."""
-    gateway.open(policy.endpoint(), metadata_routing=True)
+    route = gateway.open(policy.endpoint(), metadata_routing=True)
     assert await ask(OUTSIDE, gateway.port, "/v1/chat/completions") == 401
+    assert await ask(OUTSIDE, gateway.port, "/v1/chat/completions", metadata=route.metadata) == 401
     assert await ask(OUTSIDE, gateway.port, "/v1/models", "GET") == 401
     assert await ask(OUTSIDE, gateway.port, f"/ng-rollout/{'0' * 32}/v1/chat/completions") == 404
     assert not policy.seen

@@ -104,3 +104,11 @@ async def test_a_failure_that_only_nemo_gym_saw(field: str) -> None:
     outcome = await rollout(["policy_model"], answer=answer)
     assert str(failed_for(outcome)).endswith(": ClientResponseError: 401")
     assert outcome["error"]["retryable"]
+
+
+@pytest.mark.parametrize(("seen", "given"), [({}, 0.0), ({"failure_kind": "judge_failed"}, None)])
+async def test_a_zero_that_stands_for_a_failed_judge_is_shown_unless_it_says_so(
+    seen: dict[str, str], given: float | None
+) -> None:
+    outcome = await rollout(["policy_model", "judge"], judge=500, answer={**SCORED, **seen})
+    assert outcome["error"]["reward_given"] == given

@@ -17,9 +17,10 @@ import pytest
 
 from gymgate.config import StackConfig
 from gymgate.errors import StackLostError, StackStartError
+from gymgate.stack import client
 from gymgate.stack.client import Lease
 from gymgate.stack.daemon import Daemon
-from gymgate.stack.protocol import Peer
+from gymgate.stack.protocol import PROTOCOL, Peer
 from support.hanging import Hanging
 
 CONFIG = StackConfig(environments=("none",))
@@ -95,6 +96,40 @@ async def test_a_daemon_stops_when_its_last_lease_is_given_back(tmp_path: Path, 
         assert (await second.peer.call("status"))["leases"] == 1
         assert await second.peer.call("bye") == {"last": True}
         assert not daemon.path.exists()
+
+
+async def test_a_daemon_that_is_used_has_no_time_to_stop(tmp_path: Path) -> None:
+    async with serving(tmp_path) as daemon:
+        connection = await connected(daemon)
+        assert daemon._timer is not None, "nobody has said hello"
+        await connection.hello(CONFIG)
+        assert daemon._timer is None
+        await connection.peer.call("bye")
+
+
+async def test_another_protocol_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as daemon:
+        connection = await connected(daemon)
+        with pytest.raises(StackLostError, match=f"{PROTOCOL + 1}"):
+            await connection.peer.call("hello", protocol=PROTOCOL + 1, config={"environments": ["none"]})
+        assert connection.peer.heard, "so that nobody takes it for a daemon that is about to exit"
+        connection.peer.abort()
+
+
+async def test_a_busy_daemon_that_shows_signs_of_life_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "PING_S", 0.01)
+    hanging = Hanging()
+    async with serving(tmp_path) as daemon, asyncio.timeout(30):
+        connection = await leased(daemon)
+        next(iter(daemon.leases)).peer.handlers["hang"] = hanging
+        calling = asyncio.create_task(connection.peer.call("hang"))
+        while connection.peer.heard < 3 * client.MAX_MISSED and not calling.done():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not connection.peer.lost.is_set()
+        calling.cancel()
+        await connection.peer.call("bye")
 
 
 @pytest.mark.parametrize("hello", [False, True])

@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from gymgate.errors import ConfigError, DataError, GymgateError, PolicyError, StackLostError
+from gymgate.errors import (
+    ConfigError,
+    DataError,
+    GymgateError,
+    PolicyError,
+    ServerDiedError,
+    StackLostError,
+)
 from gymgate.stack.ports import HeldPort, listens
 from gymgate.stack.protocol import Peer, Reply, _frame
 from support.hanging import Hanging
@@ -66,6 +73,27 @@ async def test_errors_cross_with_their_attributes() -> None:
             await right.call("fail", known=False)
         with pytest.raises(DataError, match="JSON"):
             await right.call("fail", known=object())
+
+
+async def test_an_error_that_cannot_be_sent_as_it_is_keeps_its_message() -> None:
+    async def fail(message: dict[str, Any], _: bytes) -> None:
+        raise ServerDiedError("it died", server="s", log_tail=object())
+
+    left, right = Peer({"fail": fail}), Peer()
+    async with joined(left, right):
+        with pytest.raises(GymgateError, match="it died"):
+            await right.call("fail")
+
+
+async def test_a_call_that_waits_to_be_sent_ends_with_the_connection() -> None:
+    left, right = Peer(), Peer(describe_loss=lambda: "it left")
+    async with joined(left, right), asyncio.timeout(30):
+        right.pause_writing()
+        call = asyncio.create_task(right.call("hang"))
+        await asyncio.sleep(0)
+        left.abort()
+        with pytest.raises(StackLostError, match="it left"):
+            await call
 
 
 async def test_cancelling_a_call_cancels_the_work() -> None:

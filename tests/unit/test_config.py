@@ -9,9 +9,10 @@ from typing import Any
 
 import orjson
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, RolloutLimits, RuntimeConfig, StackConfig
+from gymgate.errors import ConfigError
 from gymgate.stack.wire import endpoint_from_wire, endpoint_to_wire
 
 NESTED: dict[str, Any] = {"stop": ["a", ["b"]], "response_format": {"type": "json", "keys": [{"k": [1]}]}}
@@ -83,6 +84,18 @@ def test_numbers_that_json_cannot_carry_are_refused(value: float) -> None:
 def test_values_that_are_no_json_are_refused_with_their_type(value: Any) -> None:
     with pytest.raises(ValidationError, match="'stop'"):
         HTTPEndpoint(base_url="http://h/v1", sampling=(("stop", value),))
+
+
+def test_a_key_is_read_from_its_variable_unless_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = HTTPEndpoint(base_url="http://h/v1", api_key_env="SOME_KEY")
+    given = endpoint.model_copy(update={"api_key": SecretStr("given")})
+    monkeypatch.setenv("SOME_KEY", "from the variable")
+    keys = [each.resolved().api_key for each in (endpoint, given)]
+    assert [key and key.get_secret_value() for key in keys] == ["from the variable", "given"]
+    monkeypatch.setenv("SOME_KEY", "")
+    with pytest.raises(ConfigError, match="'SOME_KEY'"):
+        endpoint.resolved()
+    assert given.resolved() == given
 
 
 @pytest.mark.parametrize("url", ["foo", "", "host:8000/v1", "ftp://host/v1", "http://", "http:///v1"])

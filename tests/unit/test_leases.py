@@ -154,6 +154,34 @@ async def test_a_policy_that_cannot_be_used_leaves_no_function(leases: FakeLease
     assert stack._callables == {}
 
 
+async def test_what_a_rollout_asks_of_the_daemon(leases: FakeLeases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's agent goes before the row's; a callable that judges is another one than the policy."""
+    asked: list[Any] = []
+
+    async def refuse(method: str, message: Any, body: bytes) -> None:
+        asked.append((method, message))
+        await asyncio.sleep(0.2)  # beyond the rollout's deadline, within the grace
+        raise StackLostError("late")
+
+    monkeypatch.setattr(client, "GRACE_S", 30.0)
+    stack = await connect(CONFIG)
+    leases.opened[0].peer.exchange = refuse
+    row = {"responses_create_params": {"input": "hi"}, "agent_ref": {"name": "theirs"}}
+    for agent, expected in ((None, "theirs"), ("mine", "mine")):
+        with pytest.raises(StackLostError, match="late"):
+            await stack.run(
+                row,
+                policy=lambda request: request,
+                judge_policy=lambda request: request,
+                agent=agent,
+                limits=RolloutLimits(timeout_s=0.1),
+            )
+        method, message = asked.pop()
+        assert (method, message["agent"]) == ("run", expected)
+        assert message["policy"]["name"] != message["judge_policy"]["name"]
+    await stack.close()
+
+
 async def test_a_failed_start_leaves_nothing(leases: FakeLeases) -> None:
     leases.errors = [(StackStartError("no"), True)]
     with pytest.raises(StackStartError, match="no"):

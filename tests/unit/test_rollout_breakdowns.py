@@ -117,6 +117,12 @@ def test_an_agents_own_way_of_saying_that_it_broke_down(
     assert results.interpret_result({"reward": 0.0, **result}, agent_type="simple_agent")["reward"] == 0.0
 
 
+def test_of_a_chain_of_exceptions_the_last_is_the_reason() -> None:
+    """It is what the others led to."""
+    chain = "Traceback:\n  File x\nKeyError: 'a'\n\nDuring handling:\n  File y\nRuntimeError: no page\n"
+    assert breakdown({"agent_error": chain}, "browsecomp_agent") == "RuntimeError: no page"
+
+
 @pytest.mark.parametrize(("agent", "result"), SOUND)
 def test_a_score_stays_a_score(agent: str, result: dict[str, Any]) -> None:
     made = results.interpret_result({"reward": 0.0, **result}, agent_type=agent)

@@ -137,6 +137,11 @@ def test_servers_to_start(agent: str | None, servers: list[str]) -> None:
     assert [item.name for item in servers_to_start(CONFIG, agent)] == servers
 
 
+def test_rows_go_to_the_chosen_agent_else_to_the_first() -> None:
+    assert plan_of(CONFIG).default_agent == "solo"
+    assert plan_of(CONFIG, agent="team").default_agent == "team"
+
+
 def test_an_unknown_agent_is_named_with_the_choices() -> None:
     with pytest.raises(ConfigError, match=r"'nobody'.*other, solo, team"):
         servers_to_start(CONFIG, "nobody")
@@ -285,13 +290,17 @@ def test_deferred_packages_are_imported_when_used(tmp_path: Path, monkeypatch: p
 
 def test_secrets_cross_the_wire_in_the_clear_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", "s3cret")
-    judge = HTTPEndpoint(base_url="http://h/v1", api_key_env="JUDGE_KEY", sampling=(("stop", ("a", "b")),))
+    headers = {"X-Team": "s3cret team"}
+    judge = HTTPEndpoint(
+        base_url="http://h/v1", api_key_env="JUDGE_KEY", headers=headers, sampling=(("stop", ("a", "b")),)
+    )
     config = StackConfig(environments=("mcqa",), models={"judge_model": judge, "*": "policy"})
     received = StackConfig.model_validate(stack_to_wire(config))
     endpoint = dict(received.models)["judge_model"]
     assert isinstance(endpoint, HTTPEndpoint)
     assert endpoint.api_key is not None
     assert endpoint.api_key.get_secret_value() == "s3cret"
+    assert [(name, value.get_secret_value()) for name, value in endpoint.headers] == [*headers.items()]
     assert dict(received.models)["*"] == "policy"
     assert "s3cret" not in config.model_dump_json() + received.model_dump_json() + repr(received)
     assert endpoint_from_wire(endpoint_to_wire(judge)) == endpoint

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
-from unittest.mock import AsyncMock
+from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
+import pytest
+
+from gymgate.stack import leases as module
 from gymgate.stack.client import Lease
+from gymgate.stack.launch import DaemonAddress
 from gymgate.stack.leases import Leases
+
+
+def test_a_daemon_that_was_replaced_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Else it would stay a zombie."""
+    leases, address = Leases(), DaemonAddress(tmp_path / "s.sock", tmp_path)
+    daemons = [Mock(subprocess.Popen) for _ in range(2)]
+    for daemon in daemons:
+        connected = Mock(socket.socket), daemon
+        monkeypatch.setattr(module, "connect_or_start", lambda _, connected=connected: connected)
+        assert leases.connect(address)[1] is daemon
+    assert leases._replaced == daemons[:1]
 
 
 async def test_a_process_forgets_the_daemons_that_have_ended() -> None:

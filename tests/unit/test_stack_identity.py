@@ -111,7 +111,10 @@ def test_changed_code_means_another_stack(
         (server / aside).write_text("x")
     assert name_of(**fields) == before
     (server / "app.py").write_text("reward = 0.0\n")
-    assert name_of(**fields) != before
+    assert (changed := name_of(**fields)) != before
+    time_ns = (server / "app.py").stat().st_mtime_ns
+    os.utime(server / "app.py", ns=(time_ns, time_ns + 1_000))
+    assert name_of(**fields) != changed, "saved twice within a second"
 
 
 def test_overrides_may_hold_relative_paths(

@@ -91,6 +91,7 @@ def test_parts_and_metrics() -> None:
         "correct": True,
         "infinite": math.inf,
         "text": "x",
+        "my_reward_count": 2,
         "level": 3,
         "attempts": 4,
         "_ng_task_index": 1,
@@ -98,7 +99,12 @@ def test_parts_and_metrics() -> None:
     }
     measured = results.measurement_fields(result, b'{"level":3,"attempts":1}', "route")
     assert measured["reward_parts"] == {"format": 1.0, "answer": 0.0, "reward_safety": 0.25}
-    assert measured["metrics"] == {"accuracy": 0.75, "correct": 1.0, "attempts": 4.0}
+    assert measured["metrics"] == {
+        "accuracy": 0.75,
+        "correct": 1.0,
+        "attempts": 4.0,
+        "my_reward_count": 2.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -121,6 +127,12 @@ def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: boo
     assert rollout.reward is None
     assert rollout.error is not None
     assert rollout.error.type == type(error).__name__
+    assert rollout.error.server == (getattr(error, "server", None) or getattr(error, "endpoint", None))
+
+
+@pytest.mark.parametrize(("status", "kind"), [(422, DataError), (400, EnvironmentServerError)])
+def test_only_a_row_that_is_rejected_is_the_rows_fault(status: int, kind: type[GymgateError]) -> None:
+    assert type(results.refused(status, b'{"detail": "no"}', "a")) is kind
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from gymgate.errors import (
     GymgateError,
     PolicyError,
     RolloutTimeoutError,
-    ServerDiedError,
 )
 from gymgate.rollout.breakdowns import breakdown, is_masked
 from gymgate.rollout.record import Limit, Rollout, RolloutError, RolloutStatus
@@ -153,14 +152,13 @@ def error_fields(error: GymgateError) -> dict[str, Any]:
 def rollout_error(error: GymgateError) -> RolloutError:
     """Return what a rollout's record says about the error that it failed with."""
     kind: ErrorKind = next((kind for cls, kind in _KINDS if isinstance(error, cls)), "infrastructure")
-    retryable = isinstance(error, ServerDiedError) or kind in ("infrastructure", "timeout")
     return RolloutError.model_construct(
         kind=kind,
         message=error.message,
         type=type(error).__name__,
         server=getattr(error, "server", None) or getattr(error, "endpoint", None),
         status_code=getattr(error, "status_code", None),
-        retryable=bool(getattr(error, "retryable", None) or (kind != "policy" and retryable)),
+        retryable=bool(getattr(error, "retryable", None) or kind in ("infrastructure", "timeout")),
     )
 
 
