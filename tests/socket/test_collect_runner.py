@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,9 @@ from gymgate.collection.pace import Pace
 from gymgate.collection.plan import PlannedRollout, RolloutPlan
 from gymgate.collection.progress import RunProgress
 from gymgate.collection.record import CollectedRollout, read_values
+from gymgate.collection.run import Collection
 from gymgate.collection.store import FAILURES, ROLLOUTS, RunDirectory, open_run
+from gymgate.config import HTTPEndpoint, StackConfig
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import DataError, PolicyError, StackLostError
@@ -219,6 +221,47 @@ async def test_a_lost_stack_does_not_give_back_the_retries(tmp_path: Path) -> No
         await again.run()
     assert attempts == {"before": 2, "after": 2}
     assert [value["final"] for value in lines(tmp_path / FAILURES)] == [False, False, False, True]
+
+
+async def test_a_caller_gets_each_rollout_once(tmp_path: Path) -> None:
+    """When it finished or failed permanently, not at each attempt."""
+    attempts, given = Counter[int](), []
+
+    async def run_one(planned: PlannedRollout) -> Rollout:
+        attempts[planned.task] += 1
+        return failed() if planned.task == 0 or attempts[1] < 3 else completed(planned)
+
+    async def see(rollout: CollectedRollout) -> None:
+        given.append((rollout.task, rollout.status, rollout.attempt))
+
+    plan = plan_of(2)
+    work = Collector(plan.rollouts(), run_one, pace=Pace(1), progress=RunProgress(total=2), on_rollout=see)
+    await work.run()
+    assert given == [(0, "failed", 4), (1, "completed", 2)]
+
+
+async def test_a_stack_that_dies_again_before_anything_finished_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = Counter[str]()
+
+    @asynccontextmanager
+    async def acquire(*_: Any, **__: Any) -> AsyncIterator[Any]:
+        starts["all"] += 1
+        assert starts["all"] < 10
+        raise StackLostError("the daemon is gone")
+        yield
+
+    monkeypatch.setattr("gymgate.collection.run.acquire", acquire)
+    collection = Collection(
+        stack=StackConfig(environments=("mcqa",)),
+        policy=HTTPEndpoint(base_url="http://127.0.0.1:9/v1"),
+        plan=plan_of(1),
+        output=tmp_path / "run",
+    )
+    with pytest.raises(StackLostError, match="the daemon is gone"):
+        await collection.run()
+    assert starts["all"] == 2
 
 
 async def test_a_failure_names_the_environment_of_its_agent(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -85,6 +86,27 @@ async def test_a_replica_that_stays_away_is_not_waited_for_in_the_middle_of_a_ru
         endpoint = HTTPEndpoint(base_url=NOWHERE, replicas=(server.url,))
         async with asyncio.timeout(10):
             await PolicyWait(endpoint, 1000, lambda line: None).after(error)
+
+
+async def test_a_rollout_that_is_cancelled_leaves_the_wait_to_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error = RolloutError(kind="policy", message="x", type="PolicyError", retryable=True)
+    asked, up = asyncio.Event(), asyncio.Event()
+
+    async def wait(*_: Any, **__: Any) -> None:
+        asked.set()
+        await up.wait()
+
+    monkeypatch.setattr("gymgate.collection.policy_wait.wait_until_ready", wait)
+    policy_wait = PolicyWait(HTTPEndpoint(base_url=NOWHERE), 1000, lambda line: None)
+    first, second = (asyncio.create_task(policy_wait.after(error)) for _ in range(2))
+    await asked.wait()
+    first.cancel()
+    await asyncio.wait([first])
+    up.set()
+    async with asyncio.timeout(30):
+        await second
 
 
 async def test_a_policy_that_is_gone_for_a_while_costs_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,16 @@ def test_every_row_seed_and_repeat_once() -> None:
     assert [planned.task for planned in plan.rollouts()] == [0, 1, 2] * 4
 
 
+def test_rows_of_several_sources_have_numbers_of_their_own() -> None:
+    plan = RolloutPlan([source([0, 1], environment="a"), source([0, 2], environment="b")])
+    assert {(each.environment, each.row.line): each.task for each in plan.rollouts()} == {
+        ("a", 1): 0,
+        ("a", 2): 1,
+        ("b", 1): 2,
+        ("b", 2): 3,
+    }
+
+
 def test_what_has_finished_is_a_sample_of_the_run() -> None:
     """Ten rows of one environment and thirty of another: a quarter of either after a quarter of the rollouts, and each row
     once before any row again."""

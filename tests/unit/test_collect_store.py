@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +17,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gymgate.collection.pace import DEFAULT_BUDGETS, fitting_concurrency, may_retry, parse_budgets, wait_s
-from gymgate.collection.plan import Identity, RolloutPlan
+from gymgate.collection.pace import (
+    DEFAULT_BUDGETS,
+    Pace,
+    fitting_concurrency,
+    may_retry,
+    parse_budgets,
+    wait_s,
+)
+from gymgate.collection.plan import Identity, RolloutPlan, Shard
 from gymgate.collection.record import (
     CollectedRollout,
     collected,
@@ -26,7 +34,8 @@ from gymgate.collection.record import (
     read_values,
     to_line,
 )
-from gymgate.collection.store import LineLog, differences, open_run, read_run
+from gymgate.collection.run import _Finished, _refuse_other_split
+from gymgate.collection.store import LineLog, differences, open_run, read_run, run_directories
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError, DataError
@@ -55,6 +64,14 @@ def test_a_line_gives_the_rollout_back() -> None:
     line = to_line(kept)
     assert line_identity(line) == job().identity
     assert CollectedRollout.model_validate_json(line) == kept
+
+
+@pytest.mark.parametrize("seed", [None, 0, 7])
+def test_a_line_names_its_rollout_whatever_its_seed(seed: int | None) -> None:
+    planned = job()._replace(identity=Identity("0" * 16, 1, 2, seed))
+    kept = collected(planned, rollout(), 0)
+    assert line_identity(to_line(kept)) == planned.identity
+    assert abs(kept.finished - time.time()) < 600
 
 
 def test_a_line_of_another_version_is_read_too() -> None:
@@ -94,6 +111,45 @@ def test_a_run_is_resumed(tmp_path: Path) -> None:
         assert other.identity not in run.done
         assert run.given_up == {other.identity}
         assert run.attempts == {other.identity: {"timeout": 1}}
+
+
+def test_a_run_keeps_its_beginning_and_its_retries_are_given_back_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    identity = job().identity
+    with open_run(tmp_path, SETTINGS, {}) as run:
+        run.failures.append(failure_line(collected(job(), failed_rollout(), 1), final=True))
+    began = read_run(tmp_path)["created"]
+    monkeypatch.setattr("gymgate.collection.store.time.time", lambda: began + 1000)
+    for again in (False, True):
+        with open_run(tmp_path, SETTINGS, {"rows": int(again)}) as run:
+            finished = _Finished(run, rerun_failed=again)
+            assert (identity in finished, bool(run.attempts)) == (not again, not again)
+        assert read_run(tmp_path)["created"] == began
+
+
+def test_what_is_appended_reaches_the_disk_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    log = LineLog(tmp_path / "rollouts.jsonl")
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    for appended in (False, True, False):
+        if appended:
+            log.append(b"line\n")
+        log.sync()
+        assert len(synced) == (appended or len(synced))
+    assert len(synced) == 1
+    log.close()
+
+
+def test_shards_are_read_in_order_and_of_one_split(tmp_path: Path) -> None:
+    for index in (10, 2, 1):
+        (directory := tmp_path / Shard(index, 10).directory).mkdir()
+        (directory / "run.json").write_text("{}")
+    assert [found.name.split("-")[1] for found in run_directories(tmp_path)] == ["1", "2", "10"]
+    _refuse_other_split(tmp_path, Shard(3, 10))
+    for shard in (Shard(1, 3), Shard(1, 1)):
+        with pytest.raises(ConfigError, match="shard"):
+            _refuse_other_split(tmp_path, shard)
 
 
 def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
@@ -284,6 +340,11 @@ def test_budgets_of_the_command_line() -> None:
             parse_budgets([wrong])
     assert 0.5 <= wait_s(1) <= 1
     assert 15 <= wait_s(40) <= 30
+
+
+def test_failures_that_end_a_run_grow_with_its_concurrency() -> None:
+    ends = [Pace(1), Pace(100), Pace(100, failures_in_a_row=3), Pace(100, failures_in_a_row=0)]
+    assert [pace.most_failures_in_a_row for pace in ends] == [50, 200, 3, 0]
 
 
 def test_concurrency_fits_the_limit_on_open_files() -> None:

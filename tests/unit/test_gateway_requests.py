@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from gymgate.gateway import retries
 from gymgate.gateway.call import Call
 from gymgate.gateway.dialects.reading import fault_of
 from gymgate.gateway.requests import (
@@ -57,6 +60,37 @@ def test_the_routing_entry_leaves_no_trace() -> None:
     assert take_routing_entry({"a": 1, "metadata": entry}) == ({"a": 1}, KEY)
     for untouched in ({"metadata": {}}, {"metadata": None, "input": METADATA_KEY}, {"input": "x"}):
         assert take_routing_entry(untouched)[0] is untouched
+
+
+def gone(*, closing: bool = False) -> Call:
+    """A call whose connection is lost, or is being closed."""
+    transport = SimpleNamespace(is_closing=lambda: True) if closing else None
+    connection: Any = SimpleNamespace(transport=transport)
+    return Call(ModelCall(index=0, dialect="chat"), payload=b"answer", connection=connection)
+
+
+def test_a_connection_that_is_being_closed_is_lost() -> None:
+    assert gone().connection_lost
+    assert gone(closing=True).connection_lost
+
+
+def test_an_answer_that_is_written_leaves_its_siblings() -> None:
+    key, first, second = RequestKey("m", "chat", b"{}", None), gone(), gone()
+    repeated = RetryDeduplicator()
+    repeated.add(key, first)
+    repeated.add(key, second)
+    repeated.written(key, first)
+    assert repeated.find(key, retry=False) is second
+
+
+def test_a_call_under_way_keeps_its_answer_however_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "MARKED_ANSWERS", 1)
+    repeated, calls = RetryDeduplicator(), [gone() for _ in range(3)]
+    keys = [RequestKey("m", "chat", b"{}", f"key {number}") for number in range(3)]
+    for key, call in zip(keys, calls, strict=True):
+        repeated.add(key, call)
+    repeated.written(keys[1], calls[1])
+    assert [call.payload for call in calls] == [b"answer", b"", b"answer"]
 
 
 def test_long_bodies_that_differ_in_the_middle_alone_are_different_calls() -> None:

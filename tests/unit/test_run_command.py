@@ -16,7 +16,7 @@ from gymgate.cli.run import command
 from gymgate.collection import progress as progress_module
 from gymgate.collection.progress import RunProgress
 from gymgate.errors import ConfigError
-from gymgate.rollout import Outcome
+from gymgate.rollout import Outcome, Rollout
 
 
 def test_endpoint_lists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +141,16 @@ def test_the_line_shows_each_replica(clock: Clock) -> None:
     clock.now = 20.0
     progress.sample_replicas(looks({"a:1": 620, "b:1": 290}, away="b:1"))
     assert state(progress).endswith("tokens/s (a:1 31, b:1 left out)")
+
+
+def test_what_is_left_is_what_nobody_has_done() -> None:
+    """Nine of 100 are left: 90 were there, and this process gave one up."""
+    progress = RunProgress(total=100, resumed=90)
+    rollout = Rollout(id="x", environment="e", agent="a", status="failed")
+    progress.count_failure(rollout, final=True)
+    assert (progress.done, progress.left) == (91, 9)
+    assert progress.rate
+    assert progress.eta_s == pytest.approx(9 / progress.rate, rel=0.5)
 
 
 def test_a_resumed_run_shows_no_mean_of_its_last_part() -> None:
