@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,6 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gymgate.files import tail
+from gymgate.serving.supervisor import ChildProcess
 
 PROGRAM = Path(__file__).with_name("collect_vllm_program.py")
 pytestmark = pytest.mark.timeout(60)
@@ -208,6 +212,21 @@ def test_another_server_and_a_sandbox(vllm: Path, tmp_path: Path) -> None:
     assert place == ["127.0.0.1", str(port)]
     alone = said(*beside)
     assert alone.stdout.split() == ["127.0.0.1", str(port)]
+
+
+def test_what_a_server_started_ends_with_it(tmp_path: Path) -> None:
+    """Workers hold the GPU; this one is left behind by a server that ends at once when it is told to."""
+
+    async def started_and_stopped() -> int:
+        with (tmp_path / "log").open("w+b") as log:
+            process = ChildProcess(["/bin/sh", "-c", "sleep 1000 & echo $!; exec sleep 1000"], {}, log)
+            await process.start()
+            while not (worker := tail(tmp_path / "log")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            await process.stop(20.0)
+            return int(worker)
+
+    until_gone(asyncio.run(started_and_stopped()))
 
 
 def test_a_port_that_is_taken_is_named(vllm: Path) -> None:

@@ -8,14 +8,15 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
 import pytest
 
-from gymgate.errors import StackStartError
+from gymgate.errors import StackLostError, StackStartError
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
 from gymgate.stack.agent_processes import AgentProcess, AgentProcessPool
@@ -123,6 +124,45 @@ async def test_processes_are_given_in_the_order_of_asking() -> None:
         assert order == [0, 1, 3, 4, 5]
         assert isinstance(results[2], asyncio.CancelledError)
         assert len(servers.started) == 6
+
+
+async def test_the_process_that_stands_ready_is_taken_first() -> None:
+    """Whichever rollout ended last."""
+    async with running_pool(2) as (pool, servers, gateway), route_of(gateway) as route:
+        await pool.start()
+        async with AsyncExitStack() as first:
+            await first.enter_async_context(pool.lease(route))
+            async with AsyncExitStack() as second:
+                await second.enter_async_context(pool.lease(route))
+                await first.aclose()
+                await settled(pool)
+            await settled(pool)
+        started = len(servers.started)
+        async with pool.lease(route) as process:
+            assert process.alive
+            assert len(servers.started) == started
+
+
+async def test_a_process_that_waits_for_a_model_is_not_the_one_to_wait_for() -> None:
+    """The watch for servers that hang asks only those that rollouts wait for."""
+    async with running_pool(1) as (pool, _, gateway), route_of(gateway) as route:
+        task = asyncio.current_task()
+        assert task is not None
+        async with pool.lease(route) as process:
+            process.rollouts[task] = 0.0
+            assert [needed for _, _, needed in pool.servers()] == [True]
+            asking: Any = SimpleNamespace(in_flight={"policy_model": 1})
+            process.gateway_ports.route = asking
+            assert [needed for _, _, needed in pool.servers()] == [False]
+            process.rollouts.clear()
+
+
+async def test_nothing_starts_in_a_pool_that_stopped() -> None:
+    async with running_pool(1) as (pool, servers, _):
+        await pool.stop(0.0)
+        with pytest.raises(StackLostError):
+            await pool.start()
+        assert servers.started == []
 
 
 @pytest.mark.parametrize("how", ["ended", "cancelled"])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gymgate.stack.hangs import HangWatch, Watched, ticks_of
+from gymgate.stack import hangs
+from gymgate.stack.forkserver import stat
+from gymgate.stack.hangs import HangWatch, Watched, processes_of, ticks_of
 from gymgate.stack.ports import until_answer
 
 PROGRAM = """
@@ -183,6 +188,55 @@ async def test_what_it_started_counts_unless_it_is_looked_at_alone() -> None:
             assert len(process.reasons) == 1
         finally:
             os.kill(child, signal.SIGKILL)
+
+
+async def test_a_tick_now_and_then_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five ticks in 50 s are idle where 120 make a second, which is less than a thousandth, and work where 50 do."""
+    used = itertools.count(0, 5)
+    monkeypatch.setattr(hangs, "ticks_of", lambda pid, alone: next(used))
+    async with program("waits") as process:
+        monkeypatch.setattr(hangs, "_TICKS_PER_S", 120)
+        await process.looks(4)
+        assert len(process.reasons) == 1
+    async with program("waits") as process:
+        monkeypatch.setattr(hangs, "_TICKS_PER_S", 50)
+        await process.looks(6)
+        assert process.reasons == []
+
+
+async def test_what_a_program_used_counts_after_its_end() -> None:
+    """Servers run programs one after the other, each of which is gone at the next look."""
+    compute = "import time\nwhile time.process_time() < 0.2: pass"
+    runs = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {compute!r}]); print(); input()"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", runs, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        await asyncio.wait_for(process.stdout.readline(), 20)
+        own = sum(int(field) for field in stat(process.pid)[11:13])
+        assert ticks_of(process.pid, alone=True) >= own + 15
+    finally:
+        process.kill()
+        await process.communicate()
+
+
+async def test_a_question_to_one_that_is_gone_is_dropped() -> None:
+    async with program("waits") as process:
+        await process.looks(1)
+        question = process.watch._questions[process].asked
+        process.watched = list  # type: ignore[method-assign, assignment]
+        process.watch._watched = list
+        await process.watch.look(GIVEN_S)
+        await asyncio.wait([question], timeout=20)
+        assert question.cancelled()
+
+
+def test_a_fork_server_waits_for_nothing_but_orders() -> None:
+    fork_server: Any = SimpleNamespace(process=SimpleNamespace(pid=1), ping=None, kill_itself=None)
+    for timeout_s, given_s in ((900.0, hangs.FORK_SERVER_S), (5.0, 5.0)):
+        (watched,) = processes_of([], [fork_server], timeout_s)
+        assert (watched.timeout_s, watched.alone) == (given_s, True)
 
 
 async def test_nothing_is_held_against_one_that_nobody_needs() -> None:

@@ -1,10 +1,16 @@
-"""What is told of a server that died while starting."""
+"""What is told of a server that died or was killed, and what its death leaves to others."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from gymgate.stack.children import reason_in
+from gymgate.stack.children import Child, reason_in, until_listening
+from gymgate.stack.environment import RunningEnvironment, ServerSet
 
 PYDANTIC = """Traceback (most recent call last):
   File "app.py", line 1, in <module>
@@ -32,3 +38,50 @@ pipeline_yaml
 )
 def test_reason(log: str, reason: str) -> None:
     assert reason_in(log) == reason
+
+
+class Kills:
+    """Takes the place of a fork server."""
+
+    def kill(self, child: Child, number: int) -> None:
+        """Nothing runs."""
+
+
+async def child(log: Path) -> Child:
+    kills: Any = Kills()
+    return Child("s", 1, log, asyncio.get_running_loop().create_future(), kills)
+
+
+async def test_the_first_reason_for_which_a_server_was_killed_stays(tmp_path: Path) -> None:
+    """After it was found hung, the others of its environment are ended, and it once more."""
+    server = await child(tmp_path / "log")
+    for reason in ("hung", None, "stopped"):
+        server.kill(reason=reason)
+    assert server.exit_reason == "hung"
+
+
+async def test_a_server_that_listens_is_not_the_one_that_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def listens(pid: int, port: int) -> bool:
+        return port == 1
+
+    monkeypatch.setattr("gymgate.stack.children.listens", listens)
+    up, late = await child(tmp_path / "up"), await child(tmp_path / "late")
+    await until_listening(up, 1, "e")
+    assert (up.listens, late.listens) == (True, False)
+
+
+def test_containers_made_beside_a_running_rollout_stay() -> None:
+    """Of a rollout that was cancelled those go that no running rollout can have made; the others when that has ended."""
+    removed: list[tuple[float, float]] = []
+    environment = object.__new__(RunningEnvironment)
+    remove = SimpleNamespace(remove_unclaimed=lambda labels, since, until: removed.append((since, until)))
+    environment._stack = SimpleNamespace(containers=remove)  # type: ignore[assignment]
+    running: Any = object()
+    servers = ServerSet(labels={"l": "x"}, abandoned=[(10.0, 20.0)], rollouts={running: 15.0})
+    environment.remove_unclaimed(servers)
+    assert (removed, servers.abandoned) == ([(10.0, 15.0)], [(10.0, 20.0)])
+    servers.rollouts.clear()
+    environment.remove_unclaimed(servers)
+    assert (removed[1:], servers.abandoned) == ([(10.0, 20.0)], [])
