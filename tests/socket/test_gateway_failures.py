@@ -256,6 +256,22 @@ async def test_a_slow_stream_gets_signs_of_life_and_then_its_answer() -> None:
             assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
+async def test_a_slow_answer_is_no_stream_unless_one_was_asked_for() -> None:
+    release = asyncio.Event()
+
+    async def script(seen: Seen) -> web.Response:
+        release.set()
+        await asyncio.sleep(0.1)
+        return web.json_response(chat_answer())
+
+    async with upstream(script) as policy, Gateway(stream_times=StreamTimes(0.01, 0.01)) as gateway:
+        url = gateway.open(policy.endpoint()).base_url + "/chat/completions"
+        async with aiohttp.ClientSession() as http, http.post(url, json=BODY) as response:
+            await release.wait()
+            assert response.content_type == "application/json"
+            assert (await response.json())["object"] == "chat.completion"
+
+
 async def answer_async(body: dict[str, Any]) -> dict[str, Any]:
     body["mutated"] = True
     return chat_answer(body["messages"][0]["content"])

@@ -117,7 +117,9 @@ def test_a_resend_after_the_answer_came_gets_it(on_stage: Callable[..., None]) -
         await first.drop()
         scene.gate.opened.set()
         await finished(scene.route)
-        assert "undelivered" in scene.route.calls[0].details
+        (call,) = scene.route.calls
+        assert call.response is not None
+        assert call.details["undelivered"] == call.response["id"]
         assert [await scene.ask(), await scene.ask()] == ["1", "2"]
         assert len(scene.route.calls) == 2
         assert not any("undelivered" in call.details for call in scene.route.calls)

@@ -109,6 +109,7 @@ async def test_anthropic_messages_inward(
         assert response.content_type == "text/event-stream"
         assert "event: message_stop" in await response.text()
     plain, streamed = route.calls
+    assert [(call.index, call.finish_reason) for call in route.calls] == [(0, "stop"), (1, "stop")]
     assert (plain.request, plain.dialect, plain.usage.input_tokens) == (body, "messages", 3)
     assert plain.upstream_request == policy.seen[0].body
     assert plain.upstream_response is not None

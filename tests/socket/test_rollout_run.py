@@ -151,6 +151,17 @@ async def test_the_model_server_that_an_agent_has_for_its_policy_is_its_policy(
         assert len(given.seen) == (2 if OWN in judges and judges[OWN] == "given" else 0)
 
 
+async def test_the_usual_policy_is_one_beside_an_agents_own() -> None:
+    """Its calls count towards the limit, too."""
+    limits = RolloutLimits(max_calls=2)
+    async with scene(
+        scores("policy_model", OWN, "policy_model"), limits=limits, policy_servers=(OWN,)
+    ) as played:
+        outcome = await played.run()
+    assert (kind_of(outcome), outcome["limit"]) == (("truncated", None), "max_calls")
+    assert len(played.route.log) == 2
+
+
 async def test_a_failure_of_an_agents_own_model_server_is_the_policys() -> None:
     async with scene(stumbles(OWN), policy=breaks, policy_servers=(OWN,)) as played:
         outcome = await played.run()
@@ -296,6 +307,7 @@ async def test_what_a_rollout_took_is_told_by_whom_it_asked() -> None:
     assert timing["model_s"] == pytest.approx(calls[0].duration_s + calls[2].duration_s)
     assert timing["judge_s"] == pytest.approx(calls[1].duration_s)
     assert timing["judge_s"] > 0
+    assert all(0 <= call.started_s + call.duration_s <= timing["total_s"] for call in calls)
 
 
 async def test_cancelling_a_rollout_hangs_up_on_its_agent() -> None:

@@ -107,6 +107,20 @@ async def test_a_daemon_that_is_used_has_no_time_to_stop(tmp_path: Path) -> None
         await connection.peer.call("bye")
 
 
+@pytest.mark.parametrize(("share", "lingers_s"), [("machine", 5.0), ("process", 0.0)])
+async def test_a_stack_of_the_machine_outlives_the_process_that_started_it(
+    tmp_path: Path, share: Any, lingers_s: float
+) -> None:
+    """That of a process does so as long as somebody holds a lease, such as a forked child."""
+    config = CONFIG.model_copy(update={"share": share, "linger_s": 5.0})
+    async with serving(tmp_path) as daemon:
+        await leased(daemon, config)
+        daemon._starter_gone()
+        assert not daemon.is_retired
+        assert daemon._linger_s == lingers_s
+        daemon.retire()
+
+
 async def test_another_protocol_is_refused(tmp_path: Path) -> None:
     async with serving(tmp_path) as daemon:
         connection = await connected(daemon)

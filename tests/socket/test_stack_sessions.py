@@ -157,6 +157,42 @@ async def test_a_rollout_leaves_no_route_and_no_function(tmp_path: Path) -> None
                 await asyncio.sleep(0)
 
 
+@pytest.mark.parametrize("strategy", ["url", "metadata", "remote", "body"])
+async def test_a_rollouts_key_reaches_its_agent(tmp_path: Path, strategy: str) -> None:
+    async def asks(seen: Seen) -> web.Response:
+        entries = seen.body["responses_create_params"].get("metadata", {})
+        body: dict[str, Any] = {"input": "hi"}
+        if strategy == "url":
+            url = f"{daemon.running.gateway.url}/ng-rollout/{seen.body['_ng_rollout_id']}/v1"
+        elif strategy == "metadata":
+            url, body = f"{daemon.running.gateway.url}/v1", {**body, "metadata": entries}
+        else:
+            url = seen.body["policy_base_url"] if strategy == "body" else entries["gymgate_route"]
+        async with aiohttp.ClientSession() as http, http.post(f"{url}/responses", json=body) as response:
+            return web.json_response({"reward": 1.0, "response": await response.json()})
+
+    plan = {**vars(Scripted.plan), "strategy": lambda agent: strategy}
+    async with serving(tmp_path, asks) as daemon, joined(tmp_path) as stack:
+        environment: Any = daemon.alone.environments["scripted"]
+        environment.plan = SimpleNamespace(**plan)
+        rollout = await stack.run(ROW, policy=lambda body: chat_answer("mine"))
+    assert (rollout.error, rollout.reward, len(rollout.calls)) == (None, 1.0, 1)
+    assert "mine" in str(rollout.result)
+
+
+async def test_an_agent_that_drops_its_key_is_said_to_do_so(tmp_path: Path) -> None:
+    async def asks(seen: Seen) -> web.Response:
+        url = f"{daemon.running.gateway.url}/v1/responses"
+        async with aiohttp.ClientSession() as http, http.post(url, json={"input": "hi"}) as response:
+            return web.json_response(await response.json(), status=500)
+
+    async with serving(tmp_path, asks) as daemon, joined(tmp_path) as stack:
+        rollout = await stack.run(ROW, policy=lambda body: chat_answer())
+    assert rollout.error is not None
+    assert "--routing process" in rollout.error.message.partition(":")[0]
+    assert (rollout.error.kind, rollout.calls) == ("environment", [])
+
+
 async def test_a_lost_connections_rollouts_end(tmp_path: Path) -> None:
     """With the calls that are under way in them; those of others go on."""
     asked, cancelled = asyncio.Event(), asyncio.Event()

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -180,6 +181,33 @@ async def test_what_a_rollout_asks_of_the_daemon(leases: FakeLeases, monkeypatch
         assert (method, message["agent"]) == ("run", expected)
         assert message["policy"]["name"] != message["judge_policy"]["name"]
     await stack.close()
+
+
+async def test_a_stack_of_another_process_is_lost(leases: FakeLeases) -> None:
+    """As in a forked child, which has no connection of its own."""
+    stack = await connect(CONFIG)
+    stack._pid += 1
+    with pytest.raises(StackLostError, match="acquire it again"):
+        await stack._current_lease()
+    await stack.close()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_a_daemon_that_hangs_is_killed_by_its_only_user(shared: bool) -> None:
+    """Others may use a shared one: its process is named instead."""
+    daemon = Mock()
+    lease = client.Lease(lambda: "gone", daemon)
+    lease._shared, lease._daemon_pid = shared, 4242
+    lease._give_up()
+    assert daemon.kill.called == (not shared)
+    assert ("4242" in lease.peer.describe_loss()) == shared
+
+
+async def test_warnings_after_the_start_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    lease = client.Lease(lambda: "gone", None)
+    for line in ("warning: mcqa: a server died", "mcqa: starting"):
+        lease._on_progress({"message": line})
+    assert caplog.messages == ["mcqa: a server died"]
 
 
 async def test_a_failed_start_leaves_nothing(leases: FakeLeases) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gymgate.api import run_row
 from gymgate.cli.progress import state
 from gymgate.cli.run import summary_of
 from gymgate.collection.aggregate import Runs, read_runs, read_tasks
@@ -21,7 +24,8 @@ from gymgate.collection.record import CollectedRollout
 from gymgate.collection.report import write_report
 from gymgate.collection.report_data import REWARD, ReportData
 from gymgate.collection.tasks import CollectedTasks
-from gymgate.errors import TokenDataError
+from gymgate.config import StackConfig
+from gymgate.errors import EnvironmentServerError, TokenDataError
 from gymgate.integrations.training.rollouts import SampledRollout, mean_metrics, rollout_metrics
 from gymgate.integrations.trl import batch as batch_module
 from gymgate.integrations.trl.batch import group_metrics, nemo_gym_reward, to_batch, to_samples
@@ -67,6 +71,26 @@ def run(tmp_path: Path) -> Path:
     ]
     (path / "rollouts.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
     return path
+
+
+@pytest.mark.parametrize("name", FIELDS)
+async def test_one_row_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed rollout is raised, so that it becomes no reward of 0; any other comes back."""
+
+    async def run(row: dict[str, Any], **settings: Any) -> Rollout:
+        return made(name)
+
+    @asynccontextmanager
+    async def acquire(config: StackConfig) -> AsyncIterator[Any]:
+        yield SimpleNamespace(run=run)
+
+    monkeypatch.setattr("gymgate.api.acquire", acquire)
+    row = {"responses_create_params": {"input": "hi"}}
+    if name == "failed":
+        with pytest.raises(EnvironmentServerError, match="m"):
+            await run_row(row, "e", base_url="http://h/v1")
+    else:
+        assert (await run_row(row, "e", base_url="http://h/v1")).id == name
 
 
 def test_the_live_mean_of_a_collection() -> None:

@@ -61,6 +61,8 @@ def test_of_several_segments_the_longest_stands_and_the_rest_is_reported() -> No
     batch = to_batch([rollout], filler_id=EOS)
     assert batch["completion_ids"] == [[6, 7, 8]]
     assert batch["rollout_metrics"][0]["delivered_fraction"] == 0.75
+    with_tool = sampled(TokenTurn([1], [2]), TokenTurn([1, 2, 3, 4], [5]))
+    assert to_batch([with_tool], filler_id=EOS)["rollout_metrics"][0]["delivered_fraction"] == 1.0
     assert to_batch(
         [sampled(TokenTurn([1], [2, 3]), TokenTurn([5], [6]))], filler_id=EOS, segment_choice="last"
     )["completion_ids"] == [[6]]
