@@ -256,6 +256,22 @@ async def test_a_replica_is_left_alone_for_as_long_as_it_asks(status: int) -> No
     assert asked[2] - asked[0] >= 1.5
 
 
+async def test_calls_that_fail_together_count_once_and_one_call_tries_again() -> None:
+    """Else a moment without network would leave all replicas alone for minutes, and then fall upon one of them."""
+    gone = PolicyError("connection refused", retryable=True)
+    async with pool_of("http://a/v1") as pool:
+        (replica,) = pool.replicas
+        for _ in range(5):
+            pool._note_failure(replica, gone)
+        assert replica.failures == 1
+        assert replica.away_until - time.monotonic() <= 0.5
+        assert not replica.is_open(time.monotonic())
+        due = replica.away_until
+        assert replica.is_open(due)
+        replica.in_flight = 1
+        assert not replica.is_open(due)
+
+
 async def test_other_rollouts_spare_a_replica_that_asked_for_time() -> None:
     async def busy(seen: Seen) -> aiohttp.web.StreamResponse:
         return aiohttp.web.json_response({}, status=429, headers={"Retry-After": "3600"})

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import functools
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -291,8 +293,26 @@ async def test_a_callable_answers(fn: Any) -> None:
         assert call.response == chat_answer("hi")
 
 
+async def test_a_function_that_is_not_async_holds_nobody_up() -> None:
+    """The first of two calls waits for the second, each in a thread that finds its caller's context variables."""
+    both, context = threading.Barrier(2, timeout=30), contextvars.ContextVar("name", default="nobody")
+
+    def waits(body: dict[str, Any]) -> dict[str, Any]:
+        both.wait()
+        return chat_answer(context.get())
+
+    backend = CallableBackend(waits)
+    context.set("caller")
+    answers = await asyncio.gather(*(backend.call(BODY) for _ in range(2)))
+    assert [answer.body["choices"][0]["message"]["content"] for answer in answers] == ["caller"] * 2
+
+
 def raises(body: dict[str, Any]) -> dict[str, Any]:
     raise KeyError("weights")
+
+
+async def cancels(body: dict[str, Any]) -> dict[str, Any]:
+    raise asyncio.CancelledError
 
 
 async def hangs(body: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +322,7 @@ async def hangs(body: dict[str, Any]) -> dict[str, Any]:
 
 BAD = {
     "raises KeyError: 'weights'": (raises, 502, "raised KeyError: 'weights'"),
+    "raises CancelledError": (cancels, 502, "raised CancelledError"),
     "wrong type": (lambda body: "text", 502, "returned str where a dict was expected"),
     "no choices": (lambda body: {"text": "hi"}, 502, "without 'choices' (it has text)"),
     "not JSON": (lambda body: chat_answer(x={1, 2}), 502, "JSON cannot hold"),

@@ -16,12 +16,14 @@ from pydantic import SecretStr
 from gymgate import retrying
 from gymgate.config import HTTPEndpoint
 from gymgate.errors import PolicyError
+from gymgate.gateway.backends.http import HTTPBackend
 from gymgate.gateway.route import Route
 from gymgate.gateway.server import Gateway
+from gymgate.http_client import HTTPClient
 from gymgate.retrying import Retryable, is_quota_used_up, is_retried, retry_after_s
 from gymgate.stack.rollout import RolloutRun, new_client
 from support.hosted_api import KEY, HostedAPI
-from support.upstream import Seen, Upstream, upstream
+from support.upstream import Seen, Upstream, chat_answer, upstream
 
 CONCURRENT = 64
 CALLS = 4
@@ -63,6 +65,23 @@ async def test_with_a_third_of_the_calls_refused_none_is_lost(replicas: bool) ->
         rollouts = await asyncio.gather(*(rollout(gateway, http) for _ in range(CONCURRENT)))
     assert rollouts == [[200] * CALLS] * CONCURRENT
     assert script.answers.count(429) > 50
+
+
+async def test_a_rate_limit_that_has_passed_is_over_and_each_call_has_a_key_of_its_own() -> None:
+    """An endpoint that keeps its answers by that key takes a retry for the same call, and no other one."""
+
+    async def busy_once(seen: Seen) -> web.StreamResponse:
+        if len(api.seen) == 1:
+            return web.json_response({}, status=429, headers={"Retry-After": "0"})
+        return web.json_response(chat_answer())
+
+    async with upstream(busy_once) as api, HTTPClient() as client:
+        backend = HTTPBackend(endpoint(api), client)
+        assert (await backend.call(BODY)).retries == 1
+        assert backend.rate_limit is None
+        await backend.call(BODY)
+    keys = [seen.headers["Idempotency-Key"] for seen in api.seen]
+    assert keys[0] == keys[1] != keys[2]
 
 
 async def test_a_used_up_quota_is_not_asked_again() -> None:

@@ -94,6 +94,10 @@ async def test_same_dialect_passes_bytes_through_unchanged(
         assert policy.seen[0].raw == request
         assert route.calls[0].request == json.loads(request)
         assert route.calls[0].response == json.loads(answer)
+        route = gateway.open(policy.endpoint(model="the endpoint's"))
+        async with http.post(f"{route.base_url}/chat/completions", data=request) as response:
+            assert await response.read() == answer
+        assert policy.seen[1].body == {**json.loads(request), "model": "the endpoint's"} | {"stream": False}
 
 
 @pytest.mark.parametrize("endpoint", ["chat", "responses"])

@@ -221,6 +221,16 @@ async def test_a_cancelled_request_closes_its_connection(client: HTTPClient) -> 
             await server.closed.wait()
 
 
+async def test_a_connection_takes_no_longer_than_its_request_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dial(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(http_client, "_dial", dial)
+    async with HTTPClient() as client, asyncio.timeout(20):
+        with pytest.raises(UnreachableError, match=r"0\.05 s"):
+            await client.send(Request("http://127.0.0.1:9/"), timeout_s=0.05)
+
+
 async def test_nobody_listens(client: HTTPClient) -> None:
     async with serving() as server:
         pass

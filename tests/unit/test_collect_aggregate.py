@@ -138,6 +138,56 @@ def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
     assert not 0 <= row["pass@1"] - width <= row["pass@1"] + width <= 1
 
 
+def test_graded_rewards_have_a_mean_over_rollouts_and_an_interval_beyond_1(tmp_path: Path) -> None:
+    lines = [line(0, repeat, 7.0) for repeat in range(3)] + [line(1, 0, 3.0)]
+    [row] = summary_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    assert (row["mean_reward"], row["pass@1"]) == (6.0, 5.0)
+    assert row["pass@1_ci95_low"] < 3 < 7 < row["pass@1_ci95_high"]
+
+
+def test_the_first_rollouts_of_a_task_are_those_of_its_first_seed(tmp_path: Path) -> None:
+    """In whatever order they ended."""
+    rewards = {(0, 0): 0.1, (0, 1): 0.9, (1, 0): 0.2, (1, 1): 0.3}
+    lines = [line(0, repeat, reward, seed=seed) for (seed, repeat), reward in rewards.items()]
+    for order in (lines, lines[::-1]):
+        [row] = task_rows(read_runs([write_run(tmp_path / "run", order)]))
+        assert (row["rewards"], row["pass@2"]) == ([*rewards.values()], 0.9)
+
+
+def test_what_has_no_answer_has_no_vote_and_long_answers_are_told_apart(tmp_path: Path) -> None:
+    """Three rollouts answered nothing; of the others two agree, with as long a beginning as the third."""
+    same, other = "x" * 100 + "a", "x" * 100 + "b"
+    lines = [line(0, repeat, 0.0, result={"extracted_answer": None}) for repeat in range(3)]
+    lines += [line(0, 3, 0.0, answer=other), line(0, 4, 1.0, answer=same), line(0, 5, 1.0, answer=same)]
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    assert row["maj@6"] == 1.0
+    lines = [line(0, repeat, 1.0, answer=f"{'x' * 100}{repeat}") for repeat in range(2)]
+    lines += [line(0, repeat, 0.0, answer="short") for repeat in (2, 3, 4)]
+    lines += [line(0, repeat, 1.0, answer=f"{'x' * 100}{repeat}") for repeat in (5, 6)]
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    assert row["maj@7"] == 0.0, "three short answers are more than four long ones that only begin alike"
+
+
+def test_calls_and_tokens_are_the_policys_over_all_that_finished(tmp_path: Path) -> None:
+    calls = [
+        {"model_server": "policy_model", "usage": {"output_tokens": 10}},
+        {"model_server": "judge", "usage": {"output_tokens": 500}},
+    ]
+    lines = [line(0, 0, 1.0, calls=calls), line(0, 1, 0.0, calls=calls, status="masked")]
+    [row] = task_rows(read_runs([write_run(tmp_path / "run", lines)]))
+    assert (row["mean_calls"], row["mean_output_tokens"]) == (1.0, 10.0)
+
+
+def test_a_rollout_that_was_only_tried_is_missing_and_counts_once(tmp_path: Path) -> None:
+    error = {"kind": "policy", "type": "PolicyError", "message": "gone"}
+    tried = [line(1, 0, None, error=error, final=False)]
+    run = write_run(tmp_path / "run", [line(0, 0, 1.0)], failures=tried, extent={"rollouts": 2})
+    collected = read_runs([run])
+    assert (collected.lost, len(collected.missing)) == ([], 1)
+    assert "1 of 2" in collected.missing[0]
+    assert len([*Runs([run, run], first_of_overlap=True).failed_attempts()]) == 1
+
+
 def test_what_is_not_measured_is_counted_apart(tmp_path: Path) -> None:
     failure = {**line(1, 1, None), "final": True, "error": {"kind": "timeout"}}
     lines = [

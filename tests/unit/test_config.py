@@ -113,7 +113,16 @@ def test_a_short_release_is_the_supported_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "https://a:1", "gymgates://a", "gymgates://a:0", "gymgates://a:65536", "gymgates://t@a:1"]
+    "url",
+    [
+        "",
+        "https://a:1",
+        "gymgates://a",
+        "gymgates://a:0",
+        "gymgates://a:65536",
+        "gymgates://t@a:1",
+        "gymgates://a:1/x",
+    ],
 )
 def test_a_stack_of_another_machine_has_an_address(url: str) -> None:
     with pytest.raises(ValidationError, match="server"):

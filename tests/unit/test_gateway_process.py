@@ -36,6 +36,24 @@ def test_the_file_limit_is_raised() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
+async def test_the_first_retries_may_be_made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each at another replica; the pauses come after them."""
+    paused: list[float] = []
+
+    async def pause(delay_s: float) -> None:
+        paused.append(delay_s)
+
+    async def attempt(retries: int) -> int:
+        if retries < 3:
+            raise retrying.Retryable(PolicyError("gone", retryable=True))
+        return retries
+
+    monkeypatch.setattr(retrying.asyncio, "sleep", pause)
+    assert await retrying.with_retries(attempt, 1, at_once=2) == (3, 3)
+    assert len(paused) == 1
+    assert 0.25 <= paused[0] <= 0.5
+
+
 def test_backoff_is_bounded() -> None:
     failure = retrying.Retryable(PolicyError("busy"))
     delays = [failure.delay_s(retries) for retries in range(1, 20)]

@@ -103,6 +103,18 @@ def test_the_live_mean_of_a_collection() -> None:
     assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
 
 
+def test_messages_that_differ_in_each_rollout_fill_no_memory() -> None:
+    counts = RolloutCounts()
+    for number in range(3000):
+        counts.add_cause(f"failed after {number} s")
+    counts.add_cause("failed after 1 s")
+    assert (len(counts.causes), counts.causes["other causes"], counts.causes["failed after 1 s"]) == (
+        1001,
+        2000,
+        2,
+    )
+
+
 def test_failures_in_a_row_end_with_the_first_that_finishes() -> None:
     progress = RunProgress(total=9)
     for final in (True, False, True):

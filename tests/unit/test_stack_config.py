@@ -300,6 +300,7 @@ def test_secrets_cross_the_wire_in_the_clear_and_nowhere_else(monkeypatch: pytes
     assert isinstance(endpoint, HTTPEndpoint)
     assert endpoint.api_key is not None
     assert endpoint.api_key.get_secret_value() == "s3cret"
+    assert endpoint.api_key_env is None, "a variable of this process"
     assert [(name, value.get_secret_value()) for name, value in endpoint.headers] == [*headers.items()]
     assert dict(received.models)["*"] == "policy"
     assert "s3cret" not in config.model_dump_json() + received.model_dump_json() + repr(received)
