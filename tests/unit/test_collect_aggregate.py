@@ -17,7 +17,7 @@ from gymgate.cli.aggregate import command
 from gymgate.collection import statistics as st
 from gymgate.collection import tables
 from gymgate.collection.aggregate import Runs, read_runs
-from gymgate.collection.metrics import keep, parse_bounds, summary_rows, task_rows
+from gymgate.collection.metrics import keep, notes_on_tasks, parse_bounds, summary_rows, task_rows
 from gymgate.collection.report import write_report
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
@@ -136,6 +136,13 @@ def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
     assert row["pass@1_ci95_low"] == pytest.approx(row["pass@1"] - width if low is None else low)
     assert row["pass@1_ci95_high"] == pytest.approx(row["pass@1"] + width if high is None else high)
     assert not 0 <= row["pass@1"] - width <= row["pass@1"] + width <= 1
+
+
+def test_tasks_that_end_pass_at_k_early_are_counted(tmp_path: Path) -> None:
+    lines = [line(key, repeat, 1.0) for key, count in enumerate((4, 4, 2, 1)) for repeat in range(count)]
+    (note,) = notes_on_tasks(read_runs([write_run(tmp_path / "run", lines)]))
+    assert {int(number) for number in re.findall(r"\d+", note)} == {1, 2, 4}
+    assert "2 of 4 tasks" in note
 
 
 def test_graded_rewards_have_a_mean_over_rollouts_and_an_interval_beyond_1(tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_the_live_mean_of_a_collection() -> None:
     assert "mean reward 0.750, 1 truncated, 1 unscored, 1 masked" in shown
 
 
+def test_counts_of_several_environments_add_up() -> None:
+    several = [RolloutCounts() for _ in range(2)]
+    for counts, names in zip(several, (["good", "cut"], ["cut", "failed"]), strict=True):
+        for name in names:
+            counts.add_rollout(made(name))
+    total = RolloutCounts.total(several)
+    assert (total.scored, total.reward_sum, total.failed, total.rollouts) == (3, 2.0, 1, 4)
+    assert total.mean_reward == pytest.approx(2 / 3)
+
+
 def test_messages_that_differ_in_each_rollout_fill_no_memory() -> None:
     counts = RolloutCounts()
     for number in range(3000):
