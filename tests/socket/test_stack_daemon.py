@@ -126,8 +126,24 @@ async def test_another_protocol_is_refused(tmp_path: Path) -> None:
         connection = await connected(daemon)
         with pytest.raises(StackLostError, match=f"{PROTOCOL + 1}"):
             await connection.peer.call("hello", protocol=PROTOCOL + 1, config={"environments": ["none"]})
-        assert connection.peer.heard, "so that nobody takes it for a daemon that is about to exit"
         connection.peer.abort()
+
+
+async def test_a_daemon_that_crashes_in_a_start_was_heard_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nobody takes it for one that was about to exit, and starts it again."""
+
+    async def crash(config: StackConfig) -> Any:
+        next(iter(daemon.leases)).peer.abort()
+        await asyncio.Event().wait()
+
+    async with serving(tmp_path) as daemon, asyncio.timeout(30):
+        monkeypatch.setattr(daemon, "started", crash)
+        connection = await connected(daemon)
+        with pytest.raises(StackLostError):
+            await connection.hello(CONFIG)
+        assert connection.peer.heard
 
 
 async def test_a_busy_daemon_that_shows_signs_of_life_is_waited_for(

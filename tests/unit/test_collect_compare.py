@@ -200,6 +200,7 @@ def test_each_environment_has_a_row_and_one_is_over_all(tmp_path: Path) -> None:
     figures = [[row[name] for name in ("pairs", "difference", "only_second")] for row in comparison.rows]
     assert [row["environment"] for row in comparison.rows] == ["e", "f", "all"]
     assert figures == [[2, -0.5, 0], [2, 0.5, 1], [4, 0.0, 1]]
+    assert [row["only_first"] for row in compared(other, same).rows] == [0, 1, 1]
     assert [(flip.task.name, flip.difference) for flip in comparison.flips] == [("e:1", -1.0), ("f:4", 1.0)]
     allowed = CliRunner().invoke(command, [str(same), str(other), "--fail-if-worse", "0.1"])
     assert allowed.exit_code == 0, allowed.output

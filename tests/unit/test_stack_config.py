@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from gymgate import codec
 from gymgate.catalog import ServerInstance
 from gymgate.catalog.resolve import NOWHERE, unset
 from gymgate.config import CallableEndpoint, HTTPEndpoint, RolloutLimits, StackConfig
@@ -295,7 +296,7 @@ def test_secrets_cross_the_wire_in_the_clear_and_nowhere_else(monkeypatch: pytes
         base_url="http://h/v1", api_key_env="JUDGE_KEY", headers=headers, sampling=(("stop", ("a", "b")),)
     )
     config = StackConfig(environments=("mcqa",), models={"judge_model": judge, "*": "policy"})
-    received = StackConfig.model_validate(stack_to_wire(config))
+    received = StackConfig.model_validate(codec.loads(codec.dumps(stack_to_wire(config))))
     endpoint = dict(received.models)["judge_model"]
     assert isinstance(endpoint, HTTPEndpoint)
     assert endpoint.api_key is not None
