@@ -149,7 +149,8 @@ def test_judges_are_the_model_servers_that_servers_name(site: Path) -> None:
         "u": "user.model of resources server e",
     }
     assert scanned(site, {}).judges == {}
-    twice = scanned(site, {"judge_model_server": model("j"), "user": {"model": model("j")}})
+    further = {"resources_servers": {"e": {"entrypoint": "app.py", "judge": model("j")}}}
+    twice = scanned(site, {"judge_model_server": model("j"), "user": {"model": model("j")}}, f=further)
     assert twice.judges == {"j": "judge_model_server of resources server e"}, "the first setting is named"
 
 

@@ -70,11 +70,10 @@ async def test_a_judge_is_stood_in_for_only_after_it_was_missed(tmp_path: Path) 
 
 
 async def test_a_reward_that_no_judge_was_asked_for_is_not_by_stand_in(tmp_path: Path) -> None:
-    """The first row misses its judge; the second, in the same round, asks none."""
-    judge = RecordedJudge("e")
-    told = {"first": None, "second": 1.0}
-    tried = probe(tmp_path, lambda row: rollout(told[row["name"]], "policy_model"), judge)
-    await tried.run([{**ROW, "name": "first", "ask": "right?"}, {**ROW, "name": "second"}])
+    """The first row misses its judge, and then gets no reward with the stand-in; the second asks none and gets one."""
+    judge, rewards = RecordedJudge("e"), iter([None, None, 1.0])
+    tried = probe(tmp_path, lambda row: rollout(next(rewards), "policy_model"), judge)
+    await tried.run([{**ROW, "ask": "right?"}, ROW])
     assert (tried.rewarded, tried.by_stand_in, tried.judge_missing) == (True, False, True)
 
 

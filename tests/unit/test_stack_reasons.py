@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,3 +86,15 @@ def test_containers_made_beside_a_running_rollout_stay() -> None:
     servers.rollouts.clear()
     environment.remove_unclaimed(servers)
     assert (removed[1:], servers.abandoned) == ([(10.0, 20.0)], [])
+
+
+def test_rollouts_go_to_the_worker_that_is_least_busy() -> None:
+    """One whose rollouts have ended is as idle as one that had none."""
+    environment = object.__new__(RunningEnvironment)
+    held: Any = [SimpleNamespace(number=number) for number in (1, 2)]
+    environment._ports, environment._rollouts = {"a": held}, Counter()
+    with environment.agent_port("a") as first, environment.agent_port("a") as second:
+        assert (first, second) == (1, 2)
+    for _ in range(2):
+        with environment.agent_port("a") as port:
+            assert port == 1

@@ -1,0 +1,180 @@
+"""Callers of a served stack, without a NeMo Gym behind it: what of theirs reaches the daemon, and what ends a connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar
+
+import pytest
+
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
+from gymgate.errors import ConfigError, StackLostError
+from gymgate.stack import AgentInfo, network, serve
+from gymgate.stack.client import Lease
+from gymgate.stack.network import connect_to, notice_silence
+from gymgate.stack.protocol import Reply
+from gymgate.stack.wire import endpoint_to_wire
+
+TOKEN = "canary-token-0123456789"
+ROW = b'{"responses_create_params":{"input":"hi"}}'
+
+
+class Served:
+    """Takes the place of a stack of two environments; keeps what is passed on to its daemon."""
+
+    agents: ClassVar = {name: AgentInfo(name, name, "simple_agent") for name in ("one", "two")}
+    gateway_url = "http://127.0.0.1:1"
+    config = StackConfig(environments=("one", "two"))
+
+    def __init__(self) -> None:
+        self.passed: list[dict[str, Any]] = []
+
+    async def forward(self, message: dict[str, Any], row: bytes) -> Reply:
+        self.passed.append(message)
+        return Reply(None, row)
+
+    async def status(self) -> dict[str, Any]:
+        return {"rollouts": 0}
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Served:
+    served = Served()
+
+    async def connect(config: StackConfig, **_: Any) -> Served:
+        return served
+
+    monkeypatch.setattr(serve, "connect", connect)
+    monkeypatch.setenv("STACK_TOKEN", TOKEN)
+    return served
+
+
+@asynccontextmanager
+async def serving(config: StackConfig) -> AsyncIterator[tuple[StackServer, asyncio.Task[None]]]:
+    ready = asyncio.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = StackServer(f"gymgate://127.0.0.1:{listener.getsockname()[1]}")
+        work = asyncio.create_task(serve.serve_stack(config, listener, TOKEN, None, ready.set, print))
+        await ready.wait()
+        try:
+            yield server, work
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+
+
+@asynccontextmanager
+async def leased(server: StackServer, *environments: str) -> AsyncIterator[Lease]:
+    lease, _ = await connect_to(server)
+    try:
+        await lease.hello(StackConfig(environments=environments))
+        yield lease
+    finally:
+        await lease.goodbye()
+
+
+def message(**fields: Any) -> dict[str, Any]:
+    policy = endpoint_to_wire(HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="policy"))
+    unsaid = {"judge_policy": None, "environment": None, "agent": None, "record_bodies": False}
+    return {"policy": policy, **unsaid, "limits": {"timeout_s": 30.0}, "rollout_id": "r", **fields}
+
+
+@pytest.mark.parametrize(
+    ("asked", "named", "environment"),
+    [(("one",), None, "one"), (("one",), "two", "two"), (("one", "two"), None, None)],
+)
+async def test_rows_go_to_the_only_environment_that_was_asked_for(
+    stack: Served, asked: tuple[str, ...], named: str | None, environment: str | None
+) -> None:
+    """Else the row's agent decides, among all that are served."""
+    async with serving(stack.config) as (server, _), leased(server, *asked) as lease:
+        reply = await lease.peer.exchange("run", message(environment=named), ROW)
+    assert reply.body == ROW
+    assert stack.passed[0]["environment"] == environment
+
+
+async def test_a_callers_judge_is_its_own(stack: Served) -> None:
+    judge = endpoint_to_wire(HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="judge"))
+    async with serving(stack.config) as (server, _), leased(server, "one") as lease:
+        await lease.peer.exchange("run", message(judge_policy=judge), ROW)
+    (passed,) = stack.passed
+    assert [passed[name]["model"] for name in ("policy", "judge_policy")] == ["policy", "judge"]
+
+
+async def test_callers_lose_their_connection_when_the_server_stops(stack: Served) -> None:
+    async with serving(stack.config) as (server, work), leased(server, "one") as lease, asyncio.timeout(30):
+        work.cancel()
+        await lease.peer.lost.wait()
+        with pytest.raises(StackLostError):
+            await lease.peer.call("status")
+
+
+async def test_a_connection_may_take_its_time_once_it_has_the_token(
+    stack: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(network, "HANDSHAKE_S", 0.2)
+    loop = asyncio.get_running_loop()
+    async with serving(stack.config) as (server, _), leased(server, "one") as lease:
+        until = loop.time() + 0.5
+        while loop.time() < until:
+            await lease.peer.call("status")
+
+
+async def test_a_first_line_without_an_end_is_not_waited_for(stack: Served) -> None:
+    """It would be kept in memory for as long as a handshake may take."""
+    async with serving(stack.config) as (server, _), asyncio.timeout(network.HANDSHAKE_S / 2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(b"x" * (network.MAX_LINE + 1))
+        assert await reader.read() == b"refused\n"
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_a_token_is_sent_to_no_other_machine_in_the_clear(
+    stack: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append(await reader.read())
+        writer.close()
+
+    monkeypatch.setattr(network, "is_loopback", lambda address: False)
+    async with await asyncio.start_server(listen, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(ConfigError, match="gymgates://"):
+            await connect_to(StackServer(f"gymgate://127.0.0.1:{port}"))
+        async with asyncio.timeout(30):
+            while not received:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+    assert received == [b""]
+
+
+@pytest.mark.parametrize("environment", ["one", EnvironmentConfig(name="one", overrides={"a.b": 1})])
+async def test_settings_of_an_environment_are_the_servers(stack: Served, environment: Any) -> None:
+    asked = StackConfig(environments=(environment,))
+    if environment == "one":
+        network.refuse_settings(asked)
+        return
+    with pytest.raises(ConfigError, match="overrides"):
+        network.refuse_settings(asked)
+
+
+def test_a_machine_that_vanished_is_noticed_within_a_minute() -> None:
+    """And one whose network is slow for less is not."""
+    with socket.socket() as sock:
+        notice_silence(sock)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
+        idle, every, count = (
+            sock.getsockopt(socket.IPPROTO_TCP, name)
+            for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert 5 <= idle + every * count <= 60
