@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import pytest
 
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig, StackServer
-from gymgate.errors import ConfigError, StackLostError
+from gymgate.errors import ConfigError, DataError, GymgateError, StackLostError
 from gymgate.stack import AgentInfo, network, serve
 from gymgate.stack.client import Lease
 from gymgate.stack.network import connect_to, notice_silence
-from gymgate.stack.protocol import Reply
+from gymgate.stack.protocol import PROTOCOL, Reply
 from gymgate.stack.wire import endpoint_to_wire
 
 TOKEN = "canary-token-0123456789"
@@ -84,6 +84,67 @@ def message(**fields: Any) -> dict[str, Any]:
     policy = endpoint_to_wire(HTTPEndpoint(base_url="http://127.0.0.1:9/v1", model="policy"))
     unsaid = {"judge_policy": None, "environment": None, "agent": None, "record_bodies": False}
     return {"policy": policy, **unsaid, "limits": {"timeout_s": 30.0}, "rollout_id": "r", **fields}
+
+
+@pytest.mark.parametrize(
+    ("token", "host", "reason"),
+    [
+        ("x", "127.0.0.1", "16"),
+        ("x" * (network.MAX_LINE + 1), "127.0.0.1", f"{network.MAX_LINE}"),
+        ("two\nlines of a token", "127.0.0.1", "printable"),
+        (TOKEN, "0.0.0.0", "TLS"),
+    ],
+)
+async def test_what_anybody_could_use_is_not_served(
+    token: str, host: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def connect(config: StackConfig, **_: Any) -> Served:
+        raise AssertionError("it was started")
+
+    monkeypatch.setattr(serve, "connect", connect)
+    with socket.create_server((host, 0)) as listener, pytest.raises(ConfigError, match=reason):
+        await serve.serve_stack(Served.config, listener, token, None, lambda: None, print)
+
+
+@pytest.mark.parametrize("line", [b"\n", TOKEN[:-1].encode() + b"\n", TOKEN.encode() + b"x\n"])
+async def test_nothing_but_the_whole_token_opens_a_stack(stack: Served, line: bytes) -> None:
+    async with serving(stack.config) as (server, _), asyncio.timeout(30):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        writer.write(line)
+        assert await reader.read() == b"refused\n"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_another_protocol_and_other_settings_are_refused(stack: Served) -> None:
+    refused: list[tuple[int, dict[str, Any], type[GymgateError]]] = [
+        (PROTOCOL + 1, {"environments": ["one"]}, StackLostError),
+        (PROTOCOL, {"environments": ["one"], "linger_s": 5}, ConfigError),
+        (PROTOCOL, {"environments": ["three"]}, ConfigError),
+    ]
+    async with serving(stack.config) as (server, _):
+        for protocol, config, kind in refused:
+            lease, _ = await connect_to(server)
+            with pytest.raises(kind):
+                await lease.peer.call("hello", protocol=protocol, config=config)
+            await lease.goodbye()
+
+
+@pytest.mark.parametrize("row", [b"[]", b"{}", b'{"responses_create_params":{}}', b"{"])
+async def test_a_row_that_no_agent_can_take_goes_no_further(stack: Served, row: bytes) -> None:
+    async with serving(stack.config) as (server, _), leased(server, "one") as lease:
+        with pytest.raises(DataError):
+            await lease.peer.exchange("run", message(), row)
+    assert stack.passed == []
+
+
+@pytest.mark.parametrize("name", ["policy", "judge_policy"])
+async def test_a_callers_endpoint_gets_no_variable_of_the_server(stack: Served, name: str) -> None:
+    endpoint = {"type": "http", "base_url": "http://127.0.0.1:9/v1", "api_key_env": "STACK_TOKEN"}
+    async with serving(stack.config) as (server, _), leased(server, "one") as lease:
+        with pytest.raises(ConfigError, match="api_key_env"):
+            await lease.peer.exchange("run", message(**{name: endpoint}), ROW)
+    assert stack.passed == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from gymgate.catalog import ServerInstance
 from gymgate.config import EnvironmentConfig, Routing, StackConfig
 from gymgate.errors import ConfigError, ServerDiedError, StackStartError
-from gymgate.stack import plan
+from gymgate.stack import plan, running
 from gymgate.stack.environment import RunningEnvironment, StackContext
 from gymgate.stack.plan import EnvironmentPlan
 from gymgate.stack.running import RunningStack
@@ -94,3 +94,30 @@ async def test_rows_for_an_environment_whose_config_was_not_read_get_the_reason(
         await environment.start()
     with pytest.raises(ServerDiedError, match="the fork server is gone"):
         stack.choose("e", None)
+
+
+@pytest.mark.parametrize(("bad", "up"), [(["a"], True), (["a", "b"], False)])
+async def test_an_environment_that_does_not_start_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: list[str], up: bool
+) -> None:
+    class Scripted:
+        judges: frozenset[str] = frozenset()
+
+        def __init__(self, spec: EnvironmentConfig, *_: Any) -> None:
+            self.name = spec.name
+
+        async def start(self) -> None:
+            if self.name in bad:
+                raise StackStartError(f"server of {self.name} died")
+
+    told: list[str] = []
+    stack = RunningStack(StackConfig(environments=("a", "b"), hang_timeout_s=None), tmp_path, told.append)
+    monkeypatch.setattr(running, "RunningEnvironment", Scripted)
+    monkeypatch.setattr(stack, "_resolve", lambda: [(spec, (), None) for spec in stack.config.environments])
+    async with stack._exits:
+        if up:
+            await stack.start()
+            assert ["server of a died" in line for line in told] == [True]
+        else:
+            with pytest.raises(StackStartError, match="server of a died"):
+                await stack.start()
