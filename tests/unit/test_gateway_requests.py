@@ -79,7 +79,7 @@ def test_an_answer_that_is_written_leaves_its_siblings() -> None:
     repeated = RetryDeduplicator()
     repeated.add(key, first)
     repeated.add(key, second)
-    repeated.written(key, first)
+    repeated.note_delivery(key, first)
     assert repeated.find(key, retry=False) is second
 
 
@@ -89,7 +89,7 @@ def test_a_call_under_way_keeps_its_answer_however_many_are_kept(monkeypatch: py
     keys = [RequestKey("m", "chat", b"{}", f"key {number}") for number in range(3)]
     for key, call in zip(keys, calls, strict=True):
         repeated.add(key, call)
-    repeated.written(keys[1], calls[1])
+    repeated.note_delivery(keys[1], calls[1])
     assert [call.payload for call in calls] == [b"answer", b"", b"answer"]
 
 

@@ -132,7 +132,7 @@ def test_failures_say_whose_fault(error: GymgateError, kind: str, retryable: boo
 
 @pytest.mark.parametrize(("status", "kind"), [(422, DataError), (400, EnvironmentServerError)])
 def test_only_a_row_that_is_rejected_is_the_rows_fault(status: int, kind: type[GymgateError]) -> None:
-    assert type(results.refused(status, b'{"detail": "no"}', "a")) is kind
+    assert type(results.run_error(status, b'{"detail": "no"}', "a")) is kind
 
 
 @pytest.mark.parametrize(
