@@ -258,20 +258,26 @@ async def test_a_slow_stream_gets_signs_of_life_and_then_its_answer() -> None:
             assert (await response.text()).endswith("data: [DONE]\n\n")
 
 
-async def test_a_slow_answer_is_no_stream_unless_one_was_asked_for() -> None:
-    release = asyncio.Event()
+async def test_a_call_that_is_sent_again_is_no_stream_unless_one_was_asked_for() -> None:
+    asked, release = asyncio.Event(), asyncio.Event()
 
     async def script(seen: Seen) -> web.Response:
-        release.set()
-        await asyncio.sleep(0.1)
+        asked.set()
+        await release.wait()
         return web.json_response(chat_answer())
 
     async with upstream(script) as policy, Gateway(stream_times=StreamTimes(0.01, 0.01)) as gateway:
         url = gateway.open(policy.endpoint()).base_url + "/chat/completions"
-        async with aiohttp.ClientSession() as http, http.post(url, json=BODY) as response:
-            await release.wait()
-            assert response.content_type == "application/json"
-            assert (await response.json())["object"] == "chat.completion"
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1), http.post(url, json=BODY):
+                    pass
+            await asked.wait()
+            asyncio.get_running_loop().call_later(0.1, release.set)
+            async with http.post(url, json=BODY) as response:
+                assert response.content_type == "application/json"
+                assert (await response.json())["object"] == "chat.completion"
+    assert len(policy.seen) == 1
 
 
 async def answer_async(body: dict[str, Any]) -> dict[str, Any]:
