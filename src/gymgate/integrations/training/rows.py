@@ -83,7 +83,7 @@ class Draws:
     """
 
     def __init__(self, sources: Sequence[WeightedSource], *, seed: int = 0, limit: int = -1) -> None:
-        weighted = any(source.weight for source in sources)
+        weighted = any(source.weight is not None for source in sources)
         draws = blended(sources, seed) if weighted else in_turn(sources)
         self._flat = array("q")  # source, position, source, position, ...
         for draw in islice(draws, limit if limit > 0 else None):
