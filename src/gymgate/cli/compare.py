@@ -15,8 +15,8 @@ from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.compare import Comparison, compare, write_comparison
 from gymgate.collection.tasks import Task, TaskKey, task_key
-from gymgate.collection.transcript import opening
 from gymgate.errors import ConfigError
+from gymgate.rollout.transcript import opening
 
 SHOWN_FLIPS = 5
 SHOWN_ALONE = 3

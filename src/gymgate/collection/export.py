@@ -14,8 +14,8 @@ from gymgate.collection.metrics import keep
 from gymgate.collection.rows import RowReader
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.collection.tasks import CollectedTasks, Task, calls_and_tokens
-from gymgate.collection.transcript import transcript
 from gymgate.rollout import outcome_of
+from gymgate.rollout.transcript import transcript
 
 
 def export_dataset(runs: Runs, output: Path) -> int:

@@ -11,7 +11,6 @@ from inspect_ai.dataset import MemoryDataset, Sample
 from inspect_ai.model import ChatMessage, ChatMessageUser, messages_from_openai_responses
 from pydantic import ValidationError
 
-from gymgate.collection.transcript import transcript
 from gymgate.config import validation_message
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError
@@ -19,6 +18,7 @@ from gymgate.integrations.eval_options import DEFAULT_DATA, DEFAULT_ENVIRONMENT,
 from gymgate.integrations.inspect.scorer import reward
 from gymgate.integrations.inspect.solver import ROLLOUT_KEY, gym_agent
 from gymgate.integrations.rows import EvalRow, eval_rows, json_safe
+from gymgate.rollout.transcript import transcript
 from gymgate.stack.needs import require_needs
 from gymgate.stack.sync import run_apart
 

@@ -31,6 +31,12 @@ def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
     return line if len(line) <= longest else f"{line[: longest - 1]}…"
 
 
+def cut(text: str, longest: int) -> str:
+    """Return the text, or its beginning and how much is left out."""
+    rest = len(text) - longest
+    return text if rest <= 0 else f"{text[:longest]}\n... and {rest} more characters"
+
+
 def _entries(items: Any) -> Iterator[Entry]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, Mapping):
