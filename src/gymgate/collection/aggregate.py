@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gymgate.collection.costs import tokens_of_line
-from gymgate.collection.gym_rollouts import read_gym_failures, read_gym_rollouts
+from gymgate.collection.gym_rollouts import read_gym_failures, stored_lines
 from gymgate.collection.plan import Identity, IdentitySet
-from gymgate.collection.record import identity_of, line_error, read_values
+from gymgate.collection.record import LineReader, identity_of, line_error
 from gymgate.collection.settings import differences
 from gymgate.collection.store import FAILURES, ROLLOUTS, RUN, read_planned, read_run, run_directories
 from gymgate.collection.tasks import CollectedTasks
 from gymgate.errors import ConfigError, DataError
+
+RowName = tuple[Path, str, int]
+"""A row of a run, shards together: the run's path, row key and occurrence."""
 
 
 class Run(NamedTuple):
@@ -40,6 +43,31 @@ class Run(NamedTuple):
         return self.path.parent if self.shard[1] > 1 else self.path
 
 
+class Reading:
+    """How far a run has been read, and what of its plan was there."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.lines = LineReader(run.path if run.path.is_file() else run.path / ROLLOUTS)
+        self.planned = read_planned(run.path, run.extent) if run.extent else None
+        self.there, self.strange, self.twice = IdentitySet(), IdentitySet(), IdentitySet()
+        """Rollouts of the plan, others, and those that an earlier line or run has too."""
+        self.also_in: Path | None = None
+        """The run that has the first of `twice`."""
+
+    def rollouts(self) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
+        """Yield the next finished rollouts with environment and identity."""
+        of_file = self.lines.path == self.run.path
+        for line, value in stored_lines(self.lines) if of_file else self.lines.values():
+            try:
+                environment, identity = str(value.get("environment", "")), identity_of(value)
+            except ValueError as error:
+                raise line_error(self.lines.path, line, error) from error
+            planned = self.planned is None or identity in self.planned
+            (self.there if planned else self.strange).add(identity)
+            yield environment, identity, value
+
+
 class Runs:
     """Runs read as one, each rollout once: what every table, report and export is made of."""
 
@@ -50,25 +78,16 @@ class Runs:
         path holds a run, and `ConfigError` for runs of different policies.
         """
         self.given = list(paths)
-        found = {path: [path] if path.is_file() else run_directories(path) for path in self.given}
-        self._without = [
-            f"{path} holds no run: neither it nor a shard in it has a {RUN}"
-            for path, runs in found.items()
-            if not runs
-        ]
-        self.runs = [_read_description(run) for path in self.given for run in found[path]]
+        self.runs: list[Run] = []
+        self._without: list[str] = []
+        for path in self.given:
+            found = runs_at(path)
+            if not found:
+                self._without.append(f"{path} holds no run: neither it nor a shard in it has a {RUN}")
+            for run in found:
+                self._add(run)
         if not self.runs:
             raise DataError(self._without[0], path=str(self.given[0]))
-        described = [run for run in self.runs if run.policy is not None]
-        self.policy = described[0].policy if described else None
-        """The policy of all runs; `None` for rollouts that NeMo Gym collected."""
-        self.created = described[0].created if described else None
-        """Start of the first run, in seconds since 1970."""
-        for run in described[1:]:
-            if changed := differences({"policy": self.policy}, {"policy": run.policy}):
-                raise ConfigError(
-                    f"{described[0].path} and {run.path} have different policies ({'; '.join(changed)}); read them separately"
-                )
         self.missing: list[str] = []
         """Notes on runs, shards and rollouts that are missing; complete after `rollouts`."""
         self.lost: list[str] = []
@@ -76,82 +95,124 @@ class Runs:
         self.notes: list[str] = []
         """Notes on rollouts that are in two runs, or in a run but not in its plan; complete after `rollouts`."""
         self._first_of_overlap = first_of_overlap
+        self._overlaps: list[str] = []
         self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        self._environments = {_row(run, value): "" for run, value in self._final_failures()}
+        self._environments: dict[RowName, str] = {
+            _row(run, value): "" for run in self.runs for value in self._final_failures(run)
+        }
         """Environments of rows that failed, as their finished rollouts name them: a failure may not know it."""
+
+    @property
+    def _described(self) -> Run | None:
+        """The first run that says which policy it had."""
+        return next((run for run in self.runs if run.policy is not None), None)
+
+    @property
+    def policy(self) -> Mapping[str, Any] | None:
+        """The policy of all runs; `None` for rollouts that NeMo Gym collected."""
+        return None if self._described is None else self._described.policy
+
+    @property
+    def created(self) -> int | None:
+        """Start of the first run, in seconds since 1970."""
+        return None if self._described is None else self._described.created
 
     def rollouts(self) -> Iterator[dict[str, Any]]:
         """Yield every finished rollout. Raises `ConfigError` at the end if some are in two runs."""
         self._finished = defaultdict(IdentitySet)
-        self.missing, self.lost, self.notes = [*self._without], [], []
-        overlaps = []
+        self._clear_notes()
         for run in self.runs:
-            planned = read_planned(run.path, run.extent) if run.extent else None
-            there, strange, twice = IdentitySet(), IdentitySet(), IdentitySet()
-            also_in: Path | None = None
-            for environment, identity, value in _keyed_rollouts(run.path):
-                (there if planned is None or identity in planned else strange).add(identity)
-                if (row := _row(run, value)) in self._environments:
-                    self._environments[row] = environment
-                if self._finished[environment].add(identity):
-                    yield value
-                else:
-                    also_in = also_in or self._first_with(environment, identity)
-                    twice.add(identity)
-            if twice.first:
-                overlaps.append(f"{len(twice)} rollouts of {run.path} are in {also_in} too ({twice.first})")
-            if strange.first:
-                self.notes.append(
-                    f"{run.path}: {len(strange)} rollouts are of rows, repeats or seeds that its last command left out, "
-                    f"and count too ({strange.first})"
-                )
-            total = run.extent.get("rollouts")
-            if isinstance(total, int) and len(there) < total:
-                lost = IdentitySet()
-                for value in _failed_attempts(run.path):
-                    identity = identity_of(value)
-                    if (
-                        value.get("final")
-                        and identity not in there
-                        and (planned is None or identity in planned)
-                    ):
-                        lost.add(identity)
-                if len(lost):
-                    self.lost.append(f"{run.path}: {len(lost)} of {total} rollouts failed")
-                if gone := total - len(there) - len(lost):
-                    self.missing.append(f"{run.path}: {gone} of {total} rollouts are missing")
-        self.missing += self._missing_shards()
-        if overlaps and not self._first_of_overlap:
-            raise ConfigError(
-                f"{'; '.join(overlaps)}; leave one out, or take each from the first: --overlap first"
+            reading = Reading(run)
+            yield from self._unseen(reading)
+            self._note(reading)
+        self._note_whole()
+
+    def _unseen(self, reading: Reading) -> Iterator[dict[str, Any]]:
+        """Yield the next rollouts of a run, but for those that were read before."""
+        for environment, identity, value in reading.rollouts():
+            self._name_environment(_row(reading.run, value), environment)
+            if self._finished[environment].add(identity):
+                yield value
+            else:
+                reading.also_in = reading.also_in or self._first_with(environment, identity)
+                reading.twice.add(identity)
+
+    def _clear_notes(self) -> None:
+        self.missing, self.lost, self.notes, self._overlaps = [*self._without], [], [], []
+
+    def _note(self, reading: Reading) -> None:
+        """Note what a run lacks, and what it holds in addition to its plan."""
+        run, there = reading.run, reading.there
+        if reading.twice.first:
+            self._overlaps.append(
+                f"{len(reading.twice)} rollouts of {run.path} are in {reading.also_in} too ({reading.twice.first})"
             )
-        self.notes += (f"{overlap}; the first is taken" for overlap in overlaps)
+        if reading.strange.first:
+            self.notes.append(
+                f"{run.path}: {len(reading.strange)} rollouts are of rows, repeats or seeds that its last command left out, "
+                f"and count too ({reading.strange.first})"
+            )
+        total = run.extent.get("rollouts")
+        if not isinstance(total, int) or len(there) >= total:
+            return
+        lost = IdentitySet()
+        for identity in map(identity_of, self._final_failures(run)):
+            if identity not in there and (reading.planned is None or identity in reading.planned):
+                lost.add(identity)
+        if len(lost):
+            self.lost.append(f"{run.path}: {len(lost)} of {total} rollouts failed")
+        if gone := total - len(there) - len(lost):
+            self.missing.append(f"{run.path}: {gone} of {total} rollouts are missing")
+
+    def _note_whole(self) -> None:
+        """Note missing shards and rollouts that are there twice; raise `ConfigError` for these, unless the first is taken."""
+        self.missing += self._missing_shards()
+        if self._overlaps and not self._first_of_overlap:
+            raise ConfigError(
+                f"{'; '.join(self._overlaps)}; leave one out, or take each from the first: --overlap first"
+            )
+        self.notes += (f"{overlap}; the first is taken" for overlap in self._overlaps)
 
     def failures(self) -> Iterator[dict[str, Any]]:
         """Yield the failure of every rollout that failed permanently and finished in no run; call it after `rollouts`."""
         failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        for run, value in self._final_failures():
-            environment = self._environments.get(_row(run, value)) or str(value.get("environment", ""))
-            identity = identity_of(value)
-            if identity not in self._finished[environment] and failed[environment].add(identity):
-                yield {**value, "environment": environment}
+        for run in self.runs:
+            for value in self._final_failures(run):
+                environment = self._environments.get(_row(run, value)) or str(value.get("environment", ""))
+                identity = identity_of(value)
+                if identity not in self._finished[environment] and failed[environment].add(identity):
+                    yield {**value, "environment": environment}
 
     def failed_attempts(self) -> Iterator[dict[str, Any]]:
         """Yield every failed attempt."""
         for run in {run.path.resolve(): run for run in self.runs}.values():
-            for value in _failed_attempts(run.path):
+            for value in failed_attempts(run.path):
                 known = self._environments.get(_row(run, value))
                 yield {**value, "environment": known or str(value.get("environment", ""))}
 
-    def _final_failures(self) -> Iterator[tuple[Run, dict[str, Any]]]:
-        for run in self.runs:
-            yield from ((run, value) for value in _failed_attempts(run.path) if value.get("final"))
+    def _name_environment(self, row: RowName, environment: str) -> None:
+        if row in self._environments:
+            self._environments[row] = environment
+
+    def _final_failures(self, run: Run) -> Iterator[dict[str, Any]]:
+        return (value for value in failed_attempts(run.path) if value.get("final"))
+
+    def _add(self, run: Run) -> None:
+        """Add a run. Raises `ConfigError` if its policy is another one."""
+        first = self._described or run
+        if run.policy is not None and (
+            changed := differences({"policy": first.policy}, {"policy": run.policy})
+        ):
+            raise ConfigError(
+                f"{first.path} and {run.path} have different policies ({'; '.join(changed)}); read them separately"
+            )
+        self.runs.append(run)
 
     def _first_with(self, environment: str, identity: Identity) -> Path:
         return next(
             run.path
             for run in self.runs
-            if any(key[:2] == (environment, identity) for key in _keyed_rollouts(run.path))
+            if any(key[:2] == (environment, identity) for key in Reading(run).rollouts())
         )
 
     def _missing_shards(self) -> Iterator[str]:
@@ -187,18 +248,28 @@ def read_tasks(
         see({"status": "failed", **value})
     for attempt in runs.failed_attempts():
         collected.usage.add(attempt["environment"], tokens_of_line(attempt))
+    note_gaps(runs, collected)
+    return collected
+
+
+def note_gaps(runs: Runs, collected: CollectedTasks) -> None:
+    """Say in `collected` what is missing, lost or strange in its runs."""
     collected.missing, collected.lost = runs.missing, runs.lost
     collected.notes = [*runs.notes, *runs.lost, *runs.missing]
     if collected.not_numbers:
         collected.notes.append(
             f"{collected.not_numbers} rewards are not finite numbers and are counted as unscored"
         )
-    return collected
+
+
+def runs_at(path: Path) -> list[Run]:
+    """Return the run at a path and its shards, or the rollouts in a file; empty if there are none."""
+    if path.is_file():
+        return [Run(path, {}, None, {}, None)]
+    return [_read_description(directory) for directory in run_directories(path)]
 
 
 def _read_description(path: Path) -> Run:
-    if path.is_file():
-        return Run(path, {}, None, {}, None)
     described = read_run(path)
     settings = described["settings"]
     policy = settings.get("policy")
@@ -206,25 +277,12 @@ def _read_description(path: Path) -> Run:
     return Run(path, settings, policy, described.get("extent") or {}, described.get("created"))
 
 
-def _keyed_rollouts(path: Path) -> Iterator[tuple[str, Identity, dict[str, Any]]]:
-    """Yield finished rollouts with environment and identity."""
-    if path.is_file():
-        for value in read_gym_rollouts(path):
-            yield value["environment"], identity_of(value), value
-        return
-    for line, value in read_values(path / ROLLOUTS):
-        try:
-            yield str(value.get("environment", "")), identity_of(value), value
-        except ValueError as error:
-            raise line_error(path / ROLLOUTS, line, error) from error
-
-
-def _failed_attempts(path: Path) -> Iterator[dict[str, Any]]:
+def failed_attempts(path: Path, reader: LineReader | None = None) -> Iterator[dict[str, Any]]:
     """Yield failed attempts in a run's directory, or those noted beside a file of rollouts that NeMo Gym collected."""
     if path.is_file():
         yield from read_gym_failures(path)
         return
-    for line, value in read_values(path / FAILURES):
+    for line, value in (reader or LineReader(path / FAILURES)).values():
         try:
             identity_of(value)
         except ValueError as error:
@@ -232,6 +290,6 @@ def _failed_attempts(path: Path) -> Iterator[dict[str, Any]]:
         yield value
 
 
-def _row(run: Run, value: Mapping[str, Any]) -> tuple[Path, str, int]:
+def _row(run: Run, value: Mapping[str, Any]) -> RowName:
     """Names a rollout's row within its run, whatever its environment is called."""
     return run.whole, str(value["row_key"]), int(value.get("occurrence", 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
-from gymgate.collection.record import read_values
+from gymgate.collection.record import LineReader, read_values
 from gymgate.collection.rows import RowReader
 from gymgate.collection.tasks import task_key
 from gymgate.errors import DataError
@@ -82,17 +82,13 @@ def to_gym(value: Mapping[str, Any], numbers: Mapping[str, Any]) -> dict[str, An
     return {**result, **numbers}
 
 
-def read_gym_rollouts(path: Path) -> Iterator[dict[str, Any]]:
-    """Rollouts that NeMo Gym collected, as lines of a run, and lines that are such already: those of `gymgate run -o`.
+def stored_lines(reader: LineReader) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield rollouts that NeMo Gym collected, as lines of a run, and lines that are such already: those of `gymgate run -o`.
 
-    Raises `DataError` with path and line.
+    Each with its 1-based line. Raises `DataError` with path and line.
     """
-    return (value for _, value in read_stored_lines(path))
-
-
-def read_stored_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield `read_gym_rollouts` with their 1-based lines; nothing if there is no such file."""
-    for line, value in read_values(path):
+    path = reader.path
+    for line, value in reader.values():
         yield line, value if "row_key" in value else from_gym(_numbered(value, path, line), path, line)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -117,31 +118,64 @@ def identity_of(value: Mapping[str, Any]) -> Identity:
         raise ValueError(f"not a rollout of a run: it has no {error}") from error
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines with their 1-based numbers, nothing if there is no such file.
+class LineReader:
+    """Reads whole lines of a file, and later on the lines that were appended since."""
 
-    A torn last line, of a run under way or one that was killed, is left out.
-    """
-    try:
-        with path.open("rb", buffering=_READ) as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    return
-                if not line.isspace():
-                    yield number, line
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}", path=str(path)) from error
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number = 0
+        self._offset = 0
+        self._inode = 0
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield the next whole lines with their 1-based numbers, nothing if there is no such file.
+
+        A torn last line, of a run under way or one that was killed, is left out until it is whole.
+        """
+        try:
+            with self.path.open("rb", buffering=_READ) as file:
+                self._inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._number += 1
+                    self._offset += len(line)
+                    if not line.isspace():
+                        yield self._number, line
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise DataError(f"cannot read {self.path}: {error.strerror}", path=str(self.path)) from error
+
+    def values(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the next lines as dicts with their numbers. Raises `DataError` with path and line."""
+        for number, line in self.lines():
+            try:
+                yield number, codec.loads_object(line)
+            except ValueError as error:
+                raise line_error(self.path, number, error) from error
+
+    @property
+    def replaced(self) -> bool:
+        """Whether lines that were read are no longer the beginning of the file."""
+        if not self._offset:
+            return False
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return True
+        return stat.st_ino != self._inode or stat.st_size < self._offset
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the whole lines of a file; see `LineReader.lines`."""
+    return LineReader(path).lines()
 
 
 def read_values(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Lines as dicts with their numbers. Raises `DataError` with path and line."""
-    for number, line in read_lines(path):
-        try:
-            yield number, codec.loads_object(line)
-        except ValueError as error:
-            raise line_error(path, number, error) from error
+    """Yield the whole lines of a file as dicts; see `LineReader.values`."""
+    return LineReader(path).values()
 
 
 def line_error(path: Path, line: int, reason: object) -> DataError:

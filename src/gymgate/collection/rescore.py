@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gymgate.collection.gym_rollouts import failures_beside, inputs_beside, read_stored_lines
+from gymgate.collection.gym_rollouts import failures_beside, inputs_beside, stored_lines
 from gymgate.collection.plan import WHOLE, Identity, IdentitySet, PlannedRollout, RolloutPlan, Shard
-from gymgate.collection.record import identity_of, line_error, read_values
+from gymgate.collection.record import LineReader, identity_of, line_error, read_values
 from gymgate.collection.rows import RowReader
 from gymgate.collection.run import Collection
 from gymgate.collection.settings import differences
@@ -80,7 +80,7 @@ class StoredRun:
             self._read_settings(directories)
             files = [directory / name for directory in directories for name in (ROLLOUTS, FAILURES)]
         for file in files:
-            for position, (line, value) in enumerate(read_stored_lines(file)):
+            for position, (line, value) in enumerate(stored_lines(LineReader(file))):
                 try:
                     self._add(file, position, value)
                 except (ValueError, KeyError, TypeError) as error:
