@@ -23,8 +23,8 @@ from gymgate.collection.export import export_dataset
 from gymgate.collection.page import LONGEST_TEXT
 from gymgate.collection.report import write_report
 from gymgate.collection.report_data import time_split
-from gymgate.collection.transcript import Entry, transcript
 from gymgate.errors import ConfigError
+from gymgate.rollout.transcript import Entry, transcript
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
 RESULT: dict[str, Any] = {
@@ -61,6 +61,17 @@ def parts_of(page: Path, kind: str) -> list[Any]:
 def tables_of(page: Path) -> list[list[dict[str, Any]]]:
     tables = parts_of(page, "table")
     return [[dict(zip(table["columns"], row, strict=True)) for row in table["rows"]] for table in tables]
+
+
+def conversations_of(page: Path) -> list[tuple[str, list[dict[str, Any]]]]:
+    """The tasks of a page with their rollouts."""
+    tasks: list[tuple[str, list[dict[str, Any]]]] = []
+    for part in data_of(page):
+        if "task" in part:
+            tasks.append((part["task"]["name"], []))
+        if "rollout" in part:
+            tasks[-1][1].append(part["rollout"])
+    return tasks
 
 
 class Elements(HTMLParser):
@@ -219,11 +230,11 @@ def test_a_report_shows_it_all(tmp_path: Path) -> None:
     assert charts["Seconds per rollout"] == [[2.0, 2.0, 12]], "a constant has one bar, at its value"
     [shares] = parts_of(page, "shares")
     assert ["policy", 12.0] in shares["parts"]
-    [conversations] = parts_of(page, "conversations")
-    assert [len(task["rollouts"]) for task in conversations] == [5, 4, 4]
-    assert conversations[1]["name"] == "hello:2 hi: 1, 0, 0, 0"
-    assert conversations[0]["rollouts"][4]["turns"] == [["error", "hello: hello"]]
-    assert conversations[2]["rollouts"][0]["turns"] == [
+    names, conversations = zip(*conversations_of(page), strict=True)
+    assert [len(rollouts) for rollouts in conversations] == [5, 4, 4]
+    assert names[1] == "hello:2 hi: 1, 0, 0, 0"
+    assert conversations[0][4]["turns"] == [["error", "hello: hello"]]
+    assert conversations[2][0]["turns"] == [
         ["developer", "be brief"],
         ["user", "hi"],
         ["reasoning", "hm"],
@@ -246,7 +257,7 @@ def test_runs_that_overlap_are_counted_once_everywhere_and_read_once(
     assert len(passes) == 1
     assert tables_of(page)[0][0]["rollouts"] == 13
     assert [chart["count"] for chart in parts_of(page, "histogram")] == [12] * 4
-    assert [len(task["rollouts"]) for task in parts_of(page, "conversations")[0]] == [5, 4, 4]
+    assert [len(rollouts) for _, rollouts in conversations_of(page)] == [5, 4, 4]
 
 
 def test_a_report_of_hostile_rollouts_holds_them_as_data(tmp_path: Path) -> None:
@@ -261,17 +272,17 @@ def test_a_report_of_hostile_rollouts_holds_them_as_data(tmp_path: Path) -> None
     assert "alert" not in script
     assert not [name for name in page.attributes if name.startswith("on") or name in ("src", "href")]
     assert "default-src 'none'" in text
-    turns = parts_of(path, "conversations")[0][0]["rollouts"][0]["turns"]
-    assert "<script>" in turns[-1][1]
+    [(_, [rollout, *_]), *_] = conversations_of(path)
+    assert "<script>" in rollout["turns"][-1][1]
     assert "innerHTML" not in script
 
 
 def test_long_texts_and_many_tasks_are_bounded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "x" * 50_000, tasks=5)
     write_report(Runs([run]), tmp_path / "r.html", tasks=1, per_task=2)
-    [[task]] = parts_of(tmp_path / "r.html", "conversations")
-    assert len(task["rollouts"]) == 3
-    assert task["rollouts"][0]["turns"][-1][1].endswith(f"... and {50_000 - LONGEST_TEXT} more characters")
+    [(_, rollouts)] = conversations_of(tmp_path / "r.html")
+    assert len(rollouts) == 3
+    assert rollouts[0]["turns"][-1][1].endswith(f"... and {50_000 - LONGEST_TEXT} more characters")
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

@@ -14,7 +14,7 @@ COMMANDS = {
     "Rollouts": ("run", "eval", "rescore", "slurm"),
     "Environments": ("list", "info", "data", "check", "init"),
     "Servers": ("serve", "serve-policy", "serve-env", "serve-stack"),
-    "Results": ("aggregate", "compare", "report", "export"),
+    "Results": ("aggregate", "compare", "report", "view", "export"),
     "This machine": ("ps", "logs", "stop", "setup", "doctor", "cache", "gym"),
 }
 """Commands by task, as `--help` lists them. Each is the `command` of its module in `gymgate.cli`."""

@@ -401,6 +401,12 @@ overlap_option = click.option(
 )
 
 
+tasks_option = number_option("--tasks", default=50, help="Tasks to show with their conversations.", least=0)
+per_task_option = number_option(
+    "--per-task", default=4, help="Conversations of each task, shown side by side."
+)
+
+
 ENDPOINT_OPTIONS = (
     base_url_option,
     model_option,

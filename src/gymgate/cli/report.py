@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gymgate.cli.options import FILE, number_option, overlap_option, price_option
+from gymgate.cli.options import FILE, overlap_option, per_task_option, price_option, tasks_option
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.costs import Price
 from gymgate.collection.report import write_report
@@ -15,8 +15,8 @@ from gymgate.collection.report import write_report
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("-o", "--output", type=FILE, help="File to write. [report.html in the first RUN]")
-@number_option("--tasks", default=50, help="Tasks to show with their conversations.", least=0)
-@number_option("--per-task", default=4, help="Conversations of each task, shown side by side.")
+@tasks_option
+@per_task_option
 @overlap_option
 @price_option
 def command(

@@ -178,17 +178,21 @@ class Runs:
         failed: dict[str, IdentitySet] = defaultdict(IdentitySet)
         for run in self.runs:
             for value in self._final_failures(run):
-                environment = self._environments.get(_row(run, value)) or str(value.get("environment", ""))
-                identity = identity_of(value)
+                placed, identity = self._placed(run, value), identity_of(value)
+                environment = placed["environment"]
                 if identity not in self._finished[environment] and failed[environment].add(identity):
-                    yield {**value, "environment": environment}
+                    yield placed
 
     def failed_attempts(self) -> Iterator[dict[str, Any]]:
         """Yield every failed attempt."""
         for run in {run.path.resolve(): run for run in self.runs}.values():
             for value in failed_attempts(run.path):
-                known = self._environments.get(_row(run, value))
-                yield {**value, "environment": known or str(value.get("environment", ""))}
+                yield self._placed(run, value)
+
+    def _placed(self, run: Run, value: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a failed attempt with the environment of its row: one that reached none does not say it."""
+        known = self._environments.get(_row(run, value))
+        return {**value, "environment": known or str(value.get("environment", ""))}
 
     def _name_environment(self, row: RowName, environment: str) -> None:
         if row in self._environments:

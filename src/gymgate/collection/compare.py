@@ -89,7 +89,7 @@ def write_comparison(
 ) -> None:
     """Write an HTML page with the table and the conversations of the rows that differ most, side by side."""
     shown = {flip.task.key: flip for flip in compared.flips[:tasks]}
-    rollouts: dict[TaskKey, list[dict[str, Any]]] = {key: [] for key in shown}
+    rollouts: dict[TaskKey, list[Part]] = {key: [] for key in shown}
     for run, label in zip(runs, names, strict=True):
         for value in run.rollouts():
             if (key := task_key(value)) in rollouts:
@@ -98,20 +98,15 @@ def write_comparison(
 
 
 def _parts(
-    compared: Comparison, shown: Mapping[TaskKey, Flip], rollouts: Mapping[TaskKey, list[dict[str, Any]]]
+    compared: Comparison, shown: Mapping[TaskKey, Flip], rollouts: Mapping[TaskKey, Sequence[Part]]
 ) -> Iterator[Part]:
     yield table(compared.rows)
     yield {"heading": "Rows that differ"}
-    yield {
-        "conversations": [
-            {
-                "environment": flip.task.environment,
-                "name": f"{flip.task.name}: {flip.difference:+.3g}",
-                "rollouts": rollouts[key],
-            }
-            for key, flip in shown.items()
-        ]
-    }
+    yield {"filters": {}}
+    for key, flip in shown.items():
+        name = f"{flip.task.name}: {flip.difference:+.3g}"
+        yield {"task": {"environment": flip.task.environment, "name": name}}
+        yield from rollouts[key]
 
 
 def _paired(first: Task, second: Task) -> _Pairs:

@@ -1,5 +1,6 @@
 "use strict";
 // Shows the data of a page: a list of parts, each drawn by the function of its name. Text from the data becomes text only.
+// A node with an `update` takes its part's next content and keeps what the reader did to it; others are drawn anew.
 const element = (name, attributes, ...children) => {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -16,25 +17,50 @@ const shown = value => value === null ? "-" : Number.isInteger(value) ? String(v
   : typeof value === "number" ? String(Number(value.toPrecision(4))) : String(value);
 
 // Tables. A click on a head sorts by that column: numbers as numbers, missing values last.
-function table({ columns, rows }) {
-  const isText = column => rows.some(row => typeof row[column] === "string");
-  const body = element("tbody", {});
-  const fill = sorted => body.replaceChildren(...sorted.map(row => element("tr", {}, ...row.map((value, column) =>
-    element("td", isText(column) ? { class: "text" } : {}, shown(value))))));
-  const heads = columns.map((name, column) => element("th", isText(column) ? { class: "text", tabindex: 0 } : { tabindex: 0 }, name));
-  heads.forEach((head, column) => {
-    const sort = () => {
-      const sign = head.getAttribute("aria-sort") === "descending" ? 1 : -1;
-      heads.forEach(other => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
-      fill([...rows].sort(({ [column]: a }, { [column]: b }) => a === null || b === null ? (a === null) - (b === null)
-        : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)))));
-    };
-    head.addEventListener("click", sort);
-    head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
-  });
-  fill(rows);
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, element("tr", {}, ...heads)), body));
+function table(content) {
+  const head = element("tr", {}), body = element("tbody", {});
+  let columns = [], rows = [], isText = [], by = null, sign = 1;
+  const compare = ({ [by]: a }, { [by]: b }) => a === null || b === null ? (a === null) - (b === null)
+    : sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
+  const fill = () => {
+    while (body.rows.length > rows.length) body.deleteRow(-1);
+    (by === null ? rows : [...rows].sort(compare)).forEach((row, place) => {
+      const line = body.rows[place] ?? body.insertRow();
+      while (line.cells.length > row.length) line.deleteCell(-1);
+      row.forEach((value, column) => {
+        const cell = line.cells[column] ?? line.insertCell(), text = shown(value);
+        if (cell.textContent !== text) cell.textContent = text;
+        cell.classList.toggle("text", isText[column]);
+      });
+    });
+  };
+  const sort = column => {
+    sign = by === column && sign < 0 ? 1 : -1;
+    by = column;
+    [...head.cells].forEach(cell => cell.removeAttribute("aria-sort"));
+    head.cells[column].setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
+    fill();
+  };
+  const node = element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), body));
+  node.update = content => {
+    const sorted = columns[by], before = String(columns);
+    ({ columns, rows } = content);
+    isText = columns.map((_, column) => rows.some(row => typeof row[column] === "string"));
+    if (String(columns) !== before) {
+      by = columns.includes(sorted) ? columns.indexOf(sorted) : null;
+      head.replaceChildren(...columns.map((name, column) => {
+        const cell = element("th", { tabindex: 0 }, name);
+        if (column === by) cell.setAttribute("aria-sort", sign < 0 ? "descending" : "ascending");
+        cell.addEventListener("click", () => sort(column));
+        cell.addEventListener("keydown", event => { if (event.key === "Enter") sort(column); });
+        return cell;
+      }));
+    }
+    [...head.cells].forEach((cell, column) => cell.classList.toggle("text", isText[column]));
+    fill();
+  };
+  node.update(content);
+  return node;
 }
 
 // Charts, as SVG.
@@ -100,51 +126,123 @@ function turn([role, text]) {
     ? [element("details", {}, element("summary", {}, element("span", { class: "role" }, role), ` (${text.length} characters)`), body)]
     : [element("div", { class: "role" }, role), body]);
 }
-function rollout({ label, outcome, reward, numbers, turns }) {
-  const tone = reward === null ? outcome : reward > 0 ? "good" : "bad";
-  return element("div", { class: `rollout ${tone}` }, element("b", {}, label), ` ${outcome}${reward === null ? "" : `, reward ${shown(reward)}`}`,
+function rollout(content) {
+  const { label, outcome, reward, numbers, turns } = content, tone = reward === null ? outcome : reward > 0 ? "good" : "bad";
+  const node = element("div", { class: `rollout ${tone}` }, element("b", {}, label), ` ${outcome}${reward === null ? "" : `, reward ${shown(reward)}`}`,
     ...Object.keys(numbers).length ? [element("pre", {}, JSON.stringify(numbers))] : [], ...turns.map(turn));
+  node.rollout = content;
+  return node;
 }
-function conversations(tasks) {
-  const select = (name, values) => element("label", {}, `${name} `,
-    element("select", { name }, element("option", { value: "" }, "all"), ...values.map(value => element("option", {}, value))));
+function task(content) {
+  const summary = element("summary", {}), side = element("div", { class: "side" });
+  const node = element("details", { class: "task" }, summary, side);
+  node.side = side;
+  node.update = ({ environment, name }) => { node.environment = environment; summary.textContent = name; };
+  node.update(content);
+  return node;
+}
+function filters() {
+  const select = name => element("label", {}, `${name} `, element("select", { name }, element("option", { value: "" }, "all")));
   const bound = (name, text) => element("label", {}, `${text} `, element("input", { name, type: "number", step: "any" }));
-  const all = tasks.flatMap(task => task.rollouts), count = element("output", {});
-  const form = element("form", {}, select("environment", [...new Set(tasks.map(task => task.environment))].sort()),
-    select("outcome", [...new Set(all.map(each => each.outcome))].sort()), bound("low", "reward from"), bound("high", "to"), count);
-  const drawn = tasks.map(task => {
-    const rollouts = task.rollouts.map(each => [each, rollout(each)]);
-    const side = element("div", { class: "side" }, ...rollouts.map(([, node]) => node));
-    return [task, element("details", { class: "task" }, element("summary", {}, task.name), side), rollouts];
-  });
-  const filter = () => {
-    const { environment, outcome, low, high } = form.elements;
-    let fitting = 0;
-    for (const [task, node, rollouts] of drawn) {
-      for (const [each, inner] of rollouts) {
-        inner.hidden = !((!environment.value || task.environment === environment.value)
-          && (!outcome.value || each.outcome === outcome.value)
-          && (low.value === "" || (each.reward !== null && each.reward >= Number(low.value)))
-          && (high.value === "" || (each.reward !== null && each.reward <= Number(high.value))));
-        fitting += !inner.hidden;
-      }
-      node.hidden = rollouts.every(([, inner]) => inner.hidden);
-    }
-    count.textContent = `${fitting} conversations`;
-  };
+  const form = element("form", {}, select("environment"), select("outcome"), bound("low", "reward from"), bound("high", "to"), element("output", {}));
   form.addEventListener("input", filter);
   form.addEventListener("submit", event => event.preventDefault());
-  filter();
-  return element("section", {}, form, ...drawn.map(([, node]) => node));
+  form.update = () => {};
+  return form;
+}
+function filter() {
+  const form = document.forms[0], tasks = [...document.querySelectorAll(".task")];
+  if (!form) return;
+  const { environment, outcome, low, high } = form.elements;
+  const offer = (select, values) => {
+    const known = [...select.options].map(option => option.value);
+    select.append(...[...new Set(values)].filter(value => !known.includes(value)).sort().map(value => element("option", {}, value)));
+  };
+  offer(environment, tasks.map(node => node.environment));
+  offer(outcome, tasks.flatMap(node => [...node.side.children].map(inner => inner.rollout.outcome)));
+  let fitting = 0;
+  for (const node of tasks) {
+    const rollouts = [...node.side.children];
+    for (const inner of rollouts) {
+      const { outcome: is, reward } = inner.rollout;
+      inner.hidden = !((!environment.value || node.environment === environment.value) && (!outcome.value || is === outcome.value)
+        && (low.value === "" || (reward !== null && reward >= Number(low.value)))
+        && (high.value === "" || (reward !== null && reward <= Number(high.value))));
+      fitting += !inner.hidden;
+    }
+    node.hidden = rollouts.every(inner => inner.hidden);
+  }
+  form.querySelector("output").textContent = `${fitting} conversations`;
+}
+
+function progress(content) {
+  const bar = element("progress", {}), text = element("span", {}), node = element("p", { class: "progress" }, bar, " ", text);
+  node.update = ({ done, total }) => {
+    bar.hidden = total === null;
+    bar.max = total || 1;
+    bar.value = done;
+    text.textContent = `${done}${total === null ? "" : ` of ${total}`} rollouts`;
+  };
+  node.update(content);
+  return node;
 }
 
 const draw = {
   heading: text => element("h2", {}, text), note: text => element("p", { class: "note" }, text),
-  table, histogram, shares, curve, conversations,
+  table, histogram, shares, curve, filters, task, rollout, progress,
 };
-const main = document.querySelector("main");
-for (const { fold, ...part } of JSON.parse(document.getElementById("data").textContent)) {
-  const [[name, value]] = Object.entries(part);
-  const node = draw[name](value);
-  main.append(fold ? element("details", {}, element("summary", {}, fold), node) : node);
+const main = document.querySelector("main"), nodes = new Map();
+// Draws or updates `parts`, by key; the page then has those of `keys`, in that order, each rollout within the task before it.
+function show(keys, parts) {
+  for (const [key, { fold, key: _, ...part }] of Object.entries(parts)) {
+    const [[name, value]] = Object.entries(part), before = nodes.get(key);
+    if (before?.update) {
+      before.update(value);
+      continue;
+    }
+    const node = draw[name](value);
+    before?.replaceWith(node);
+    nodes.set(key, node);
+    if (fold) nodes.set(key, Object.assign(element("details", {}, element("summary", {}, fold), node), { update: node.update }));
+  }
+  const lists = new Map([[main, []]]);
+  let side = null;
+  for (const key of keys) {
+    const node = nodes.get(key);
+    lists.get(node.rollout ? side : main).push(node);
+    if (node.side) lists.set(side = node.side, []);
+  }
+  for (const [parent, list] of lists) {
+    const wanted = new Set(list);
+    for (const node of [...parent.children]) if (!wanted.has(node)) node.remove();
+    list.forEach((node, place) => { if (parent.children[place] !== node) parent.insertBefore(node, parent.children[place] ?? null); });
+  }
+  const known = new Set(keys);
+  for (const key of nodes.keys()) if (!known.has(key)) nodes.delete(key);
+  filter();
 }
+// Takes what changes from the server, while the page is in view.
+function follow(url) {
+  const state = element("p", { class: "live", role: "status" }, "connecting");
+  let keys = [], last = "", source = null;
+  const open = () => {
+    source = new EventSource(`${url}?since=${last}`);
+    source.onmessage = ({ data, lastEventId }) => {
+      const { title, keys: order = keys, parts } = JSON.parse(data);
+      document.title = document.querySelector("h1").textContent = title;
+      show(keys = order, parts);
+      last = lastEventId;
+    };
+    source.onopen = () => { state.textContent = "live"; state.classList.add("on"); };
+    source.onerror = () => { state.textContent = "gymgate view has ended, or is out of reach"; state.classList.remove("on"); };
+  };
+  document.addEventListener("visibilitychange", () => {
+    source.close();
+    if (!document.hidden) open();
+  });
+  main.before(state);
+  open();
+}
+const parts = JSON.parse(document.getElementById("data").textContent);
+if (main.dataset.events) follow(main.dataset.events);
+else show(Object.keys(parts), parts);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -13,10 +14,11 @@ from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.metrics import notes_on_tasks, numbered, summary_rows, task_rows
-from gymgate.collection.page import Part, conversation, curve, cut, histogram, shares, table, write_page
+from gymgate.collection.page import LONGEST_TEXT, Part, curve, histogram, shares, table, write_page
 from gymgate.collection.report_data import ReportData
 from gymgate.collection.settings import leaves
 from gymgate.collection.tasks import CollectedTasks, Task
+from gymgate.rollout.transcript import cut
 
 SHOWN_TASK_ROWS = 1000
 SHOWN_NAMES = 5
@@ -42,7 +44,7 @@ def write_report(
     refuse_price_of_replay(prices, replayed=collected.replayed)
     for attempt in runs.failed_attempts():
         data.add_failure(attempt)
-    write_page(output, title_of(collected), _parts(runs, collected, data, prices))
+    write_page(output, title_of(collected), report_parts(runs, collected, data, prices))
 
 
 def title_of(collected: CollectedTasks) -> str:
@@ -69,9 +71,17 @@ def notes_of(collected: CollectedTasks) -> Iterator[Part]:
         yield {"note": note}
 
 
-def _parts(runs: Runs, collected: CollectedTasks, data: ReportData, prices: Prices) -> Iterator[Part]:
+def report_parts(
+    runs: Runs,
+    collected: CollectedTasks,
+    data: ReportData,
+    prices: Prices = MappingProxyType({}),
+    *,
+    ended: bool = True,
+) -> Iterator[Part]:
+    """Yield the parts of a report; of runs that have not ended, without notes on tasks that lack rollouts."""
     yield from notes_of(collected)
-    for note in notes_on_tasks(collected):
+    for note in notes_on_tasks(collected) if ended else ():
         yield {"note": note}
     yield {"heading": "Environments"}
     summary = summary_rows(collected)
@@ -93,27 +103,22 @@ def _parts(runs: Runs, collected: CollectedTasks, data: ReportData, prices: Pric
                     "class": kind,
                     "error": name,
                     "count": count,
-                    "first message": cut(data.messages[kind, name]),
+                    "first message": cut(data.messages[kind, name], LONGEST_TEXT),
                 }
                 for (kind, name), count in data.failures.most_common()
             ]
         )
     yield {"heading": "Conversations"}
-    yield {
-        "conversations": [
-            {
-                "environment": name[0],
-                "name": f"{_name(collected.tasks[name], data)}: {_all_rewards(collected.tasks[name])}",
-                "rollouts": [conversation(value, _label(value)) for value in values],
-            }
-            for name, values in data.shown.items()
-        ]
-    }
+    yield {"filters": {}}
+    for key, rollouts in data.shown.items():
+        task = collected.tasks[key]
+        name = f"{_name(task, data)}: {_all_rewards(task)}"
+        yield {"task": {"environment": task.environment, "name": name}, "key": "/".join(map(str, key))}
+        yield from rollouts
     yield {"heading": "Tasks"}
-    rows = list(_task_rows(collected, data))
-    if len(rows) > SHOWN_TASK_ROWS:
-        yield {"note": f"The first {SHOWN_TASK_ROWS} of {len(rows)}; gymgate aggregate -o writes all."}
-    yield table(rows[:SHOWN_TASK_ROWS])
+    if (count := len(collected.tasks)) > SHOWN_TASK_ROWS:
+        yield {"note": f"The first {SHOWN_TASK_ROWS} of {count}; gymgate aggregate -o writes all."}
+    yield table([*islice(_task_rows(collected, data), SHOWN_TASK_ROWS)])
     yield {"heading": "Settings"}
     yield table([{"setting": "runs", "value": ", ".join(map(str, runs.given))}, *_settings(runs)])
 
@@ -143,11 +148,6 @@ def _all_rewards(task: Task) -> str:
     outcomes = [score.outcome for score in sorted(task.scores, key=lambda score: score.order)]
     rewards = [each.reason if each.reward is None else f"{each.reward:.4g}" for each in outcomes]
     return ", ".join([*rewards, *["failed"] * task.failed])
-
-
-def _label(value: Mapping[str, Any]) -> str:
-    seed = "" if value.get("seed") is None else f" seed {value['seed']}"
-    return f"repeat {value.get('repeat')}{seed}"
 
 
 def _settings(runs: Runs) -> Iterator[dict[str, Any]]:

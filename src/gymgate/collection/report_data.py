@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gymgate.collection.page import Part, conversation
 from gymgate.collection.tasks import TaskKey, calls_and_tokens, task_key
-from gymgate.collection.transcript import opening
 from gymgate.config import POLICY
 from gymgate.rollout import outcome_of
+from gymgate.rollout.transcript import opening
 
 TIMES = ("waiting and set-up", "policy", "tools and agent", "judges", "scoring")
 REWARD, CALLS, TOKENS, SECONDS = (
@@ -37,8 +38,8 @@ class ReportData:
     """Seconds of all rollouts, by what they were spent on."""
     openings: dict[TaskKey, str] = field(default_factory=dict)
     """The first words of each task."""
-    shown: dict[TaskKey, list[dict[str, Any]]] = field(default_factory=dict)
-    """Lines of rollouts, finished or failed permanently, by environment, row key and occurrence."""
+    shown: dict[TaskKey, list[Part]] = field(default_factory=dict)
+    """What was said in rollouts, finished or failed permanently, by environment, row key and occurrence."""
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Failed attempts by class and error."""
     messages: dict[tuple[str, str], str] = field(default_factory=dict)
@@ -50,7 +51,8 @@ class ReportData:
         if name in self.shown or len(self.shown) < self.tasks:
             values = self.shown.setdefault(name, [])
             if len(values) < self.per_task * (2 if "final" in value else 1):
-                values.append(value)
+                label = _label(value)
+                values.append({**conversation(value, label), "key": f"{'/'.join(map(str, name))} {label}"})
         if "final" in value:
             return
         if name not in self.openings:
@@ -71,6 +73,11 @@ class ReportData:
         kind = (str(error.get("kind")), str(error.get("type")))
         self.failures[kind] += 1
         self.messages.setdefault(kind, str(error.get("message")))
+
+
+def _label(value: Mapping[str, Any]) -> str:
+    seed = "" if value.get("seed") is None else f" seed {value['seed']}"
+    return f"repeat {value.get('repeat')}{seed}"
 
 
 def time_split(total_s: float, calls: Iterable[Mapping[str, Any]]) -> dict[str, float]:

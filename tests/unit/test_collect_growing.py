@@ -1,0 +1,244 @@
+"""The report of a run that grows: after each step it says what a report of all that is there says, and no line is read twice."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from test_collect_report import RESULT, make_run
+
+from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.growing import GrowingReport
+from gymgate.collection.page import keyed
+from gymgate.collection.record import LineReader, read_values
+from gymgate.collection.report import report_parts, title_of
+from gymgate.collection.report_data import ReportData
+from gymgate.collection.view import VersionedPage
+from gymgate.errors import DataError
+
+FOREVER = math.inf
+
+
+def line(key: int, repeat: int, **fields: Any) -> dict[str, Any]:
+    value = {"row_key": f"{key:016x}", "occurrence": 0, "repeat": repeat, "seed": None, "task": key}
+    value |= {"source": "s", "line": key + 1, "environment": "e", "agent": "a", "status": "completed"}
+    value |= {"reward": float((key + repeat) % 3 == 0), "error": None, "result": RESULT, "calls": []}
+    return {**value, **fields}
+
+
+def failure(key: int, repeat: int, *, final: bool, **fields: Any) -> dict[str, Any]:
+    error = {"kind": "timeout", "type": "RolloutTimeoutError", "message": f"late {key}"}
+    failed = line(key, repeat, status="failed", reward=None, result=None, error=error)
+    return {**failed, "final": final, **fields}
+
+
+def describe(path: Path, rollouts: int, shard: tuple[int, int] = (1, 1)) -> None:
+    path.mkdir(parents=True, exist_ok=True)
+    extent = {"rollouts": rollouts, "rows": 1, "repeats": 1, "seeds": None, "shard": [*shard]}
+    settings = {"policy": {"type": "http", "model": "m"}}
+    described = {"format": 1, "settings": settings, "extent": extent, "created": 1_700_000_000}
+    (path / "new").write_bytes(orjson.dumps(described))
+    (path / "new").replace(path / "run.json")
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def growing_parts(report: GrowingReport) -> tuple[str, list[Any]]:
+    """What a growing report says after it has read everything, as JSON; without its progress."""
+    while report.read(FOREVER):
+        pass
+    title, parts = report.parts()
+    return title, [part for part in orjson.loads(orjson.dumps(parts)) if "progress" not in part]
+
+
+def whole_parts(path: Path) -> tuple[str, list[Any]]:
+    """What a report of all that is there says; rollouts of a run under way are not called missing."""
+    runs, data = Runs([path], first_of_overlap=True), ReportData(50, 4)
+    collected = read_tasks(runs, see=data.add)
+    for attempt in runs.failed_attempts():
+        data.add_failure(attempt)
+    parts = orjson.loads(orjson.dumps([*report_parts(runs, collected, data, ended=not collected.missing)]))
+    return title_of(collected), [
+        part for part in parts if not str(part.get("note")).endswith("rollouts are missing")
+    ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_at_any_time_it_says_what_a_report_says(tmp_path: Path, seed: int) -> None:
+    """Two shards, the second later; lines arrive in pieces; some rollouts fail, of which some finish after all."""
+    dice = random.Random(seed)
+    shards = [tmp_path / f"shard-{number}-of-2" for number in (1, 2)]
+    identities = [(key, repeat) for key in range(6) for repeat in range(5)]
+    dice.shuffle(identities)
+    pending = [(shards[0] / "rollouts.jsonl", orjson.dumps(line(9, 0)) + b"\n")]
+    for number, (key, repeat) in enumerate(identities):
+        shard = shards[number >= len(identities) // 2]
+        final = dice.random() < 0.2
+        if final or dice.random() < 0.2:
+            environment = dice.choice(["e", ""])
+            failed = orjson.dumps(failure(key, repeat, final=final, environment=environment)) + b"\n"
+            pending.append((shard / "failures.jsonl", failed))
+        if not final or dice.random() < 0.5:
+            pending.append((shard / "rollouts.jsonl", orjson.dumps(line(key, repeat)) + b"\n"))
+    pending.append((shards[1] / "rollouts.jsonl", orjson.dumps(line(*identities[0])) + b"\n"))
+    report = GrowingReport(tmp_path)
+    for path, data in pending:
+        if not path.parent.exists():
+            describe(path.parent, 15, (int(path.parent.name.split("-")[1]), 2))
+        torn = dice.randrange(len(data))
+        append(path, data[:torn])
+        report.read(FOREVER)
+        append(path, data[torn:])
+        if dice.random() < 0.5:
+            assert growing_parts(report) == whole_parts(tmp_path)
+    assert growing_parts(report) == whole_parts(tmp_path)
+
+
+def test_no_line_is_read_twice(tmp_path: Path) -> None:
+    describe(tmp_path, 4)
+    rollouts, failures = tmp_path / "rollouts.jsonl", tmp_path / "failures.jsonl"
+    append(rollouts, orjson.dumps(line(0, 0)) + b"\n")
+    append(failures, orjson.dumps(failure(0, 1, final=False)) + b"\n")
+    report = GrowingReport(tmp_path)
+    before = growing_parts(report)
+    for path in (rollouts, failures):
+        with path.open("r+b") as file:
+            file.write(b"x" * (path.stat().st_size - 1))
+    assert growing_parts(report) == before
+    append(rollouts, orjson.dumps(line(0, 1)) + b"\n")
+    assert growing_parts(report) != before
+    with pytest.raises(DataError):
+        whole_parts(tmp_path)
+
+
+def test_reading_stops_at_its_time_and_goes_on(tmp_path: Path) -> None:
+    describe(tmp_path, 20)
+    append(tmp_path / "rollouts.jsonl", b"".join(orjson.dumps(line(0, each)) + b"\n" for each in range(20)))
+    report, passes = GrowingReport(tmp_path), 1
+    while report.read(0.0):
+        passes += 1
+    assert passes == 21
+    assert report.parts()[1][0] == {"progress": {"done": 20, "total": 20}}
+
+
+def test_it_waits_for_a_run_and_its_first_rollout(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    report = GrowingReport(path)
+    assert not report.read(FOREVER)
+    title, [waiting] = report.parts()
+    assert title == str(path)
+    assert str(path) in waiting["note"]
+    describe(path, 7)
+    report.read(FOREVER)
+    assert report.parts() == (title, [{"progress": {"done": 0, "total": 7}}, waiting])
+    append(path / "rollouts.jsonl", orjson.dumps(line(0, 0)) + b"\n")
+    assert growing_parts(report) == whole_parts(path)
+    (path / "run.json").unlink()
+    assert growing_parts(report) == (title, [waiting])
+
+
+@pytest.mark.parametrize("change", ["extent", "rows", "another run", "shorter"])
+def test_another_run_at_the_path_is_read_from_its_start(tmp_path: Path, change: str) -> None:
+    describe(tmp_path, 2)
+    rollouts = tmp_path / "rollouts.jsonl"
+    append(rollouts, b"".join(orjson.dumps(line(0, repeat)) + b"\n" for repeat in range(2)))
+    report = GrowingReport(tmp_path)
+    growing_parts(report)
+    if change == "extent":
+        describe(tmp_path, 4)
+    elif change == "rows":
+        (tmp_path / "rows.txt").write_text("f" * 16)
+    elif change == "shorter":
+        with rollouts.open("r+b") as file:
+            file.truncate(file.readline().__len__())
+    else:
+        (tmp_path / "new").write_bytes(orjson.dumps(line(3, 3)) + b"\n" + orjson.dumps(line(3, 4)) + b"\n")
+        (tmp_path / "new").replace(rollouts)
+    changes = report.changes
+    assert growing_parts(report) == whole_parts(tmp_path)
+    assert report.changes > changes
+
+
+def test_files_of_rollouts_grow_too(tmp_path: Path) -> None:
+    """A file of `gymgate run -o FILE.jsonl`, and one of NeMo Gym's collector with its failures next to it."""
+    path = tmp_path / "rollouts.jsonl"
+    report = GrowingReport(path)
+    report.read(FOREVER)
+    append(path, orjson.dumps(line(0, 0)) + b"\n")
+    assert growing_parts(report) == whole_parts(path)
+    append(path, orjson.dumps(failure(0, 1, final=True)) + b"\n")
+    assert growing_parts(report) == whole_parts(path)
+
+    gym = tmp_path / "gym.jsonl"
+    named = {"agent_ref": {"name": "a"}, "_ng_task_index": 0}
+    append(gym, orjson.dumps({**named, "_ng_rollout_index": 0, "reward": 1.0}) + b"\n")
+    report = GrowingReport(gym)
+    assert growing_parts(report) == whole_parts(gym)
+    for index in (1, 2):
+        failed = {**named, "_ng_rollout_index": index, "_ng_failure_class": "timeout"}
+        append(tmp_path / "gym_failures.jsonl", orjson.dumps(failed) + b"\n")
+        assert growing_parts(report) == whole_parts(gym)
+
+
+def test_a_malformed_line_is_named(tmp_path: Path) -> None:
+    describe(tmp_path, 2)
+    append(tmp_path / "rollouts.jsonl", orjson.dumps(line(0, 0)) + b"\n")
+    report = GrowingReport(tmp_path)
+    growing_parts(report)
+    append(tmp_path / "rollouts.jsonl", b"{torn\n")
+    with pytest.raises(DataError) as raised:
+        report.read(FOREVER)
+    assert raised.value.line == 2
+
+
+def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    reader = LineReader(path)
+    assert [*reader.values()] == []
+    append(path, b'{"a": 1}\n\n{"a"')
+    assert [*reader.values()] == [(1, {"a": 1})]
+    append(path, b": 2}\n")
+    assert [*reader.values()] == [(3, {"a": 2})]
+    assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2})]
+    assert not reader.replaced
+
+
+def test_a_page_says_what_changed_since_each_version() -> None:
+    page = VersionedPage()
+    pieces = [("a", b"1"), ("b", b"2")]
+    page.update("t", pieces)
+    assert orjson.loads(page.since(0)) == {"title": "t", "keys": ["a", "b"], "parts": {"a": 1, "b": 2}}
+    first = page.version
+    page.update("t", pieces)
+    assert page.version == first
+    page.update("t", [("a", b"1"), ("b", b"3")])
+    page.update("u", [("a", b"1"), ("b", b"3")])
+    assert orjson.loads(page.since(first)) == {"title": "u", "parts": {"b": 3}}
+    page.update("u", [("c", b"4"), ("b", b"3")])
+    assert orjson.loads(page.since(page.version - 1)) == {"title": "u", "keys": ["c", "b"], "parts": {"c": 4}}
+    assert orjson.loads(page.since(0))["parts"] == {"b": 3, "c": 4}
+
+
+def test_a_part_keeps_its_key_while_the_run_grows(tmp_path: Path) -> None:
+    """A rollout of another row is a task more, and nothing that was said in other rollouts is another part."""
+    make_run(tmp_path / "run")
+    report = GrowingReport(tmp_path / "run")
+    while report.read(FOREVER):
+        pass
+    parts = report.parts()[1]
+    before = {key: part for key, part in keyed(parts) if "note" not in part}
+    assert len({key for key, _ in keyed(parts)}) == len(parts)
+    append(tmp_path / "run" / "rollouts.jsonl", orjson.dumps(line(7, 0)) + b"\n")
+    while report.read(FOREVER):
+        pass
+    after = dict(keyed(report.parts()[1]))
+    assert before.keys() <= after.keys()
+    assert all(part == after[key] for key, part in before.items() if "rollout" in part)
+    assert [next(iter(part)) for key, part in after.items() if key not in before] == ["task", "rollout"]
