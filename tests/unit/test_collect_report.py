@@ -182,6 +182,24 @@ def test_what_was_said() -> None:
     assert transcript({"result": other}) == [Entry("point", f'{{\n  "at": {2**70}\n}}')]
 
 
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"responses_create_params": "hi", "response": "so"},
+        {"responses_create_params": [1], "response": {"output": {"text": "so"}}},
+        {"response": {"output": [1, None, "so"]}},
+    ],
+)
+def test_an_answer_of_another_form_says_nothing(result: dict[str, Any]) -> None:
+    assert transcript({"result": result}) == []
+
+
+def test_an_item_of_another_form_is_shown_as_it_is() -> None:
+    assert transcript({"result": {"response": {"output": [{"type": 5, "a": 1}]}}}) == [
+        Entry("5", '{\n  "a": 1\n}')
+    ]
+
+
 def test_a_report_shows_it_all(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     done = CliRunner().invoke(command, [str(run)])

@@ -154,3 +154,15 @@ class Rollout(Record):
     def policy_calls(self) -> list[ModelCall]:
         """The calls made to the policy, in order of arrival."""
         return [call for call in self.calls if call.model_server == POLICY]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from gymgate.rollout.notebook import rollout_html
+
+        return rollout_html(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython shows of it in a list; its `repr` has every byte of the result."""
+        from gymgate.rollout.notebook import rollout_line
+
+        printer.text(rollout_line(self))

@@ -18,10 +18,9 @@ class Entry(NamedTuple):
 
 def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
     """The input and the output of the agent's last response."""
-    result = rollout.get("result") or {}
-    given = (result.get("responses_create_params") or {}).get("input")
+    given = _within(rollout, "result", "responses_create_params", "input")
     entries = [Entry("user", given)] if isinstance(given, str) else list(_entries(given))
-    return [*entries, *_entries((result.get("response") or {}).get("output"))]
+    return [*entries, *_entries(_within(rollout, "result", "response", "output"))]
 
 
 def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
@@ -37,11 +36,18 @@ def cut(text: str, longest: int) -> str:
     return text if rest <= 0 else f"{text[:longest]}\n... and {rest} more characters"
 
 
+def _within(value: Any, *names: str) -> Any:
+    """Return what is there under these names, one within the other; `None` if nothing is: an agent may answer anything."""
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
 def _entries(items: Any) -> Iterator[Entry]:
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, Mapping):
             continue
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind == "message":
             yield Entry(str(item.get("role") or "assistant"), text_of(item.get("content")))
         elif kind == "reasoning":
@@ -53,7 +59,7 @@ def _entries(items: Any) -> Iterator[Entry]:
                 f"call {item.get('name') or kind}", text_of(item.get("arguments") or item.get("action"))
             )
         else:
-            yield Entry(str(kind), text_of({key: value for key, value in item.items() if key != "type"}))
+            yield Entry(kind, text_of({key: value for key, value in item.items() if key != "type"}))
 
 
 def text_of(value: Any) -> str:

@@ -1,0 +1,64 @@
+"""A rollout as a notebook shows it: a table and the folded conversation, of bounded size and without script."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+
+from gymgate.codec import clean_text
+from gymgate.rollout.outcome import outcome_of
+from gymgate.rollout.record import Rollout
+from gymgate.rollout.transcript import Entry, cut, transcript
+
+LONGEST_TEXT = 2000
+"""Characters of a text that are shown."""
+MOST_ENTRIES = 40
+"""Entries of a conversation that are shown: the first half and the last half of them."""
+
+
+def rollout_html(rollout: Rollout) -> str:
+    """Return HTML in which every text is escaped; what is too long is cut, and says so."""
+    cells = {"environment": rollout.environment, "agent": rollout.agent, **_figures(rollout)}
+    head = "".join(f"<th>{name}</th>" for name in cells)
+    line = "".join(f"<td>{_escaped(value)}</td>" for value in cells.values())
+    parts = [f"<table><thead><tr>{head}</tr></thead><tbody><tr>{line}</tr></tbody></table>"]
+    if (error := rollout.error) is not None:
+        parts.append(f"<p>{_escaped(f'{error.type}: {error.message}')}</p>")
+    entries = transcript({"result": rollout.result})
+    if entries:
+        said = "".join(_entries(entries))
+        parts.append(f"<details><summary>Conversation, {len(entries)} entries</summary>{said}</details>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def rollout_line(rollout: Rollout) -> str:
+    """Return one short line, which stands for a rollout in lists."""
+    figures = ", ".join(f"{name} {value}" for name, value in _figures(rollout).items())
+    error = "" if rollout.error is None else f", {rollout.error.type}"
+    return f"<{type(rollout).__name__} {rollout.environment[:100]}: {figures}{error}>"
+
+
+def _figures(rollout: Rollout) -> dict[str, str]:
+    reward = outcome_of(rollout).reward
+    limit = "" if rollout.limit is None else f" ({rollout.limit})"
+    return {
+        "status": f"{rollout.status}{limit}",
+        "reward": "none" if reward is None else f"{reward:.4g}",
+        "calls": str(len(rollout.policy_calls)),
+        "seconds": f"{rollout.timing.total_s:.1f}",
+    }
+
+
+def _entries(entries: list[Entry]) -> Iterator[str]:
+    half = MOST_ENTRIES // 2
+    left_out = len(entries) - 2 * half
+    shown = entries if left_out <= 0 else [*entries[:half], *entries[-half:]]
+    for number, entry in enumerate(shown):
+        if number == half and left_out > 0:
+            yield f"<p>{left_out} entries are left out</p>"
+        role = _escaped(f"{cut(entry.role, 100)} ({len(entry.text)} characters)")
+        yield f"<details><summary>{role}</summary><pre>{_escaped(entry.text)}</pre></details>"
+
+
+def _escaped(text: str) -> str:
+    return html.escape(clean_text(cut(text, LONGEST_TEXT)))
