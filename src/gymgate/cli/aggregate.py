@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +16,13 @@ from gymgate.cli.options import (
     json_option,
     k_option,
     keep_option,
+    log_to_option,
     overlap_option,
     price_option,
     wide_option,
 )
 from gymgate.cli.output import log, print_json
-from gymgate.collection.aggregate import read_runs
+from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.costs import Price, TokenUsage, refuse_price_of_replay
 from gymgate.collection.metrics import (
     keep,
@@ -31,6 +33,7 @@ from gymgate.collection.metrics import (
     task_rows,
 )
 from gymgate.collection.tables import checked_table, write_table
+from gymgate.collection.tracking import log_stored
 from gymgate.errors import ConfigError, DataError
 
 
@@ -68,6 +71,7 @@ class AggregatedRuns:
 @k_option
 @wide_option
 @price_option
+@log_to_option
 @click.option("--complete", is_flag=True, help="Exit with 1 if rollouts or shards are missing or failed.")
 @click.option("--markdown", is_flag=True, help="Print the table as Markdown.")
 @json_option
@@ -80,6 +84,7 @@ def command(
     overlap: str,
     ks: str | None,
     wide: bool,
+    log_to: str | None,
     prices: tuple[tuple[str, Price], ...],
     complete: bool,
     markdown: bool,
@@ -99,7 +104,8 @@ def command(
         raise ConfigError(f"--keep {bounds} selects rows of a file: name it with -o")
     limits = parse_bounds(bounds) if bounds else None
     chosen = parse_ks(ks) if ks else None
-    collected = read_runs(runs, answer_key=answer_key, first_of_overlap=overlap == "first")
+    found = Runs(runs, first_of_overlap=overlap == "first")
+    collected = read_tasks(found, answer_key)
     notes = [*collected.notes, *(() if chosen else notes_on_tasks(collected))]
     for note in notes:
         log(note)
@@ -116,6 +122,8 @@ def command(
         write_table(path, rows)
     if summary is not None:
         write_table(summary, metrics)
+    if log_to is not None:
+        asyncio.run(log_stored(log_to, found, metrics, log))
     if as_json:
         print_json(AggregatedRuns(metrics, collected.replayed, notes, usage))
     else:

@@ -407,6 +407,21 @@ per_task_option = number_option(
 )
 
 
+def _installed(_: click.Context, __: click.Parameter, library: str | None) -> str | None:
+    from gymgate.collection.tracking import require_tracker
+
+    return None if library is None else require_tracker(library)
+
+
+log_to_option = option(
+    "Output",
+    "--log-to",
+    type=click.Choice(["wandb", "mlflow", "trackio"]),
+    callback=_installed,
+    help="Log settings and metrics with this package, which must be installed.",
+)
+
+
 ENDPOINT_OPTIONS = (
     base_url_option,
     model_option,

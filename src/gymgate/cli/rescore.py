@@ -57,6 +57,7 @@ def command(
     rerun_failed: bool,
     budget: float | None,
     ks: str | None,
+    log_to: str | None,
     as_json: bool,
     wide: bool,
     **_: Any,
@@ -99,7 +100,7 @@ def command(
             log=log,
             stored=run,
         )
-        end = conduct(rescoring, show, budget)
+        end = conduct(rescoring, show, budget, log_to=log_to)
     diverged = sum(
         count
         for metrics in rescoring.progress.environments.values()

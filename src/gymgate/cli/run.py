@@ -32,6 +32,7 @@ from gymgate.cli.options import (
     is_given,
     json_option,
     k_option,
+    log_to_option,
     option,
     price_option,
     repeats_option,
@@ -56,6 +57,7 @@ from gymgate.collection.spans import RolloutTracer
 from gymgate.collection.spec import RunSpec
 from gymgate.collection.store import FAILURES, LineLog
 from gymgate.collection.tasks import CollectedTasks
+from gymgate.collection.tracking import RunTracking
 from gymgate.config import RayCluster
 from gymgate.errors import ConfigError, GymgateError
 from gymgate.stack.ray_nodes import require_ray
@@ -134,6 +136,7 @@ CONDUCT_OPTIONS = (
     ),
     field_option("Output", RunSpec, "record_bodies", "--bodies"),
     field_option("Output", Pace, "fsync_s", "--sync-every"),
+    log_to_option,
 )
 """Options of how a run is carried out and shown."""
 
@@ -204,6 +207,7 @@ def command(
     budget: float | None,
     dry_run: bool,
     ks: str | None,
+    log_to: str | None,
     otel: bool,
     output: Path | None,
     rerun_failed: bool,
@@ -241,7 +245,7 @@ def command(
             spec = spec.model_copy(update={"pace": spec.pace.model_copy(update={"budgets": {}})})
         run = make_collection(spec, output=directory, shard=part, rerun_failed=rerun_failed, log=progress_log)
         run.tracer = tracer
-        end = conduct(run, show, budget, file)
+        end = conduct(run, show, budget, file, log_to=log_to)
     finish(run, end, output, ks=chosen, as_json=as_json, wide=wide)
 
 
@@ -261,9 +265,15 @@ class RunEnd(NamedTuple):
     """What ended it early."""
 
 
-def conduct(run: Collection, show: Show, budget: float | None, file: Path | None = None) -> RunEnd:
-    """Run it to its end, or until it is interrupted or `budget` seconds are over. Its rollouts are appended to `file`."""
+def conduct(
+    run: Collection, show: Show, budget: float | None, file: Path | None = None, *, log_to: str | None = None
+) -> RunEnd:
+    """Run it to its end, or until it is interrupted or `budget` seconds are over.
+
+    Its rollouts are appended to `file`, and logged with the package `log_to`.
+    """
     tasks = CollectedTasks()
+    tracking = RunTracking(log_to, run) if log_to else None
     with contextlib.closing(LineLog(file, repair=False)) if file else contextlib.nullcontext() as lines:
 
         async def add(rollout: CollectedRollout) -> None:
@@ -271,8 +281,14 @@ def conduct(run: Collection, show: Show, budget: float | None, file: Path | None
                 tasks.add_rollout(rollout)
             if lines is not None:
                 lines.append(to_line(rollout))
+            if tracking is not None:
+                await tracking.add(rollout)
 
-        interrupted, error = run_interruptibly(_run_drainably(run, show, add, budget))
+        async def work() -> None:
+            async with tracking or contextlib.nullcontext():
+                await _run_drainably(run, show, add, budget)
+
+        interrupted, error = run_interruptibly(work())
     if run.directory is not None and run.progress.total:
         tasks = read_runs([run.directory])
     return RunEnd(tasks, interrupted, error)

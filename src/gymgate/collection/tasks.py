@@ -120,7 +120,9 @@ class CollectedTasks:
         if (given := value.get("reward")) is not None and number(given) is None:
             self.not_numbers += 1
         order = value.get("seed") or 0, int(value.get("repeat", 0))
-        task.scores.append(Score(order, outcome_of(value), _answer(result[key]) if key is not None else None))
+        task.scores.append(
+            Score(order, outcome_of(value), short_answer(result[key]) if key is not None else None)
+        )
         calls, tokens = calls_and_tokens(value)
         task.calls += calls
         task.output_tokens += tokens
@@ -159,8 +161,8 @@ def calls_and_tokens(value: Mapping[str, Any]) -> tuple[int, int]:
     return len(calls), sum((call.get("usage") or {}).get("output_tokens") or 0 for call in calls)
 
 
-def _answer(value: Any) -> str | None:
-    """The answer as a short text; equal answers stay equal."""
+def short_answer(value: Any) -> str | None:
+    """Return an answer as a short text; equal answers stay equal."""
     if value is None:
         return None
     text = value if isinstance(value, str) else codec.dumps(value, sort_keys=True).decode()

@@ -1,0 +1,307 @@
+"""`--log-to`: what the real libraries store, where they are installed, and what a library that fails costs a run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from gymgate.cli.run import command
+from gymgate.collection import tracking
+from gymgate.collection.plan import RolloutPlan
+from gymgate.collection.record import CollectedRollout
+from gymgate.collection.run import Collection
+from gymgate.collection.trackers import LIBRARIES, shown_metrics
+from gymgate.collection.tracking import RunTracking, shown_settings
+from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
+from gymgate.dataset import RowSource
+from gymgate.dataset.row import make_row
+from gymgate.errors import MissingExtraError
+from gymgate.rollout import ModelCall, RolloutError, Usage
+
+SECRETS = ("sk-secret", "Bearer x", "hunter2")
+
+
+def rollout(number: int, **fields: Any) -> CollectedRollout:
+    """Repeat `number` of one row, solved every other time."""
+    known: dict[str, Any] = {
+        "status": "completed",
+        "reward": float(number % 2),
+        "result": {"extracted_answer": "A"},
+    }
+    calls = [ModelCall(index=0, dialect="chat", usage=Usage(output_tokens=10))]
+    place = {"row_key": "0" * 16, "repeat": number, "source": "s", "line": 1}
+    return CollectedRollout(
+        id="x", environment="mcqa", agent="a", calls=calls, **place, **{**known, **fields}
+    )
+
+
+def failed(number: int) -> CollectedRollout:
+    error = RolloutError(kind="timeout", type="RolloutTimeoutError", message="late")
+    return rollout(number, status="failed", reward=None, result=None, error=error)
+
+
+def make_run(log: list[str], output: Path | None = None) -> Collection:
+    """A run that is described and not started, with secrets wherever a user may have put one."""
+    overrides = (("mcqa.a.api_key", SECRETS[0]), ("mcqa.a.headers", {"X": SECRETS[1]}))
+    row = make_row({"responses_create_params": {"input": "hi"}}, "rows", 1)
+    url = f"http://user:{SECRETS[2]}@host:8000/v1"
+    sampling = (("temperature", 0.5), ("extra_headers", {"X": SECRETS[1]}), ("user", url))
+    return Collection(
+        stack=StackConfig(environments=(EnvironmentConfig(name="mcqa", overrides=overrides),)),
+        policy=HTTPEndpoint(base_url=url, model="m", sampling=sampling),
+        plan=RolloutPlan([RowSource([row], "mcqa")], repeats=4),
+        names=["rows"],
+        output=output,
+        log=log.append,
+    )
+
+
+async def track(library: str, log: list[str], output: Path | None = None) -> RunTracking:
+    """Log three rollouts that finished and one that failed."""
+    run = make_run(log, output)
+    run.progress.total = 4
+    run.progress.start()
+    async with RunTracking(library, run) as tracked:
+        for each in (rollout(0), rollout(1), rollout(2), failed(3)):
+            if each.error is None:
+                run.progress.count(each)
+            else:
+                run.progress.count_failure(each, final=True)
+            await tracked.add(each)
+    return tracked
+
+
+def stand_in(library: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of that name that does what no real one can be made to do."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / f"{library}.py").write_text(
+        f"class Settings:\n    def __init__(self, **_): pass\n{code}"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=os.pathsep)
+
+
+def processes_of(session: int) -> list[str]:
+    """Processes of a session that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, group, its_session = status.read_text().rpartition(")")[2].split()[:4]
+        except OSError:
+            continue
+        if session in (int(its_session), int(group)) and state != "Z":
+            found.append(status.parent.name)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise RuntimeError('no login here')", "no login here"),
+        ("def init(**_): raise ValueError('no\\nnetwork')", "no network"),
+        ("import os, sys; print('out of luck', file=sys.stderr, flush=True); os._exit(3)", "out of luck"),
+        ("import os; os.kill(os.getpid(), 9)", "no reason"),
+        ("def init(**_): raise SystemExit(3)", "SystemExit"),
+    ],
+)
+async def test_a_library_that_fails_is_one_line_of_the_run(
+    code: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("wandb", code, tmp_path, monkeypatch)
+    log: list[str] = []
+    tracked = await asyncio.wait_for(track("wandb", log), 30)
+    [line] = log
+    assert line.startswith("warning: ")
+    assert reason in line
+    assert "\n" not in line
+    assert tracked._process is not None
+    assert processes_of(tracked._process.pid) == []
+
+
+HANGS = (
+    "import signal, subprocess\nchild = subprocess.Popen(['sleep', '1000'])\ndef init(**_): signal.pause()\n"
+)
+HANGS_AT_THE_END = """
+import signal
+class Run:
+    url, dir, summary = "here", None, {}
+    def log(self, *_, **__): pass
+    def finish(self, **_): signal.pause()
+def init(**_): return Run()
+"""
+HANGS_MIDWAY = HANGS_AT_THE_END.replace(
+    "def log(self, *_, **__): pass", "def log(self, *_, **__): signal.pause()"
+)
+
+
+async def test_a_library_that_does_not_start_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("wandb", HANGS, tmp_path, monkeypatch)
+    monkeypatch.setattr(tracking, "START_S", 2.0)
+    monkeypatch.setattr(tracking, "END_S", 60.0)
+    log: list[str] = []
+    began = time.monotonic()
+    tracked = await asyncio.wait_for(track("wandb", log), 30)
+    assert time.monotonic() - began < 20
+    assert len([line for line in log if line.startswith("warning: ")]) == 1
+    assert tracked._process is not None
+    assert processes_of(tracked._process.pid) == []
+
+
+async def test_a_library_that_does_not_end_is_waited_for_and_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in("wandb", HANGS_AT_THE_END, tmp_path, monkeypatch)
+    monkeypatch.setattr(tracking, "END_S", 2.0)
+    monkeypatch.setattr(tracking, "NOTICE_S", 0.1)
+    log: list[str] = []
+    tracked = await asyncio.wait_for(track("wandb", log), 30)
+    assert any(line.startswith("waiting for wandb") for line in log)
+    assert log[-1].startswith("warning: ")
+    assert tracked._process is not None
+    assert processes_of(tracked._process.pid) == []
+
+
+async def test_what_a_library_does_not_take_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs at its first log: its process holds a number of messages, the pipe a little, and this process some bytes."""
+    stand_in("wandb", HANGS_MIDWAY, tmp_path, monkeypatch)
+    monkeypatch.setattr(tracking, "MAX_PENDING", 1 << 16)
+    log: list[str] = []
+    run = make_run(log)
+    async with RunTracking("wandb", run) as tracked:
+        sent = 0
+        while not tracked._failed and sent < 100_000:
+            await tracked.add(rollout(sent))
+            sent += 1
+            if sent % 100 == 0:
+                await asyncio.sleep(0)
+    assert 10 < sent < 100_000
+    assert log[-1].startswith("warning: ")
+
+
+def test_a_library_that_is_not_there_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    [choices] = [
+        each.type.choices
+        for each in command.params
+        if isinstance(each.type, click.Choice) and "--log-to" in each.opts
+    ]
+    assert {*choices} == {*LIBRARIES}
+    for library in LIBRARIES:
+        done = CliRunner().invoke(command, ["mcqa", "--log-to", library, "--dry-run"])
+        assert isinstance(done.exception, MissingExtraError)
+        assert f"pip install {library}" in str(done.exception)
+
+
+def test_settings_hold_no_secret() -> None:
+    shown = shown_settings(make_run([]).settings())
+    text = orjson.dumps(shown).decode()
+    assert not [secret for secret in SECRETS if secret in text]
+    assert shown["policy.model"] == "m"
+    assert shown["policy.sampling.temperature"] == 0.5
+    assert shown["environments.0.overrides.mcqa.a.api_key"] == "***"
+
+
+def test_only_numbers_are_logged() -> None:
+    rows = [
+        {"environment": "e", "mean_reward": float("nan"), "pass@1": 0.5, "pass@2": None, "pass@1_se": 0.1}
+    ]
+    assert shown_metrics({"rollouts": 2, "rollouts_per_s": None}, rows) == {"rollouts": 2, "e/pass@1": 0.5}
+
+
+EXPECTED = {
+    "rollouts": 4,
+    "failed": 1,
+    "failed_attempts": 1,
+    "output_tokens": 30,
+    "mcqa/mean_reward": pytest.approx(1 / 3),
+    "mcqa/pass@1": pytest.approx(1 / 3),
+    "mcqa/pass@2": pytest.approx(2 / 3),
+}
+
+
+async def test_wandb_has_settings_metrics_and_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("wandb") is None:
+        pytest.skip("wandb is not installed: pip install wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    log: list[str] = []
+    await asyncio.wait_for(track("wandb", log), 90)
+    assert not [line for line in log if line.startswith("warning")], log
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    [path] = [*tmp_path.glob("wandb/offline-run-*/*.wandb")]  # noqa: ASYNC240
+    assert not [secret for secret in SECRETS if secret.encode() in path.read_bytes()]
+    store, history, summary, config = DataStore(), {}, {}, {}
+    store.open_for_scan(str(path))
+    while data := store.scan_data():
+        record = Record()
+        record.ParseFromString(data)
+        for found, items in ((history, record.history.item), (summary, record.summary.update)):
+            found |= {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+        for item in (*record.run.config.update, *record.config.update):
+            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
+    assert {name: history.get(name) for name in EXPECTED} == EXPECTED
+    assert summary["mcqa/failed"] == 1
+    assert config["policy.model"] == "m"
+
+
+async def test_mlflow_has_settings_metrics_and_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        pytest.skip("mlflow is not installed: pip install mlflow")
+    monkeypatch.chdir(tmp_path)
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    log: list[str] = []
+    await asyncio.wait_for(track("mlflow", log), 90)
+    assert not [line for line in log if line.startswith("warning")], log
+    from mlflow import MlflowClient
+
+    client = MlflowClient(store)
+    [experiment] = [each for each in client.search_experiments() if each.name == "gymgate"]
+    [run] = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED"
+    expected = {name.replace("@", "_at_"): value for name, value in EXPECTED.items()}
+    assert {name: run.data.metrics.get(name) for name in expected} == expected
+    assert run.data.metrics["mcqa/failed"] == 1
+    assert run.data.params["policy.model"] == "m"
+    assert not [secret for secret in SECRETS if secret in str(run.data.params)]
+
+
+async def test_trackio_has_settings_metrics_and_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed: pip install trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    log: list[str] = []
+    await asyncio.wait_for(track("trackio", log), 90)
+    assert not [line for line in log if line.startswith("warning")], log
+    import sqlite3
+
+    [path] = [*(tmp_path / "trackio").glob("gymgate.db")]
+    with sqlite3.connect(path) as database:
+        rows = [json.loads(row[0]) for row in database.execute("SELECT metrics FROM metrics ORDER BY id")]
+        [config] = [json.loads(row[0]) for row in database.execute("SELECT config FROM configs")]
+    metrics = {name: value for row in rows for name, value in row.items()}
+    assert {name: metrics.get(name) for name in EXPECTED} == EXPECTED
+    assert metrics["mcqa/failed"] == 1
+    assert config["policy.model"] == "m"
+    assert not [secret for secret in SECRETS if secret in str(config)]
