@@ -13,7 +13,7 @@ import click
 from gymgate.cli.interrupts import INTERRUPTED, run_interruptibly
 from gymgate.cli.options import per_task_option, port_option, tasks_option
 from gymgate.cli.output import log
-from gymgate.cli.serve_env import bound, shown
+from gymgate.cli.serve_env import bound, url_address
 from gymgate.collection.aggregate import runs_at
 from gymgate.collection.growing import GrowingReport
 from gymgate.collection.view import ReportView
@@ -38,7 +38,7 @@ def command(run: Path, tasks: int, per_task: int, port: int, no_browser: bool) -
     if not runs_at(run):
         log(f"{run}: no run is there yet; waiting for one")
     with bound("127.0.0.1", port) as listener:
-        url = f"http://{shown(listener)}/"
+        url = f"http://{url_address(listener)}/"
 
         def ready() -> None:
             click.echo(url)

@@ -17,12 +17,12 @@ from gymgate.collection.aggregate import Runs
 from gymgate.collection.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.rows import RowReader
-from gymgate.collection.transcript import text_of
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import filling
 from gymgate.rollout import ModelCall, outcome_of
 from gymgate.rollout.record import UNDELIVERED
+from gymgate.rollout.transcript import text_of
 
 SCHEMA = "ATIF-v1.7"
 MANIFEST = "manifest.jsonl"

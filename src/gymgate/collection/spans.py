@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from gymgate import codec
 from gymgate.collection.report_data import time_split
-from gymgate.collection.transcript import text_of
 from gymgate.config import POLICY, HTTPEndpoint, JudgeEndpoint
 from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.extras import install_command
 from gymgate.rollout import ModelCall, Rollout, outcome_of
+from gymgate.rollout.transcript import text_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
