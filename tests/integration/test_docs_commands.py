@@ -60,7 +60,6 @@ REASONS = {
 """Pattern -> why a line that has it is not typed."""
 FAILS = {
     r"^gymgate check .*mcqa(?!.*--rows-only)": "one of mcqa's recorded rewards is not reproduced",
-    r"^gymgate check --all --rows-only": "some environments have duplicates",
 }
 """Pattern -> why docs say that a line exits with 1."""
 MAY_FAIL = r"^gymgate doctor"

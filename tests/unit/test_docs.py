@@ -161,7 +161,7 @@ def test_the_tutorial_shows_the_files_of_the_template(tmp_path: Path) -> None:
     app = (written / "app.py").read_text()
     shown = [*blocks(page, "python")]
     assert [block for block in shown if textwrap.indent(block, "    ") not in app] == []
-    assert len(shown) == 2
+    assert len(shown) == 3
     [tree] = [
         block
         for block in blocks(page, "text")

@@ -36,7 +36,7 @@ NAME, CLASS = "my_environment", "MyEnvironment"
     help="Repository to write resources_servers/NAME into; made if it is not there. [./NAME]",
 )
 def command(name: str, directory: Path | None) -> None:
-    """Write a new environment of your own, to be changed.
+    """Write a new environment, for you to change.
 
     It has a resources server with a tool and a reward, rows, recorded rollouts and tests, and passes gymgate check. Nothing is
     installed.
