@@ -57,6 +57,7 @@ HEAVY = (
     "openai",
     "datasets",
     "transformers",
+    "opentelemetry",
 )
 
 
