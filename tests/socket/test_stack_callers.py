@@ -239,3 +239,17 @@ def test_a_machine_that_vanished_is_noticed_within_a_minute() -> None:
             for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         )
         assert 5 <= idle + every * count <= 60
+
+
+async def test_of_a_caller_that_is_let_in_it_is_noticed(
+    stack: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[int] = []
+
+    def notice(sock: socket.socket) -> None:
+        notice_silence(sock)
+        watched.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+
+    monkeypatch.setattr(serve, "notice_silence", notice)
+    async with serving(stack.config) as (server, _), leased(server, "one"):
+        assert watched == [60_000]
