@@ -294,3 +294,23 @@ async def test_calls_under_way_are_cancelled_when_the_daemon_stops(tmp_path: Pat
         daemon.retire()
         await hanging.ended.wait()
         calling.cancel()
+
+
+async def test_a_busy_daemon_refuses_nobody(tmp_path: Path) -> None:
+    """Hundreds of processes may join a machine-wide stack while its event loop does something else."""
+    async with serving(tmp_path) as daemon:
+        _, writer = await asyncio.open_unix_connection(tmp_path / "s.sock")  # so it serves
+        waiting = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+        try:
+            for connection in waiting:
+                connection.setblocking(False)
+                connection.connect(str(tmp_path / "s.sock"))  # the loop accepts nothing meanwhile
+        finally:
+            for connection in waiting:
+                connection.close()
+        async with asyncio.timeout(10):
+            while len(daemon.peers) <= len(waiting):
+                await asyncio.sleep(0)  # until it has accepted all
+            writer.close()
+            for peer in daemon.peers:
+                await peer.lost.wait()

@@ -27,6 +27,7 @@ from gymgate.config import StackConfig
 from gymgate.errors import GymgateError, StackLostError, StackStartError
 from gymgate.gateway.limits import relax_collector
 from gymgate.stack import forkserver
+from gymgate.stack.launch import BACKLOG
 from gymgate.stack.lease_holder import LeaseHolder
 from gymgate.stack.logs import keep_short
 from gymgate.stack.paths import remove_traces
@@ -68,7 +69,8 @@ class Daemon:
         """Serve until the last lease is gone."""
         self._loop.add_signal_handler(signal.SIGTERM, self._terminated)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        server = await self._loop.create_unix_server(self._connected, sock=self.listener)
+        # Without `backlog` the event loop would shorten the queue of a socket that listens already.
+        server = await self._loop.create_unix_server(self._connected, sock=self.listener, backlog=BACKLOG)
         self._retire_in(HELLO_TIMEOUT_S)
         self._watch_starter()
         logs = asyncio.create_task(keep_short(self.directory))

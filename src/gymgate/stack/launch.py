@@ -18,7 +18,8 @@ from gymgate.files import tail
 from gymgate.runtime import daemon_env
 from gymgate.stack.paths import socket_lock
 
-BACKLOG = 512
+BACKLOG = 4096
+"""Connections that wait while the daemon is busy: one for each lease that begins."""
 _PROGRAM = ("-P", "-m", "gymgate.stack.daemon")
 
 
