@@ -6,7 +6,9 @@ import asyncio
 import importlib.util
 import json
 import os
+import struct
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,21 @@ def test_only_numbers_are_logged() -> None:
     assert shown_metrics({"rollouts": 2, "rollouts_per_s": None}, rows) == {"rollouts": 2, "e/pass@1": 0.5}
 
 
+def pieces(data: bytes) -> Iterator[bytes]:
+    """The records of a log in LevelDB's form: blocks of 32 KiB, in which a record may go on in the next block."""
+    place, record = 7, b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, place)
+        record += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield record
+            record = b""
+
+
 EXPECTED = {
     "rollouts": 4,
     "failed": 1,
@@ -243,19 +260,21 @@ async def test_wandb_has_settings_metrics_and_summary(
     await asyncio.wait_for(track("wandb", log), 90)
     assert not [line for line in log if line.startswith("warning")], log
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     [path] = [*tmp_path.glob("wandb/offline-run-*/*.wandb")]  # noqa: ASYNC240
     assert not [secret for secret in SECRETS if secret.encode() in path.read_bytes()]
-    store, history, summary, config = DataStore(), {}, {}, {}
-    store.open_for_scan(str(path))
-    while data := store.scan_data():
+    history: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    config: dict[str, Any] = {}
+    for data in pieces(path.read_bytes()):
         record = Record()
         record.ParseFromString(data)
-        for found, items in ((history, record.history.item), (summary, record.summary.update)):
+        for found, items in (
+            (history, record.history.item),
+            (summary, record.summary.update),
+            (config, record.run.config.update),
+        ):
             found |= {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-        for item in (*record.run.config.update, *record.config.update):
-            config[item.key or ".".join(item.nested_key)] = json.loads(item.value_json)
     assert {name: history.get(name) for name in EXPECTED} == EXPECTED
     assert summary["mcqa/failed"] == 1
     assert config["policy.model"] == "m"

@@ -274,6 +274,9 @@ async def test_an_interrupt_ends_it_at_once_also_with_open_streams(tmp_path: Pat
             sleeper.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             async with aiohttp.ClientSession() as http, http.get(f"{url}events") as response:
                 await Events(response).until(20)
+                with socket.create_connection(("127.0.0.1", port)) as scanner:
+                    scanner.sendall(b"\x16\x03no request\r\n\r\n")
+                    assert b" 400 " in await asyncio.to_thread(scanner.recv, 100)
                 process.send_signal(number)
                 out, err = await asyncio.to_thread(process.communicate, None, 10)
     assert process.returncode == 130

@@ -29,8 +29,8 @@ from gymgate.errors import described
 
 PROJECT = "gymgate"
 """Project, or experiment, of runs that no variable of the library puts elsewhere."""
-END_S = 30.0
-"""Seconds that a library has at the end, to send what it has not sent."""
+END_S = 60.0
+"""Seconds that a library has after the run, to start if it has not, and to send what it has not sent."""
 MAX_WAITING = 10_000
 """Messages that wait for the library here; more of them wait in the pipe."""
 LOG_S = 5.0
@@ -109,9 +109,8 @@ class Trackio:
         import trackio
 
         self._trackio = trackio
-        project = os.environ.get("TRACKIO_PROJECT") or PROJECT
-        trackio.init(project=project, name=name, config=dict(settings), embed=False)
-        self.where = f"trackio show --project {project}"
+        trackio.init(project=PROJECT, name=name, config=dict(settings), embed=False)
+        self.where = f"trackio show --project {PROJECT}"
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._trackio.log(dict(metrics), step=step)

@@ -27,7 +27,7 @@ from gymgate.collection.trackers import END_S
 from gymgate.errors import MissingExtraError
 from gymgate.json_server import shortened
 
-START_S = 60.0
+START_S = 120.0
 """Seconds that a library has to start its run."""
 NOTICE_S = 2.0
 """Seconds of waiting at the end until a message says so."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
+import re
 import secrets
 import socket
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import BadHttpMessage
 
 from gymgate import codec
 from gymgate.collection.growing import GrowingReport
@@ -33,6 +36,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+_logger = logging.getLogger("gymgate.view.http")
+_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage)))
+"""Silent about requests that are none: whoever sent one has its answer."""
 Pieces = list[tuple[str, bytes]]
 """Parts of a page as JSON, by key and in order."""
 
@@ -82,7 +88,7 @@ class ReportView:
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Serve until this is cancelled; `ready` is called once. Raises what ends the reading of the run."""
         loop = asyncio.get_running_loop()
-        server = web.Server(self._answer, access_log=None, handler_cancellation=True)
+        server = web.Server(self._answer, access_log=None, logger=_logger, handler_cancellation=True)
         listening = await loop.create_server(server, sock=listener)
         ended: asyncio.Future[None] = loop.create_future()
         stop = threading.Event()
@@ -141,7 +147,7 @@ class ReportView:
         session, _, version = (
             request.headers.get("Last-Event-ID") or request.query.get("since", "")
         ).partition("-")
-        seen = int(version) if session == self._session and version.isdecimal() else 0
+        seen = int(version) if session == self._session and re.fullmatch(r"[0-9]{1,18}", version) else 0
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         while not self._ending:
