@@ -83,8 +83,7 @@ sorts, the field filters, and *All columns* shows the rest.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
 - *solvable*: rows in which the right answer earns the full reward, of those tried. A dash: not tried.
-- *difficulty*: mean reward of {models}, with its standard error; a dash where that takes more than a minute on two cores, needs
-  a judge, or a rollout got no reward.
+- *difficulty*: mean reward of {models}, with its standard error, in two rollouts of five rows. A dash: not measured.
 - *recorded*: mean of the recorded rewards.
 
 Possible problems are collected in [Findings](findings.md). [Quality figures](quality-figures.md) explains the other

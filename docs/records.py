@@ -59,7 +59,8 @@ def whole(record: CheckResult) -> CheckResult:
     policy = record.policy
     if policy is None or policy.scored == (count := policy.rows * policy.repeats):
         return record
-    reason = f"{policy.policy}: {policy.scored} of {count} rollouts gave a reward"
+    why = policy.missing.get("pass_at_1") or f"{policy.scored} of {count} rollouts gave a reward"
+    reason = f"{policy.policy}: {why}"
     return record.model_copy(update={"policy": None, "missing": {**record.missing, "policy": reason}})
 
 

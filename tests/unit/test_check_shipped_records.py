@@ -48,6 +48,29 @@ def test_its_rows_were_read(record: CheckResult) -> None:
         assert record.shape.rows <= sum(data.files.values()), "raw rows are read too"
 
 
+def test_at_least_forty_environments_are_shown_to_be_solvable() -> None:
+    solvable = [each for each in RECORDS if each.oracle and each.oracle.rows == each.oracle.solved > 0]
+    assert len(solvable) >= 40
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name)
+def test_right_answers_were_tried_or_it_says_why_not(record: CheckResult) -> None:
+    if record.measured:
+        assert record.oracle is not None
+    if record.oracle is not None:
+        assert (record.oracle.reason is None) == (record.oracle.rows > 0)
+        assert (record.oracle.reason == "other") == bool(record.oracle.detail)
+
+
+@pytest.mark.parametrize("record", [each for each in RECORDS if each.policy], ids=lambda record: record.name)
+def test_a_difficulty_is_of_every_rollout_and_says_how_it_was_sampled(record: CheckResult) -> None:
+    policy = record.policy
+    assert policy is not None
+    assert policy.pass_at_1 is not None
+    assert policy.scored == policy.rows * policy.repeats
+    assert policy.sampling.keys() >= {"temperature", "max_tokens"}
+
+
 def test_info_shows_them() -> None:
     shown = CliRunner().invoke(cli, ["info", "calendar"]).output
     assert "\nchecked 20" in shown
@@ -56,3 +79,6 @@ def test_info_shows_them() -> None:
     assert "\n  rows: 5 rows; duplicates: 0; " in shown
     shown = CliRunner().invoke(cli, ["info", "mcqa"]).output
     assert re.search(r"\n  right answer: .*\\boxed\{answer\}; 10 of 10 rows ", shown)
+    assert re.search(
+        r"\n  model: SmolLM2\S+, .*temperature 1: 0.000 ± 0.000 over 10 rollouts of 5 rows\n", shown
+    )
