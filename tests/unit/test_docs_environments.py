@@ -45,6 +45,8 @@ def holds(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
         return False
     if schema["type"] == "array":
         return all(holds(each, schema["items"], root) for each in value)
+    if schema.get("additionalProperties") is True:
+        return True
     properties = schema.get("properties", {})
     return schema["type"] != "object" or (
         value.keys() >= {*schema.get("required", ())}
