@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 
 from gymgate.check.record.bench import Bench, Unmeasured, reward_of
 from gymgate.check.record.sections import PolicyRewards
@@ -42,6 +43,7 @@ async def measure(bench: Bench) -> PolicyRewards:
     tokens = [[call.usage.output_tokens for call in rollout.policy_calls] for rollout in done]
     counted = [sum(filter(None, each)) for each in tokens if each and None not in each]
     return PolicyRewards(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         model=endpoint.model or endpoint.base_url,
         sampling=dict(endpoint.sampling),
         rows=len(rows),

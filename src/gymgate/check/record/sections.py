@@ -173,6 +173,7 @@ class Data(Section):
 class PolicyRewards(Section):
     """The rewards of a real model (`-b`)."""
 
+    date: str = ""
     model: str
     sampling: dict[str, Any] = Field(default_factory=dict)
     """Fields of every call (`--sampling`); the others are the row's and the endpoint's."""
