@@ -35,9 +35,11 @@ class Bare(Daemon):
         super().__init__(*arguments)
         self.peers: list[Peer] = []
         """Both ends of every connection."""
+        self.accepted = asyncio.Semaphore(0)
 
     def _connected(self) -> Peer:
         self.peers.append(super()._connected())
+        self.accepted.release()
         return self.peers[-1]
 
     async def _start_stack(self, config: StackConfig) -> Any:
@@ -309,8 +311,8 @@ async def test_a_busy_daemon_refuses_nobody(tmp_path: Path) -> None:
             for connection in waiting:
                 connection.close()
         async with asyncio.timeout(10):
-            while len(daemon.peers) <= len(waiting):
-                await asyncio.sleep(0)  # until it has accepted all
+            for _ in (writer, *waiting):
+                await daemon.accepted.acquire()
             writer.close()
             for peer in daemon.peers:
                 await peer.lost.wait()
