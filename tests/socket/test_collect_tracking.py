@@ -6,9 +6,10 @@ import asyncio
 import importlib.util
 import json
 import os
+import queue
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
+from gymgate.cli.aggregate import command as aggregate
 from gymgate.cli.run import command
 from gymgate.collection import tracking
 from gymgate.collection.plan import RolloutPlan
-from gymgate.collection.record import CollectedRollout
+from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
-from gymgate.collection.trackers import LIBRARIES, shown_metrics
+from gymgate.collection.trackers import LIBRARIES, log_run, shown_metrics
 from gymgate.collection.tracking import RunTracking, shown_settings
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.dataset import RowSource
@@ -238,6 +240,63 @@ def pieces(data: bytes) -> Iterator[bytes]:
             record = b""
 
 
+class Noted:
+    """A tracker that keeps what it gets."""
+
+    where = "here"
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+        self.summary: dict[str, float] = {}
+        self.failed: bool | None = None
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.logged.append((step, dict(metrics)))
+
+    def finish(self, summary: Mapping[str, float], *, failed: bool) -> None:
+        self.summary, self.failed = dict(summary), failed
+
+
+def log_messages(*messages: dict[str, Any] | None) -> Noted:
+    noted, waiting = Noted(), queue.Queue[dict[str, Any] | None]()
+    for message in messages:
+        waiting.put(message)
+    log_run(lambda name, settings: noted, waiting, lambda **_: None)
+    return noted
+
+
+def message_of(value: CollectedRollout, **progress: Any) -> dict[str, Any]:
+    line = {**value.identity._asdict(), "environment": "mcqa", "status": value.status, "reward": value.reward}
+    return {"rollout": line, "progress": progress}
+
+
+def test_metrics_are_those_of_the_whole_run_after_a_resume(tmp_path: Path) -> None:
+    """Two rollouts are there already, one of which is told again, as one that ended while the directory was read."""
+    (tmp_path / "run.json").write_text('{"format": 1, "settings": {"policy": null}}')
+    (tmp_path / "rollouts.jsonl").write_bytes(to_line(rollout(0)) + to_line(rollout(1)))
+    first = {"name": "n", "settings": {}, "directory": str(tmp_path)}
+    told = [message_of(rollout(1), rollouts=3), message_of(rollout(3), rollouts=4)]
+    noted = log_messages(first, *told, {"end": "completed"})
+    assert noted.logged[-1] == (4, {"rollouts": 4, "mcqa/mean_reward": 2 / 3, "mcqa/pass@1": 2 / 3, **PASSES})
+    assert noted.summary["mcqa/rollouts"] == 3
+    assert noted.failed is False
+
+
+PASSES = {"mcqa/pass@2": 1.0, "mcqa/pass@3": 1.0}
+
+
+def test_a_run_whose_process_is_gone_has_failed() -> None:
+    noted = log_messages({"name": "n", "settings": {}}, message_of(rollout(1), rollouts=1), None)
+    assert noted.failed is True
+    assert noted.summary["mcqa/rollouts"] == 1
+
+
+def test_a_stored_run_has_its_table_as_summary() -> None:
+    rows = [{"environment": "e", "pass@1": 0.5, "agent": "text"}]
+    noted = log_messages({"name": "n", "settings": {}}, {}, {"end": "completed", "rows": rows})
+    assert (noted.logged, noted.summary) == ([], {"e/pass@1": 0.5})
+
+
 EXPECTED = {
     "rollouts": 4,
     "failed": 1,
@@ -324,3 +383,18 @@ async def test_trackio_has_settings_metrics_and_summary(
     assert metrics["mcqa/failed"] == 1
     assert config["policy.model"] == "m"
     assert not [secret for secret in SECRETS if secret in str(config)]
+
+
+def test_a_stored_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if importlib.util.find_spec("trackio") is None:
+        pytest.skip("trackio is not installed: pip install trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    (tmp_path / "run.jsonl").write_bytes(to_line(rollout(0)) + to_line(rollout(1)))
+    done = CliRunner().invoke(aggregate, [str(tmp_path / "run.jsonl"), "--log-to", "trackio"])
+    assert done.exit_code == 0, done.output
+    assert "warning" not in done.output
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "trackio" / "gymgate.db") as database:
+        [row] = database.execute("SELECT metrics FROM metrics")
+    assert json.loads(row[0])["mcqa/pass@2"] == 1.0

@@ -64,7 +64,7 @@ class Wandb:
             config=dict(settings),
             settings=wandb.Settings(console="off"),
         )
-        self.where = str(self._run.url or self._run.dir)
+        self.where = str(self._run.url or Path(self._run.dir).parent)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._run.log(dict(metrics), step=step)
@@ -147,7 +147,7 @@ def main(library: str) -> None:
     messages: queue.Queue[dict[str, Any] | None] = queue.Queue(MAX_WAITING)
     threading.Thread(target=_receive, args=(messages,), daemon=True).start()
     try:
-        _log_run(LIBRARIES[library], messages, answer)
+        log_run(LIBRARIES[library], messages, answer)
     except BaseException as error:  # some libraries end the process
         answer(failed=described(error))
         sys.exit(1)
@@ -162,11 +162,12 @@ def _receive(messages: queue.Queue[dict[str, Any] | None]) -> None:
     os._exit(1)  # a library that hangs, and nobody is there to end it
 
 
-def _log_run(
+def log_run(
     start: Callable[[str, Values], Tracker],
     messages: queue.Queue[dict[str, Any] | None],
     answer: Callable[..., None],
 ) -> None:
+    """Log the run that messages describe, until the last one, or until they end (`None`)."""
     first = messages.get() or {}
     tracker = start(first["name"], first["settings"])
     answer(started=tracker.where)

@@ -151,7 +151,7 @@ class Tracking:
             answer = codec.loads_object(line)
             if "started" in answer and self._late is not None:
                 self._late.cancel()
-                self._log(f"logging to {self._library}: {answer['started']}")
+                self._log(f"logging to {self._library}: {_LOGIN.sub('', answer['started'])}")
             elif "failed" in answer:
                 self._give_up(answer["failed"])
             self._done |= "done" in answer
@@ -168,7 +168,8 @@ class Tracking:
         if self._failed:
             return
         self._failed = True
-        self._log(f"warning: --log-to {self._library}: {shortened(reason)}; the run goes on without it")
+        reason = _LOGIN.sub("", shortened(reason)).rstrip(".")
+        self._log(f"warning: --log-to {self._library}: {reason}; the run goes on without it")
         self._kill()
 
     def _kill(self) -> None:
