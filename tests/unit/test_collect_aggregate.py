@@ -119,6 +119,17 @@ def test_shards_give_what_one_run_gives(tmp_path: Path) -> None:
     assert {f"maj@{k}" for k in (1, 2, 4, 8)} <= set(row)
 
 
+def test_an_attempt_that_reached_no_environment_is_of_that_of_its_row(tmp_path: Path) -> None:
+    attempt = {
+        **line(0, 0, None, environment="", status="failed"),
+        "final": False,
+        "error": {"kind": "timeout"},
+    }
+    collected = read_runs([write_run(tmp_path, [line(0, 0, 1.0)], failures=[attempt])])
+    [usage] = collected.usage.rows({})
+    assert (usage.environment, usage.rollouts) == ("mcqa", 2)
+
+
 @pytest.mark.parametrize(("passes", "low", "high"), [([1, 1, 2], 0.0, None), ([3, 3, 2], None, 1.0)])
 def test_the_interval_of_a_pass_rate_stays_between_0_and_1(
     tmp_path: Path, passes: list[int], low: float | None, high: float | None

@@ -97,9 +97,7 @@ class Runs:
         self._first_of_overlap = first_of_overlap
         self._overlaps: list[str] = []
         self._finished: dict[str, IdentitySet] = defaultdict(IdentitySet)
-        self._environments: dict[RowName, str] = {
-            _row(run, value): "" for run in self.runs for value in self._final_failures(run)
-        }
+        self._environments = self._rows_that_failed()
         """Environments of rows that failed, as their finished rollouts name them: a failure may not know it."""
 
     @property
@@ -130,7 +128,7 @@ class Runs:
     def _unseen(self, reading: Reading) -> Iterator[dict[str, Any]]:
         """Yield the next rollouts of a run, but for those that were read before."""
         for environment, identity, value in reading.rollouts():
-            self._name_environment(_row(reading.run, value), environment)
+            self._name_environment(row_name(reading.run, value), environment)
             if self._finished[environment].add(identity):
                 yield value
             else:
@@ -191,8 +189,11 @@ class Runs:
 
     def _placed(self, run: Run, value: Mapping[str, Any]) -> dict[str, Any]:
         """Return a failed attempt with the environment of its row: one that reached none does not say it."""
-        known = self._environments.get(_row(run, value))
+        known = self._environments.get(row_name(run, value))
         return {**value, "environment": known or str(value.get("environment", ""))}
+
+    def _rows_that_failed(self) -> dict[RowName, str]:
+        return {row_name(run, value): "" for run in self.runs for value in failed_attempts(run.path)}
 
     def _name_environment(self, row: RowName, environment: str) -> None:
         if row in self._environments:
@@ -294,6 +295,6 @@ def failed_attempts(path: Path, reader: LineReader | None = None) -> Iterator[di
         yield value
 
 
-def _row(run: Run, value: Mapping[str, Any]) -> RowName:
-    """Names a rollout's row within its run, whatever its environment is called."""
+def row_name(run: Run, value: Mapping[str, Any]) -> RowName:
+    """Return what a rollout's row is called within its run, whatever its environment is."""
     return run.whole, str(value["row_key"]), int(value.get("occurrence", 0))

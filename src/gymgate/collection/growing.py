@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -9,8 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gymgate.collection.aggregate import Reading, RowName, Run, Runs, failed_attempts, note_gaps, runs_at
-from gymgate.collection.costs import tokens_of_line
+from gymgate.collection.aggregate import (
+    Reading,
+    RowName,
+    Run,
+    Runs,
+    failed_attempts,
+    note_gaps,
+    row_name,
+    runs_at,
+)
+from gymgate.collection.costs import UsageCounts, tokens_of_line
 from gymgate.collection.gym_rollouts import failures_beside
 from gymgate.collection.page import Part
 from gymgate.collection.plan import Identity
@@ -37,6 +47,8 @@ class GrowingRuns(Runs):
         self._failures_of_file: dict[Path, Iterator[dict[str, Any]]] = {}
         self._final: defaultdict[Path, dict[Identity, dict[str, Any]]] = defaultdict(dict)
         """The first failure of each rollout that failed permanently, by run."""
+        self._unplaced: list[tuple[Run, dict[str, Any]]] = []
+        """Failed attempts of rows of which no rollout has finished, with what their tokens are counted by."""
         self._stamps: dict[Path, Stamp] = {}
         """Of files that are read once: another one asks for another reading."""
         self.complete = False
@@ -78,7 +90,23 @@ class GrowingRuns(Runs):
                     left_out = ("calls",) if len(final) < KEPT_RESULTS else ("calls", "result")
                     kept = {name: field for name, field in value.items() if name not in left_out}
                     final.setdefault(identity_of(value), kept)
-                yield self._placed(run, value)
+                names = ("row_key", "occurrence", "environment")
+                placing: dict[str, Any] = {name: value[name] for name in names if name in value}
+                self._unplaced.append((run, {**placing, "usage": tokens_of_line(value)}))
+                yield value
+
+    def add_usage(self, usage: UsageCounts) -> UsageCounts:
+        """Add what failed attempts used, once the environment of their row is known; return a copy with all of them."""
+        unplaced, self._unplaced = self._unplaced, []
+        for run, value in unplaced:
+            if environment := self._environments.get(row_name(run, value)):
+                usage.add(environment, value["usage"])
+            else:
+                self._unplaced.append((run, value))
+        whole = copy.deepcopy(usage)
+        for _, value in self._unplaced:
+            whole.add(str(value.get("environment", "")), value["usage"])
+        return whole
 
     def take_notes(self) -> None:
         """Note what is lost, strange or there twice so far. A rollout that is not there yet is not missing."""
@@ -98,6 +126,9 @@ class GrowingRuns(Runs):
             self._failures_of_file[run.path] = failed_attempts(run.path)
         else:
             self._failures[run.path] = LineReader(run.path / FAILURES)
+
+    def _rows_that_failed(self) -> dict[RowName, str]:
+        return {}  # any row may fail later
 
     def _name_environment(self, row: RowName, environment: str) -> None:
         self._environments[row] = environment
@@ -140,7 +171,6 @@ class GrowingReport:
                 return True
         for attempt in self._runs.new_attempts():
             self._data.add_failure(attempt)
-            self._collected.usage.add(attempt["environment"], tokens_of_line(attempt))
             self.changes += 1
             if time.monotonic() > until:
                 return True
@@ -149,14 +179,15 @@ class GrowingReport:
     def parts(self) -> tuple[str, list[Part]]:
         """Return title and parts of the page."""
         waiting = {"note": f"Waiting for the first rollout of {self.path}."}
-        runs, collected = self._runs, self._collected
+        runs = self._runs
         if runs is None:
             return str(self.path), [waiting]
         data = replace(self._data, shown={key: [*parts] for key, parts in self._data.shown.items()})
         self._count_failures(runs, data)
         runs.take_notes()
+        usage = runs.add_usage(self._collected.usage)
+        collected = replace(self._collected, usage=usage, policy=runs.policy, created=runs.created)
         note_gaps(runs, collected)
-        collected.policy, collected.created = runs.policy, runs.created
         done = sum(len(task.scores) + task.failed for task in collected.tasks.values())
         progress = {"progress": {"done": done, "total": runs.planned}}
         if not collected.tasks:
