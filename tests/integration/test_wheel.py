@@ -17,7 +17,7 @@ from gymgate.runtime import find_interpreters
 from gymgate.runtime.installer import run_uv
 
 ROOT = Path(__file__).parents[2]
-EXTRAS = {"nemogym", "datasets", "inspect", "openenv", "parquet", "ray", "trl", "verl"}
+EXTRAS = {"nemogym", "datasets", "inspect", "openenv", "otel", "parquet", "ray", "skyrl", "trl", "verl"}
 
 
 def build(project: Path, output: Path) -> tuple[Path, Path]:
