@@ -145,6 +145,20 @@ def test_a_failure_whose_row_is_gone_says_why_it_failed(directory: Path) -> None
     assert "no capacity today" in step["message"]
 
 
+@pytest.mark.parametrize(
+    ("answer", "sources"),
+    [
+        ({**ROW, "response": "none of Responses"}, ["system", "user"]),
+        ({"responses_create_params": ["?"], "response": {"output": OUTPUT[3:]}}, ["agent"]),
+        ({"responses_create_params": {"input": 5}, "response": ["?"]}, ["system"]),
+        ({**ROW, "response": {"output": [{"type": 5, "x": 1}]}}, ["system", "user", "system"]),
+    ],
+)
+def test_an_agent_may_answer_anything(answer: dict[str, Any], sources: list[str], directory: Path) -> None:
+    trajectories = export(directory, [line(0), line(1, result=answer)])
+    assert [step["source"] for step in trajectories["0-1.json"]["steps"]] == sources
+
+
 def test_items_of_other_kinds_keep_their_content() -> None:
     conversation = Conversation()
     picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}

@@ -184,6 +184,20 @@ def test_contents_only_where_asked_for(
         assert output[2]["parts"] == [{"type": "tool_call_response", "id": "c", "response": "cold"}]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {**RESULT, "response": "none of Responses"},
+        {"responses_create_params": ["?"], "response": {"output": [{"type": 5}]}},
+    ],
+)
+def test_an_agent_may_answer_anything(
+    answer: dict[str, Any], spans: tuple[TracerProvider, InMemorySpanExporter]
+) -> None:
+    _, children = record(spans, made(result=answer), contents=True)
+    assert len(children) == len(CALLS)
+
+
 def test_it_is_a_child_of_the_current_span_and_of_the_traceparent(
     monkeypatch: pytest.MonkeyPatch, spans: tuple[TracerProvider, InMemorySpanExporter]
 ) -> None:

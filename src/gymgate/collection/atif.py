@@ -17,12 +17,11 @@ from gymgate.collection.aggregate import Runs
 from gymgate.collection.gym_rollouts import ROLLOUT, TASK, RolloutNumbers
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.rows import RowReader
-from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, DataError
 from gymgate.files import filling
 from gymgate.rollout import ModelCall, outcome_of
 from gymgate.rollout.record import UNDELIVERED
-from gymgate.rollout.transcript import text_of
+from gymgate.rollout.transcript import items_of, text_of
 
 SCHEMA = "ATIF-v1.7"
 MANIFEST = "manifest.jsonl"
@@ -94,14 +93,15 @@ def trajectory_of(
     not count, and steps have the metrics of the model's calls if there is one call for each.
     """
     result = rollout.result or row
-    params = result.get("responses_create_params") or {}
+    params = result.get("responses_create_params")
+    params = params if isinstance(params, Mapping) else {}
+    given, answered = items_of(result)
     conversation = Conversation()
     if isinstance(params.get("instructions"), str):
         conversation.add({"role": "system", "content": params["instructions"]}, copied=True)
-    for item in input_items(params):
+    for item in given:
         conversation.add(item, copied=True)
-    answered = (result.get("response") or {}).get("output")
-    for item in answered if isinstance(answered, list) else ():
+    for item in answered:
         conversation.add(item)
     calls = [call for call in rollout.policy_calls if call.error is None and UNDELIVERED not in call.details]
     _measure(rollout, conversation.sampled, calls)
@@ -155,11 +155,9 @@ class Conversation:
         self._calling: dict[str, Step] = {}
         """The step of each tool call, by the call's id."""
 
-    def add(self, item: Any, *, copied: bool = False) -> None:
+    def add(self, item: Mapping[str, Any], *, copied: bool = False) -> None:
         """Add an item; `copied` is one of the row, which the agent did not make."""
-        if not isinstance(item, Mapping):
-            return
-        kind = item.get("type") or "message"
+        kind = str(item.get("type") or "message")
         if kind.endswith("_output"):
             self._observe(item)
         elif kind == "reasoning":

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 from gymgate import codec
 from gymgate.collection.report_data import time_split
 from gymgate.config import POLICY, HTTPEndpoint, JudgeEndpoint
-from gymgate.dataset.row import input_items
 from gymgate.errors import ConfigError, MissingExtraError
 from gymgate.extras import install_command
 from gymgate.rollout import ModelCall, Rollout, outcome_of
-from gymgate.rollout.transcript import text_of
+from gymgate.rollout.transcript import items_of, text_of
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -237,22 +236,16 @@ def _model_in(bodies: Iterable[Mapping[str, Any] | None]) -> str | None:
 
 def _messages(rollout: Rollout) -> dict[str, Any]:
     """Return the conversation of a rollout's result, as far as it is there, in the form of the GenAI conventions."""
-    result = rollout.result or {}
-    given = input_items(result.get("responses_create_params") or {})
-    answered = (result.get("response") or {}).get("output")
+    given, answered = items_of(rollout.result)
     written = {
-        "gen_ai.input.messages": [_message(item) for item in given if isinstance(item, Mapping)],
-        "gen_ai.output.messages": [
-            _message(item)
-            for item in (answered if isinstance(answered, list) else ())
-            if isinstance(item, Mapping)
-        ],
+        "gen_ai.input.messages": [*map(_message, given)],
+        "gen_ai.output.messages": [*map(_message, answered)],
     }
     return {name: codec.dumps(messages).decode() for name, messages in written.items() if messages}
 
 
 def _message(item: Mapping[str, Any]) -> dict[str, Any]:
-    kind = item.get("type") or "message"
+    kind = str(item.get("type") or "message")
     if kind == "message":
         part = {"type": "text", "content": text_of(item.get("content"))}
         return {"role": item.get("role") or "assistant", "parts": [part]}

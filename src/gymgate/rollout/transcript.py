@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gymgate import codec
@@ -18,9 +18,15 @@ class Entry(NamedTuple):
 
 def transcript(rollout: Mapping[str, Any]) -> list[Entry]:
     """The input and the output of the agent's last response."""
-    given = _within(rollout, "result", "responses_create_params", "input")
-    entries = [Entry("user", given)] if isinstance(given, str) else list(_entries(given))
-    return [*entries, *_entries(_within(rollout, "result", "response", "output"))]
+    given, answered = items_of(rollout.get("result"))
+    return [*_entries(given), *_entries(answered)]
+
+
+def items_of(result: Any) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Return the items of a result's input and of the agent's last response, without those of another form."""
+    given = _within(result, "responses_create_params", "input")
+    message = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return _items(message), _items(_within(result, "response", "output"))
 
 
 def opening(rollout: Mapping[str, Any], longest: int = 60) -> str:
@@ -43,10 +49,12 @@ def _within(value: Any, *names: str) -> Any:
     return value
 
 
-def _entries(items: Any) -> Iterator[Entry]:
-    for item in items if isinstance(items, list) else ():
-        if not isinstance(item, Mapping):
-            continue
+def _items(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _entries(items: Iterable[Mapping[str, Any]]) -> Iterator[Entry]:
+    for item in items:
         kind = str(item.get("type") or "message")
         if kind == "message":
             yield Entry(str(item.get("role") or "assistant"), text_of(item.get("content")))
