@@ -131,6 +131,25 @@ async def test_a_library_that_fails_is_one_line_of_the_run(
     assert processes_of(tracked._process.pid) == []
 
 
+async def test_a_library_that_has_failed_is_signalled_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be another process's at the end of the run, hours later."""
+    stand_in("wandb", "raise RuntimeError('no login here')", tmp_path, monkeypatch)
+    run = make_run([])
+    failing = asyncio.Event()
+    run.log = lambda _: failing.set()
+    async with asyncio.timeout(30), RunTracking("wandb", run) as tracked:
+        await tracked.add(rollout(0))
+        await failing.wait()
+        assert tracked._process is not None
+        await tracked._process.wait()
+        signalled: list[int] = []
+        monkeypatch.setattr(os, "killpg", lambda group, _: signalled.append(group))
+        await tracked.add(rollout(1))
+    assert signalled == []
+
+
 HANGS = (
     "import signal, subprocess\nchild = subprocess.Popen(['sleep', '1000'])\ndef init(**_): signal.pause()\n"
 )

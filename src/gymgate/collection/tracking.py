@@ -110,7 +110,8 @@ class Tracking:
             self._give_up(f"it was not done {END_S:g} s after the end, and what it had not sent is lost")
         finally:
             waiting.cancel()
-            self._kill()
+            if not self._failed:
+                self._kill()
             await self._process.wait()
             await asyncio.wait(self._readers, timeout=1)
             for reader in self._readers:
@@ -173,6 +174,7 @@ class Tracking:
         self._kill()
 
     def _kill(self) -> None:
+        """End it and what it started: once, when it gives up or ends, as its number may be another's long after."""
         if self._late is not None:
             self._late.cancel()
         if self._process is not None:  # also one that has ended: it may have left others in its session
