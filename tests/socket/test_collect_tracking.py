@@ -24,8 +24,9 @@ from gymgate.collection import tracking
 from gymgate.collection.plan import RolloutPlan
 from gymgate.collection.record import CollectedRollout, to_line
 from gymgate.collection.run import Collection
+from gymgate.collection.settings import shown_settings
 from gymgate.collection.trackers import LIBRARIES, log_run, shown_metrics
-from gymgate.collection.tracking import RunTracking, shown_settings
+from gymgate.collection.tracking import RunTracking
 from gymgate.config import EnvironmentConfig, HTTPEndpoint, StackConfig
 from gymgate.dataset import RowSource
 from gymgate.dataset.row import make_row
@@ -235,6 +236,24 @@ def test_settings_hold_no_secret() -> None:
     assert shown["policy.model"] == "m"
     assert shown["policy.sampling.temperature"] == 0.5
     assert shown["environments.0.overrides.mcqa.a.api_key"] == "***"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("search.api_keys", ["hunter2"]),
+        ("search.password", 7411),
+        ("db.auth", "hunter2"),
+        ("db.credentials", {"user": "u", "passwd": "hunter2"}),
+        ("db.url", "https://u:a@hunter2@host/v1"),
+        ("search.url", "https://host/v1?page=2&api_key=hunter2"),
+    ],
+)
+def test_settings_hold_no_secret_of_an_environment(name: str, value: Any) -> None:
+    settings = {"environments": [{"name": "e", "overrides": [["e.max_tokens", 8192], [f"e.{name}", value]]}]}
+    shown = shown_settings(settings)
+    assert not [secret for secret in ("hunter2", "7411") if secret in orjson.dumps(shown).decode()]
+    assert shown["environments.0.overrides.e.max_tokens"] == 8192
 
 
 def test_only_numbers_are_logged() -> None:

@@ -200,6 +200,19 @@ def test_an_item_of_another_form_is_shown_as_it_is() -> None:
     ]
 
 
+def test_a_report_that_is_passed_on_holds_no_key(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    described = orjson.loads((run / "run.json").read_bytes())
+    overrides = [["search.api_key", "sk-secret"], ["search.max_tokens", 8]]
+    described["settings"]["environments"] = [{"name": "hello", "overrides": overrides}]
+    (run / "run.json").write_bytes(orjson.dumps(described))
+    done = CliRunner().invoke(command, [str(run)])
+    assert done.exit_code == 0, done.output
+    page = run / "report.html"
+    assert "sk-secret" not in page.read_text()
+    assert {"setting": "environments.0.overrides.search.max_tokens", "value": "8"} in tables_of(page)[-1]
+
+
 def test_a_report_shows_it_all(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     done = CliRunner().invoke(command, [str(run)])

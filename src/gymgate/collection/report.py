@@ -16,7 +16,7 @@ from gymgate.collection.counts import NOT_SCORED
 from gymgate.collection.metrics import notes_on_tasks, numbered, summary_rows, task_rows
 from gymgate.collection.page import LONGEST_TEXT, Part, curve, histogram, shares, table, write_page
 from gymgate.collection.report_data import ReportData
-from gymgate.collection.settings import leaves
+from gymgate.collection.settings import shown_settings
 from gymgate.collection.tasks import CollectedTasks, Task
 from gymgate.rollout.transcript import cut
 
@@ -151,9 +151,9 @@ def _all_rewards(task: Task) -> str:
 
 
 def _settings(runs: Runs) -> Iterator[dict[str, Any]]:
-    """Yield each setting with its value, or values where runs differ."""
+    """Yield each setting with its value, or values where runs differ; who gets the page sees no secret."""
     values: dict[str, dict[str, None]] = {}
     for run in runs.runs:
-        for name, value in leaves(run.settings).items():
+        for name, value in shown_settings(run.settings).items():
             values.setdefault(name, {})[str(value)] = None
     yield from ({"setting": name, "value": " | ".join(found)} for name, found in values.items())

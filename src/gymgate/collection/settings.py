@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,17 @@ from gymgate.config import (
 
 if TYPE_CHECKING:
     from gymgate.stack import Policy
+
+_SECRET = re.compile(
+    r"(key|token|secret|passwo?r?d|auth|authorization|bearer|credential|cookie)s?$|header", re.IGNORECASE
+)
+"""What may be a secret, by its name."""
+_COUNT = re.compile(r"tokens?$", re.IGNORECASE)
+"""Of these a number is none: `max_tokens`."""
+LOGIN = re.compile(r"(?<=//)[^/?#\s]+@")
+"""Name and password in a URL."""
+_PARAMETER = re.compile(r"(?i)(?<=[?&])([\w-]*(?:key|token|secret|password|auth)=)[^&#\s]+")
+"""A secret in the query of a URL."""
 
 
 def settings_of(
@@ -62,6 +74,26 @@ def leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
         name: dict(enumerate(value)) if _is_of_mappings(value) else value for name, value in settings.items()
     }
     return {key: value for key, value in dotted(numbered) if value != {}}
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings by dotted key, for a place where others see them: without what may be a secret."""
+    environments = [
+        {**each, "overrides": dict(each.get("overrides") or ())}
+        for each in settings.get("environments") or ()
+    ]
+    found = leaves({**settings, **({"environments": environments} if environments else {})})
+    return {name: _masked(name, value) for name, value in found.items()}
+
+
+def _masked(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {inner: _masked(f"{name}.{inner}", item) for inner, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_masked(name, item) for item in value]
+    if value is not None and _SECRET.search(name) and not (_COUNT.search(name) and isinstance(value, int)):
+        return "***"
+    return _PARAMETER.sub(r"\1***", LOGIN.sub("", value)) if isinstance(value, str) else value
 
 
 def _is_of_mappings(value: Any) -> bool:

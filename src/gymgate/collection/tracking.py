@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from gymgate import codec
 from gymgate.collection.aggregate import Runs
 from gymgate.collection.record import CollectedRollout
 from gymgate.collection.run import Collection
-from gymgate.collection.settings import extent_of, leaves
+from gymgate.collection.settings import LOGIN, extent_of, shown_settings
 from gymgate.collection.tasks import ANSWER_KEYS, short_answer
 from gymgate.collection.trackers import END_S
 from gymgate.errors import MissingExtraError
@@ -33,9 +32,6 @@ NOTICE_S = 2.0
 """Seconds of waiting at the end until a message says so."""
 MAX_PENDING = 16 << 20
 """Bytes of lines that may wait for it."""
-_SECRET = re.compile(r"(key|token|secret|password|authorization)$|headers", re.IGNORECASE)
-_LOGIN = re.compile(r"(?<=//)[^/@\s]+@")
-"""Name and password in a URL."""
 
 
 def require_tracker(library: str) -> str:
@@ -45,26 +41,6 @@ def require_tracker(library: str) -> str:
     return library
 
 
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings by dotted key, for a place where others see them: without what may be a secret."""
-    environments = [
-        {**each, "overrides": dict(each.get("overrides") or ())}
-        for each in settings.get("environments") or ()
-    ]
-    found = leaves({**settings, "environments": environments})
-    return {name: _masked(name, value) for name, value in found.items() if value is not None}
-
-
-def _masked(name: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {inner: _masked(f"{name}.{inner}", item) for inner, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_masked(name, item) for item in value]
-    if _SECRET.search(name):
-        return "***"
-    return _LOGIN.sub("", value) if isinstance(value, str) else value
-
-
 class Tracking:
     """Sends what happens in a run to its tracker. If that fails, one line says so, and nothing more is sent."""
 
@@ -72,7 +48,8 @@ class Tracking:
         self, library: str, name: str, settings: Mapping[str, Any], log: Callable[[str], None]
     ) -> None:
         self._library = library
-        self._first: dict[str, Any] = {"name": name, "settings": shown_settings(settings)}
+        known = {key: value for key, value in shown_settings(settings).items() if value is not None}
+        self._first: dict[str, Any] = {"name": name, "settings": known}
         self._log = log
         self._starting: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -152,7 +129,7 @@ class Tracking:
             answer = codec.loads_object(line)
             if "started" in answer and self._late is not None:
                 self._late.cancel()
-                self._log(f"logging to {self._library}: {_LOGIN.sub('', answer['started'])}")
+                self._log(f"logging to {self._library}: {LOGIN.sub('', answer['started'])}")
             elif "failed" in answer:
                 self._give_up(answer["failed"])
             self._done |= "done" in answer
@@ -169,7 +146,7 @@ class Tracking:
         if self._failed:
             return
         self._failed = True
-        reason = _LOGIN.sub("", shortened(reason)).rstrip(".")
+        reason = LOGIN.sub("", shortened(reason)).rstrip(".")
         self._log(f"warning: --log-to {self._library}: {reason}; the run goes on without it")
         self._kill()
 
