@@ -81,6 +81,20 @@ def test_status(result: dict[str, Any], truncated: str | None, status: str) -> N
     assert results.score_fields({"reward": 1, **result}, truncated)["status"] == status
 
 
+@pytest.mark.parametrize("large", [10**400, -(10**400)], ids=["positive", "negative"])
+def test_an_integer_too_large_for_a_float_is_no_number(large: int) -> None:
+    """JSON has integers of any length, and an answer may be one."""
+    found = results.read_result(
+        b'{"reward": 1.0, "answer": %d, "reward_length": %d}' % (large, large), key=KEY, rollout_id="r-1"
+    )
+    assert found is not None
+    assert results.score_fields(found)["reward"] == 1.0
+    measured = results.measurement_fields(found, b"{}", "route")
+    assert (measured["metrics"], measured["reward_parts"]) == ({}, {})
+    assert measured["result"]["answer"] == large
+    assert results.score_fields({**found, "reward": large})["reward"] is None
+
+
 def test_parts_and_metrics() -> None:
     """The row's own numbers, which Gym repeats, are no metrics."""
     result = {

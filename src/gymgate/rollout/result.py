@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,8 +97,8 @@ def _without_entry(part: Any, metadata_key: str) -> None:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, booleans included; `None` for anything else."""
-    if isinstance(value, bool | int | float) and math.isfinite(value):
+    """Return a finite number, booleans included; `None` for anything else, also an integer that is too large for a float."""
+    if isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max:
         return float(value)
     return None
 
