@@ -68,6 +68,12 @@ def test_a_rollout_without_the_usage_of_a_call_is_unknown(read: int | None, tmp_
     assert (usage.calls, usage.input_tokens, usage.output_tokens) == (1, 100, 10)
 
 
+def test_a_rollout_that_called_no_model_used_no_tokens(tmp_path: Path) -> None:
+    lines = [line(0, 0, 1.0, calls=[call()]), line(0, 1, 0.0, calls=[])]
+    [usage] = usages(write_run(tmp_path / "run", lines)).values()
+    assert (usage.rollouts, usage.counted, usage.input_tokens) == (2, 2, 100)
+
+
 def test_nothing_known_has_no_cost(tmp_path: Path) -> None:
     [usage] = usages(write_run(tmp_path / "run", [line(0, 0, 1.0, calls=[call(None, None)])])).values()
     assert (usage.counted, usage.rollouts, usage.input_tokens, usage.cost) == (0, 1, None, None)

@@ -116,7 +116,7 @@ def tokens_of_line(value: Mapping[str, Any]) -> Mapping[str, Tokens | None]:
     if (usage := value.get("usage")) is not None:
         return dict(usage)
     calls = value.get("calls")
-    return tokens_of_calls(calls) if calls else {POLICY: None}
+    return {POLICY: None} if calls is None else tokens_of_calls(calls)
 
 
 def tokens_of(rollout: Rollout) -> dict[str, Tokens | None]:

@@ -11,6 +11,7 @@ from gymgate import codec
 from gymgate.collection.record import LineReader, read_values
 from gymgate.collection.rows import RowReader
 from gymgate.collection.tasks import task_key
+from gymgate.config import POLICY
 from gymgate.errors import DataError
 from gymgate.files import replacing
 from gymgate.rollout.breakdowns import breakdown
@@ -142,6 +143,7 @@ def from_gym(value: Mapping[str, Any], path: Path, line: int) -> dict[str, Any]:
         "error": None if message is None else error,
         "result": dict(value),
         "calls": [],
+        "usage": {POLICY: None},
     }
 
 
