@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import orjson
 import pytest
 
+from gymgate.cli.run import RunEnd, finish
+from gymgate.collection.aggregate import read_runs
 from gymgate.collection.plan import Identity, Shard
 from gymgate.collection.record import CollectedRollout, failure_line
 from gymgate.collection.rescore import (
@@ -288,3 +292,31 @@ def test_limits_come_back_from_settings(limits: RolloutLimits) -> None:
     stack = StackConfig(environments=("mcqa",))
     settings = settings_of(stack, ReplayEndpoint(rollouts=("r",)), limits, ["example"])
     assert RolloutLimits(**settings["limits"]) == limits
+
+
+def test_a_note_on_the_run_and_one_on_its_tasks_are_both_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row has two scored rollouts and the other has one, as after an interruption or where one diverged."""
+    source = tmp_path / "rows.jsonl"
+    keys = rows_at(source, "one", "two")
+    rows = [(1, keys[0], 0), (1, keys[0], 1), (2, keys[1], 0)]
+    lines = [line(key, repeat=repeat, row_key=row, source=str(source)) for key, row, repeat in rows]
+    run = stored(tmp_path / "r.jsonl", *lines)
+    rescoring = Rescoring(
+        stack=StackConfig(environments=("played",)),
+        policy=ReplayEndpoint(rollouts=("r",)),
+        plan=run.plan(),
+        stored=run,
+        names=["r"],
+    )
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": {}, "extent": {}}))
+    (directory / "rollouts.jsonl").write_bytes((tmp_path / "r.jsonl").read_bytes())
+    end = RunEnd(read_runs([directory]), interrupted=False, error=None)
+    with contextlib.suppress(click.exceptions.Exit):
+        finish(rescoring, end, None, ks=None, as_json=False, wide=False, note="1 diverged")
+    printed = capsys.readouterr().err
+    assert printed.count("1 diverged") == 1
+    assert printed.count("k=1;") == 1

@@ -317,8 +317,8 @@ def finish(
         usage = tasks.usage.rows(run.progress.prices)
         print_json(summary_of(run, rows, usage, output, interrupted=interrupted, error=error))
     else:
-        for note in () if ks else notes_on_tasks(tasks):
-            log(note)
+        for uneven in () if ks else notes_on_tasks(tasks):
+            log(uneven)
         if rows:
             print_results(rows, replayed=run.replayed, ks=ks, wide=wide)
         if run.progress.prices:
