@@ -160,6 +160,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(command, ["base", "tuned", "-o", "c.html"])
     assert done.exit_code == 0, done.output
     assert all(len(line) <= 80 for line in done.stdout.splitlines()), done.stdout
+    assert "tuned (B)" in done.stdout.splitlines()[0]
     assert "question" in done.stdout
     assert "question" in Path("c.html").read_text()
     again = CliRunner().invoke(command, ["base", "tuned", "--json"])

@@ -119,7 +119,7 @@ def command(
             alone = ([task.name for task in side] for side in (compared.only_first, compared.only_second))
             documents.append(ComparedRun(other, compared.rows, flips, *alone))
         else:
-            click.echo(f"{other} compared with {first}")
+            click.echo(f"{other} (B) compared with {first} (A)")
             _print(compared.rows)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
@@ -164,7 +164,7 @@ def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
     for flip in shown:
         click.echo(f"  {flip.difference:+.3f}  {flip.task.name}  {openings[flip.task.key]}".rstrip())
     if rest := len(compared.flips) - len(shown):
-        click.echo(f"  and {rest} more rows differ")
+        click.echo(f"  and {rest} more {'row differs' if rest == 1 else 'rows differ'}")
 
 
 def _print_alone(run: str, tasks: Sequence[Task]) -> None:
