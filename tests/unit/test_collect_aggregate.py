@@ -336,7 +336,9 @@ def test_overlapping_shards_are_named(tmp_path: Path) -> None:
 def test_two_policies_are_not_mixed(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", [line(0, 0, 1.0)])
     second = write_run(tmp_path / "b", [line(0, 1, 1.0)], settings={"policy": {"type": "http", "model": "n"}})
-    with pytest.raises(ConfigError, match=r"different policies \(policy\.model: 'm' there, 'n' here\)"):
+    with pytest.raises(
+        ConfigError, match=r"different policies \(policy\.model: 'm' there, 'n' here\).*gymgate compare"
+    ):
         read_runs([first, second])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -209,7 +210,8 @@ class Runs:
             changed := differences({"policy": first.policy}, {"policy": run.policy})
         ):
             raise ConfigError(
-                f"{first.path} and {run.path} have different policies ({'; '.join(changed)}); read them separately"
+                f"{first.path} and {run.path} have different policies ({'; '.join(changed)}); read them separately, or "
+                f"both with gymgate compare {shlex.quote(str(first.path))} {shlex.quote(str(run.path))}"
             )
         self.runs.append(run)
 
