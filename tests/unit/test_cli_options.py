@@ -109,3 +109,12 @@ def test_the_list_of_commands_fits_a_screen() -> None:
     assert len(lines) <= 45
     assert [line for line in lines if line.endswith("...") and not line.startswith("Usage")] == []
     assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize(("name", "near"), [("rnu", "run"), ("cmpare", "compare"), ("wholly-other", None)])
+def test_an_unknown_command_is_refused_with_a_near_one(name: str, near: str | None) -> None:
+    done = CliRunner().invoke(cli, [name])
+    assert done.exit_code == 2
+    line = done.output.splitlines()[-1]
+    assert repr(name) in line
+    assert line.endswith(f"{near}?" if near else ".")
