@@ -58,6 +58,14 @@ def test_a_release_is_described_before_it_is_installed(fresh: Path, version: str
     assert not fresh.exists()
 
 
+def test_a_difference_in_a_record_is_described_once(fresh: Path) -> None:
+    described = run("info", "simpleqa")
+    [verdict] = [line for line in described.splitlines() if "verdict: differs" in line]
+    reason = verdict.partition(" recorded rewards ")[2].strip("()")
+    assert reason
+    assert described.count(reason) == 1
+
+
 @pytest.mark.parametrize(
     "words",
     [

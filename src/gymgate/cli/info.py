@@ -155,7 +155,7 @@ def _config_description(config: EnvConfig) -> ConfigDescription:
 
 def _record(record: CheckResult) -> None:
     """The shipped record in short."""
-    from gymgate.check.record.findings import findings
+    from gymgate.check.record.findings import noticed
 
     click.echo()
     cost, shape = record.cost, record.shape
@@ -187,8 +187,9 @@ def _record(record: CheckResult) -> None:
         click.echo(f"  model: {record.policy}")
     if record.data is not None:
         click.echo(f"  rows: {record.data}")
-    for finding in findings(record):
-        click.echo(f"  finding: {finding}")
+    for finding in noticed(record):
+        if finding.kind != "reward differs":  # the verdict says so
+            click.echo(f"  finding: {finding}")
     for what, why in record.missing.items():
         click.echo(f"  not measured: {what} ({why})")
 
