@@ -55,7 +55,7 @@ def command(as_json: bool, **options: Any) -> None:
         async for finding in _findings(**options):
             findings.append(finding)
             if not as_json:
-                click.echo(f"{_SIGNS[finding.ok]:<7}{finding.name:<18} {finding.detail}")
+                click.echo(f"{_SIGNS[finding.ok]:<7}{finding.name:<20} {finding.detail}")
 
     asyncio.run(check())
     if as_json:
