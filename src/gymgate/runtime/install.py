@@ -85,7 +85,10 @@ class Installation:
         """
         recipe = self.recipe
         lock = recipe.lock or self._resolve()
-        with self._step(f"making an environment for nemo-gym {recipe.version} with {self.interpreter}"):
+        servers = f" for servers that need {', '.join(recipe.requirements)}" if recipe.requirements else ""
+        with self._step(
+            f"making a virtual environment{servers}: nemo-gym {recipe.version}, {self.interpreter}"
+        ):
             run_uv(
                 *("venv", "--clear", "--relocatable", "--python", self.interpreter.path, self.path),
                 held=self.held,
