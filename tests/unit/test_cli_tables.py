@@ -79,3 +79,15 @@ def test_the_wide_table_goes_on_below(tmp_path: Path) -> None:
     for title in ("tasks", "failed", "truncated", "pass@1", "±runs", "pass@2", "pass@16", "policy"):
         assert titles.count(title) == 1
     assert sum(line.startswith("mcqa ") for line in lines) == len(headers)
+
+
+def test_a_comparison_goes_on_below_too(tmp_path: Path) -> None:
+    """What a narrow terminal leaves out, `--wide` shows."""
+    both = write_run(tmp_path / "a", ("mcqa", "calendar"), ("completed", "failed"))
+    one = write_run(tmp_path / "b", ("mcqa",), ("completed", "masked"))
+    narrow = terminal(60, "compare", str(both), str(one))
+    titles = ("no reward", "rows only A")
+    assert not any(title in line for line in narrow for title in titles)
+    wide = terminal(60, "compare", str(both), str(one), "--wide")
+    for title in titles:
+        assert sum(title in line for line in wide if line.startswith("environment")) == 1

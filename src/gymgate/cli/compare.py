@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gymgate.cli.metrics_tables import shown_number
-from gymgate.cli.options import FILE, json_option, overlap_option
+from gymgate.cli.options import FILE, json_option, overlap_option, wide_option
 from gymgate.cli.output import Column, log, print_columns, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.compare import Comparison, compare, write_comparison
@@ -73,6 +73,7 @@ class ComparedRuns:
     help="Write an HTML file with the conversations of the rows that differ, side by side. With one B.",
 )
 @overlap_option
+@wide_option
 @json_option
 def command(
     first: Path,
@@ -80,6 +81,7 @@ def command(
     fail_if_worse: float | None,
     output: Path | None,
     overlap: str,
+    wide: bool,
     as_json: bool,
 ) -> None:
     """Compare runs of the same rows, rollout by rollout.
@@ -120,7 +122,7 @@ def command(
             documents.append(ComparedRun(other, compared.rows, flips, *alone))
         else:
             click.echo(f"{other} (B) compared with {first} (A)")
-            _print(compared.rows)
+            _print(compared.rows, wide=wide)
             _print_flips(compared, openings)
             _print_alone("A", compared.only_first)
             _print_alone("B", compared.only_second)
@@ -133,7 +135,7 @@ def command(
         raise click.exceptions.Exit(WORSE)
 
 
-def _print(rows: Sequence[Mapping[str, Any]]) -> None:
+def _print(rows: Sequence[Mapping[str, Any]], *, wide: bool) -> None:
     columns = [Column("environment", [str(row["environment"]) or "?" for row in rows], left=True)]
 
     def add(title: str, cell: Any, *, rank: int = 0, left: bool = False) -> None:
@@ -156,7 +158,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     ):
         if any(row[name] for row in rows):
             add(title, lambda row, name=name: str(row[name]), rank=2)
-    print_columns(columns)
+    print_columns(columns, drop=not wide)
 
 
 def _print_flips(compared: Comparison, openings: Mapping[TaskKey, str]) -> None:
