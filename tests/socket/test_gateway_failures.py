@@ -366,6 +366,19 @@ async def test_logs_hold_no_keys(caplog: pytest.LogCaptureFixture) -> None:
     assert SECRET not in caplog.text
 
 
+async def test_a_refused_key_is_answered_with_the_options_that_set_one() -> None:
+    """A key comes to the daemon without its variable's name, so the options of both kinds of endpoint are shown."""
+
+    async def refuses(_: Seen) -> web.Response:
+        return web.json_response({"error": {"message": "bad key"}}, status=401)
+
+    async with upstream(refuses) as policy, Gateway() as gateway:
+        _, message = await ask(gateway.open(policy.endpoint(api_key=SECRET)))
+    assert "--api-key-var" in message
+    assert "--judge-key-var" in message
+    assert SECRET not in message
+
+
 async def test_a_password_in_an_endpoints_url_stands_in_no_message() -> None:
     async with Gateway() as gateway:
         route = gateway.open(HTTPEndpoint(base_url=f"http://user:{SECRET}@127.0.0.1:1/v1", max_retries=0))

@@ -105,10 +105,9 @@ class HTTPBackend:
     def _credentials(self) -> str:
         if self._endpoint.api_key_env is not None:
             return f"key from environment variable {self._endpoint.api_key_env!r}"
-        if self._key is not None:
-            return "key given as api_key"
+        sent = "no key was sent" if self._key is None else "the key that was sent may be wrong"
         return (
-            "no key was sent; give the policy's with --api-key-var, a judge's with --judge-key-var, in Python with "
+            f"{sent}; give the policy's with --api-key-var, a judge's with --judge-key-var, in Python with "
             "api_key_env"
         )
 
