@@ -194,7 +194,7 @@ def test_docker_needs_its_daemon(
     check = machine.check_provider("docker")
     assert check.usable is usable
     assert check.detail.startswith(str(program))
-    assert check.detail.endswith("daemon 20.10.24" if usable else ": no daemon")
+    assert check.detail.endswith("daemon 20.10.24" if usable else "(no daemon)")
 
 
 def test_options_become_an_environment() -> None:

@@ -84,7 +84,7 @@ def _docker(path: str, timeout_s: float) -> ProviderCheck:
     except CommandError as error:
         lines = (error.errors or str(error)).strip().splitlines()
         return ProviderCheck(
-            "docker", False, f"{path} reaches no daemon: {lines[-1] if lines else 'no answer'}"
+            "docker", False, f"{path} reaches no daemon ({lines[-1] if lines else 'no answer'})"
         )
     return ProviderCheck("docker", True, f"{path}, daemon {version}")
 
