@@ -63,7 +63,22 @@ def test_the_template_is_copied_without_what_an_installer_compiled(
 
 
 @pytest.mark.parametrize(
-    "name", ["", "1st", "a-b", "a b", "../up", "Upper", "_hidden", "class", "null", "yes", "ümlaut", "a.b"]
+    "name",
+    [
+        "",
+        "1st",
+        "a-b",
+        "a b",
+        "../up",
+        "Upper",
+        "_hidden",
+        "class",
+        "null",
+        "yes",
+        "ümlaut",
+        "a.b",
+        "a" * 300,
+    ],
 )
 def test_a_name_that_python_or_yaml_would_read_otherwise_is_refused(name: str, here: Path) -> None:
     done = invoke(name)

@@ -61,7 +61,8 @@ def command(name: str, directory: Path | None) -> None:
 
 def refuse_name(name: str, catalog: Catalog) -> None:
     """Raise `OptionError` for a name that cannot be one of Python and YAML, `ConfigError` for one that is taken."""
-    is_word = re.fullmatch(r"[a-z][a-z0-9_]*", name) and not keyword.iskeyword(name)
+    # It becomes the name of a directory and of files, which file systems bound.
+    is_word = re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) and not keyword.iskeyword(name)
     if not is_word or yaml.safe_load(name) != name:
         raise OptionError(f"{name!r} cannot name an environment; write a word like warehouse or tool_use_2")
     if name in (POLICY, *(each.name for each in catalog.environments())):

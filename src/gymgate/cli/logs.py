@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import sys
 from collections.abc import Iterator, Sequence
@@ -133,7 +134,7 @@ class _Logs:
 
 def _parse(names: tuple[str, ...]) -> tuple[int | None, str | None]:
     """Return the stack and the server of a command line. A number is a stack."""
-    stack = int(names[0]) if names and names[0].isdecimal() else None
+    stack = int(names[0]) if names and re.fullmatch(r"\d{1,10}", names[0]) else None
     servers = names if stack is None else names[1:]
     if len(servers) > 1:
         wrong = (
