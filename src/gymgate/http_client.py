@@ -20,6 +20,7 @@ import base64
 import fcntl
 import functools
 import io
+import ipaddress
 import logging
 import os
 import re
@@ -150,7 +151,10 @@ def proxy_for(url: URL) -> URL | None:
 
 def is_loopback(host: str) -> bool:
     """Whether a host's name or address is this machine's own."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name, such as 127.example.com
+        return False
 
 
 def url_host(host: str) -> str:

@@ -20,7 +20,7 @@ import pytest
 
 from gymgate.collection import view
 from gymgate.collection.growing import GrowingReport
-from gymgate.collection.view import ReportView, is_loopback
+from gymgate.collection.view import ReportView, is_for_loopback
 from gymgate.errors import DataError
 
 HOSTILE = "<script>document.title='run'</script><img src=x onerror=alert(1)>"
@@ -159,7 +159,7 @@ async def test_a_browser_is_sent_all_and_then_what_changed(
     ],
 )
 def test_hosts(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
+    assert is_for_loopback(host) is expected
 
 
 async def test_others_are_refused_and_no_file_is_served(

@@ -16,6 +16,7 @@ PROXIED = {
     "http://localhost/v1": None,
     "http://inside.example/v1": None,
     "http://models.example/v1": URL("http://proxy.example:3128"),
+    "http://127.models.example/v1": URL("http://proxy.example:3128"),
     "https://models.example/v1": None,
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import re
 import secrets
@@ -20,6 +19,7 @@ from aiohttp.http_exceptions import BadHttpMessage
 from gymgate import codec
 from gymgate.collection.growing import GrowingReport
 from gymgate.collection.page import keyed, page
+from gymgate.http_client import is_loopback
 
 EVENTS = "/events"
 POLL_S = 1.0
@@ -27,8 +27,9 @@ POLL_S = 1.0
 READ_S = 0.5
 """Seconds of reading, of a large run, until what was read is shown."""
 SHARE = 10
-"""The page is made anew at most so many times slower than it takes, so that a large run costs a tenth of a core."""
+"""Making a page is followed by a pause this many times as long, so that a large run costs a tenth of a core."""
 STOP_S = 0.5
+"""Seconds that open event streams have to end."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
@@ -38,7 +39,7 @@ HEADERS = {
 }
 _logger = logging.getLogger("gymgate.view.http")
 _logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], BadHttpMessage)))
-"""Silent about requests that are none: whoever sent one has its answer."""
+"""Does not log malformed requests; their sender gets an error."""
 Pieces = list[tuple[str, bytes]]
 """Parts of a page as JSON, by key and in order."""
 
@@ -133,7 +134,7 @@ class ReportView:
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         # Another site's page can reach this port under a name of its own that it had resolved to 127.0.0.1.
-        if not is_loopback(request.headers.get("Host", "")):
+        if not is_for_loopback(request.headers.get("Host", "")):
             return web.Response(status=421, text="gymgate view answers at localhost only\n", headers=HEADERS)
         if request.method != "GET" or request.path not in ("/", EVENTS):
             return web.Response(status=404, text="not found\n", headers=HEADERS)
@@ -160,11 +161,10 @@ class ReportView:
         return response
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a Host header names this machine's loopback interface."""
+def is_for_loopback(host: str) -> bool:
+    """Return whether a Host header has this machine's loopback interface."""
     try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
 
