@@ -240,11 +240,15 @@ def read_runs(
 
 
 def read_tasks(
-    runs: Runs, answer_key: str | None = None, see: Callable[[dict[str, Any]], None] = lambda _: None
+    runs: Runs,
+    answer_key: str | None = None,
+    see: Callable[[dict[str, Any]], None] = lambda _: None,
+    see_attempt: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> CollectedTasks:
     """Read runs by task; the answer is in `answer_key`, else in the first known field.
 
-    `see` gets the line of each rollout that finished, and then of each that failed permanently.
+    `see` gets the line of each rollout that finished, and then of each that failed permanently; `see_attempt` gets each failed
+    attempt.
     """
     collected = CollectedTasks(policy=runs.policy, created=runs.created)
     for value in runs.rollouts():
@@ -255,6 +259,7 @@ def read_tasks(
         see({"status": "failed", **value})
     for attempt in runs.failed_attempts():
         collected.usage.add(attempt["environment"], tokens_of_line(attempt))
+        see_attempt(attempt)
     note_gaps(runs, collected)
     return collected
 

@@ -40,10 +40,8 @@ def write_report(
     written.
     """
     data = ReportData(tasks, per_task)
-    collected = read_tasks(runs, see=data.add)
+    collected = read_tasks(runs, see=data.add, see_attempt=data.add_failure)
     refuse_price_of_replay(prices, replayed=collected.replayed)
-    for attempt in runs.failed_attempts():
-        data.add_failure(attempt)
     write_page(output, title_of(collected), report_parts(runs, collected, data, prices))
 
 
