@@ -46,7 +46,7 @@ def filling(path: Path) -> Iterator[Path]:
     Raises `ConfigError` if there is something at `path`, `DataError` if the file system refuses.
     """
     if path.exists():
-        raise ConfigError(f"{path} is there already; name a directory that is not")
+        raise ConfigError(f"{path} exists already; choose another directory")
     scratch: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
