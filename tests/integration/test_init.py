@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from gymgate.api import load_catalog
 from gymgate.cli.init import TEMPLATE, write_environment
 from gymgate.config import SUPPORTED_NEMO_GYM
+from gymgate.errors import ConfigError
 from support.json_output import read_output
 from support.upstream import scripted_chat
 
@@ -40,6 +42,24 @@ def test_it_runs_with_recorded_answers_and_with_a_model(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     [row] = read_output("run", done.stdout)["environments"].values()
     assert (row["rollouts"], row["mean_reward"]) == (5, 0.2)
+
+
+def test_the_catalog_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_environment("tool_use_2", tmp_path / "tool_use_2")
+    environment = load_catalog().find("tool_use_2")
+    assert (environment.name, [file.rows() for file in environment.data]) == ("tool_use_2", [5, 5])
+
+
+def test_the_catalog_reads_one_of_several_by_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("letters", "words"):
+        write_environment(name, tmp_path / "my repository")
+    assert load_catalog().find("my repository/resources_servers/words").name == "words"
+    with pytest.raises(ConfigError, match="my repository/resources_servers/letters"):
+        load_catalog().find("my repository")
 
 
 def test_its_tests_pass(tmp_path: Path) -> None:
