@@ -337,6 +337,11 @@ class StackConfig(StackSettings):
             raise ValueError(f"environments contains {', '.join(twice)} more than once")
         return self
 
+    @property
+    def here(self) -> bool:
+        """Whether the servers run on this machine. Others may reach an endpoint that this one does not."""
+        return self.ray is None and self.server is None
+
 
 DEFAULT_MAX_CALLS = 1000
 

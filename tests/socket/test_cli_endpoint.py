@@ -192,3 +192,31 @@ def test_headers_reach_the_endpoint_and_their_values_no_message(tmp_path: Path) 
             assert isinstance(error, ConfigError)
             assert "--header" in str(error)
             assert "s3cret" not in str(error)
+
+
+@pytest.mark.parametrize("command", ["run", "eval run", "check"])
+def test_a_judge_is_asked_before_the_start_too(command: str, tmp_path: Path) -> None:
+    """Else each rollout failed at it, after the policy's tokens were paid for."""
+
+    def judged(judge: str, *words: str) -> tuple[str, ...]:
+        return "--judge", f"grader={judge}", "--judge-key-var", "grader=GOOD", *words
+
+    with serving(Hosted()) as hosted:
+        fine = [invoke(command, tmp_path, *judged(f"{m}{hosted.url}")) for m in ("", "m@", "unlisted@")]
+        fine.append(invoke(command, tmp_path, "--judge", "grader=policy", "--judge", "other=none"))
+        unknown = refusal(command, tmp_path, *judged(f"x@{hosted.url}"))
+        without = refusal(command, tmp_path, *judged(f"m@{hosted.url.removesuffix('/v1')}"))
+        wrong = refusal(command, tmp_path, "--judge", f"g=m@{hosted.url}", "--judge-key-var", "g=BAD")
+        keyless = refusal(command, tmp_path, "--judge", f"grader=m@{hosted.url}")
+    assert [type(each.exception) for each in fine] == [NothingInstalled] * 4
+    assert {type(each) for each in (unknown, without, wrong, keyless)} == {ConfigError}
+    assert "'grader'" in str(unknown)
+    assert "'x'" in str(unknown)
+    assert f"--judge grader=m@{hosted.url}?" in str(without)
+    assert "'BAD'" in str(wrong)
+    assert "--judge-key-var g=VAR" in str(wrong)
+    assert "--judge-key-var grader=VAR" in str(keyless)
+    gone = refusal(command, tmp_path, *judged(f"m@{hosted.url}"))
+    assert isinstance(gone, PolicyError)
+    assert "'grader'" in str(gone)
+    assert hosted.url in str(gone)

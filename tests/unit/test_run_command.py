@@ -9,7 +9,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner
 
 from gymgate.cli import cli
-from gymgate.cli.options import GROUPS
+from gymgate.cli.options import GROUPS, OTHER
 from gymgate.cli.policies import endpoint_list
 from gymgate.cli.progress import duration, state
 from gymgate.cli.run import command
@@ -89,10 +89,13 @@ def test_options_of_a_directory_need_one(output: tuple[str, ...], option: tuple[
     assert str(done.exception).endswith("-o DIR")
 
 
-def test_options_stand_in_groups() -> None:
-    help_text = CliRunner().invoke(command, ["--help"]).output
+@pytest.mark.parametrize(("name", "more"), [("run", ()), ("check", ("Measurements", "Thresholds"))])
+def test_options_stand_in_groups(name: str, more: tuple[str, ...]) -> None:
+    help_text = CliRunner().invoke(cli, [name, "--help"]).output
     titles = [line for line in help_text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == [f"{name}:" for name in (*GROUPS, "Other")]
+    common = [*GROUPS[:5], *more, *GROUPS[7:]]
+    assert common == [each for each in GROUPS if each in common]
+    assert titles == [f"{each}:" for each in (*common, OTHER)]
     assert len([line for line in help_text.partition("Other:")[2].splitlines() if line.strip()]) == 1
 
 

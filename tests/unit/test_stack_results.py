@@ -81,8 +81,8 @@ def test_status(result: dict[str, Any], truncated: str | None, status: str) -> N
     assert results.score_fields({"reward": 1, **result}, truncated)["status"] == status
 
 
-@pytest.mark.parametrize("large", [10**400, -(10**400)], ids=["positive", "negative"])
-def test_an_integer_too_large_for_a_float_is_no_number(large: int) -> None:
+@pytest.mark.parametrize("large", [10**400, -(10**400), 10**101], ids=["positive", "negative", "its square"])
+def test_an_integer_too_large_for_a_figure_is_no_number(large: int) -> None:
     """JSON has integers of any length, and an answer may be one."""
     found = results.read_result(
         b'{"reward": 1.0, "answer": %d, "reward_length": %d}' % (large, large), key=KEY, rollout_id="r-1"

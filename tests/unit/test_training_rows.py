@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from typing import Any
 
 import pytest
 
+from gymgate.config import RuntimeConfig
 from gymgate.dataset import Row
 from gymgate.dataset.row import make_row
 from gymgate.errors import ConfigError
-from gymgate.integrations.training.rows import WeightedSource, blended, prompt_messages, read_rows
+from gymgate.integrations.training.rows import (
+    WeightedSource,
+    blended,
+    checked_weight,
+    open_sources,
+    prompt_messages,
+    read_rows,
+)
 
 
 def source(name: str, count: int, weight: float) -> WeightedSource:
@@ -49,6 +58,26 @@ def test_the_same_seed_gives_the_same_stream() -> None:
 def test_an_environment_without_rows_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'b'"):
         drawn_from([source("a", 1, 1.0), source("b", 0, 1.0)], 0)
+
+
+@pytest.mark.parametrize("weight", ["abc", "2", True, 0, -1, float("nan"), float("inf"), 10**400, [1], None])
+def test_a_weight_is_a_positive_number(weight: Any) -> None:
+    with pytest.raises(ConfigError, match="'mcqa'"):
+        checked_weight("mcqa", weight)
+    assert checked_weight("mcqa", 2) == 2.0
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [["a.jsonl"], 3, {"data": ["a.jsonl"]}, {"data": None}, {"weight": "abc"}, {"file": "a"}, {1: 2}],
+    ids=str,
+)
+def test_rows_of_an_environment_that_are_no_source(rows: Any) -> None:
+    """A trainer's config is YAML: its values have any type. They are refused before anything is installed."""
+    with pytest.raises(ConfigError, match="'mcqa'"):
+        open_sources({"mcqa": rows}, RuntimeConfig(python="/nowhere"))
+    with pytest.raises(ConfigError, match="JSONL"):
+        open_sources(3, RuntimeConfig(python="/nowhere"))
 
 
 def test_prompts_name_what_is_no_text() -> None:

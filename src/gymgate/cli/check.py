@@ -29,6 +29,7 @@ from gymgate.cli.options import (
     KINDS,
     EndpointOptions,
     Finite,
+    GroupedCommand,
     Seconds,
     config_option,
     endpoint_options,
@@ -39,6 +40,7 @@ from gymgate.cli.options import (
     judge_option,
     kind_option,
     number_option,
+    option,
     repeats_option,
     routing_option,
     sandbox_option,
@@ -46,7 +48,7 @@ from gymgate.cli.options import (
     set_option,
 )
 from gymgate.cli.output import log, print_json
-from gymgate.cli.policies import policy_endpoint, refuse_without_endpoint
+from gymgate.cli.policies import ask_judges, policy_endpoint, refuse_without_endpoint
 from gymgate.config import Routing, RuntimeConfig
 from gymgate.errors import ConfigError, GymgateError
 from gymgate.runtime.sandboxes import why_unusable
@@ -63,14 +65,18 @@ _SHOWN_ROWS = 5
 """Rows of an environment whose rewards differ that are printed."""
 
 
-@click.command("check")
+@click.command("check", cls=GroupedCommand)
 @click.argument("environments", nargs=-1, metavar="ENV...")
-@click.option(
-    "--all", "everything", is_flag=True, help="Every resources server of the release, or of --kind."
+@option(
+    "Environment",
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Every resources server of the release, or of --kind.",
 )
 @kind_option
 @gym_option
-@number_option("--jobs", default=1, help="Environments checked at the same time.")
+@number_option("--jobs", default=1, help="Environments checked at the same time.", group="Limits")
 @config_option
 @judge_option
 @judge_key_var_option
@@ -78,10 +84,13 @@ _SHOWN_ROWS = 5
 @sandbox_option
 @routing_option
 @env_var_option
-@seconds_option("--start-timeout", default=150.0, help="Seconds in which every server must answer.")
-@seconds_option("--timeout", default=180.0, help="Seconds per rollout.")
-@seconds_option("--environment-timeout", default=900.0, help="Seconds per environment.")
-@click.option(
+@seconds_option(
+    "--start-timeout", default=150.0, help="Seconds in which every server must answer.", group="Limits"
+)
+@seconds_option("--timeout", default=180.0, help="Seconds per rollout.", group="Limits")
+@seconds_option("--environment-timeout", default=900.0, help="Seconds per environment.", group="Limits")
+@option(
+    "Limits",
     "--memory",
     type=Seconds(0, min_open=True),
     default=8.0,
@@ -89,9 +98,10 @@ _SHOWN_ROWS = 5
     metavar="GB",
     help="Memory that an environment may use.",
 )
-@click.option("--logs", type=DIRECTORY, help="Directory for the servers' output.")
-@click.option("-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
-@click.option(
+@option("Output", "--logs", type=DIRECTORY, help="Directory for the servers' output.")
+@option("Output", "-v", "--verbose", is_flag=True, help="Print the servers' output after each environment.")
+@option(
+    "Measurements",
     "--record",
     "records",
     type=click.Path(path_type=Path),
@@ -99,13 +109,15 @@ _SHOWN_ROWS = 5
     help="Measure quality, and write the record of each environment to DIR/KIND/ENV-RELEASE.json. An environment with a "
     "record of the same options that did not fail is not checked again.",
 )
-@click.option(
+@option(
+    "Measurements",
     "--rows-only",
     is_flag=True,
     help="Only read the rows: duplicates, answers in prompts, rows in two splits. Starts no server. With --record, the rest "
     "of the record in DIR, else of the one that ships with gymgate, stays.",
 )
-@click.option(
+@option(
+    "Measurements",
     "--rows-file",
     "rows_files",
     type=FILE,
@@ -113,7 +125,8 @@ _SHOWN_ROWS = 5
     metavar="FILE",
     help="With --rows-only: read the rows of this file instead of the packaged ones. Repeatable.",
 )
-@click.option(
+@option(
+    "Measurements",
     "--section",
     "sections",
     type=click.Choice(SECTIONS),
@@ -121,29 +134,35 @@ _SHOWN_ROWS = 5
     help="Measure only this section of the record. Repeatable. With --record, the rest of the record in DIR, else of the one "
     "that ships with gymgate, stays. [all; policy with -b]",
 )
-@number_option("-n", "--rows", help="Packaged rows for the model of -b. [all]")
+@number_option("-n", "--rows", help="Packaged rows for the model of -b. [all]", group="Rows")
 @repeats_option
-@click.option(
+@option(
+    "Thresholds",
     "--max-constant-reward",
     type=Finite(),
     metavar="REWARD",
-    help="Threshold: mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer.",
+    help="Mean reward of an empty answer, a fixed sentence, the prompt, or another row's best answer.",
 )
-@click.option("--deterministic", is_flag=True, help="Threshold: scoring again gives the same rewards.")
-@click.option("--reproducible", is_flag=True, help="Threshold: every recorded reward is reproduced.")
-@click.option(
-    "--honest", is_flag=True, help="Threshold: no reward where the judge, a tool or the policy failed."
+@option("Thresholds", "--deterministic", is_flag=True, help="Scoring again gives the same rewards.")
+@option("Thresholds", "--reproducible", is_flag=True, help="Every recorded reward is reproduced.")
+@option(
+    "Thresholds",
+    "--honest",
+    is_flag=True,
+    help="No reward where the judge, a tool or the policy failed.",
 )
-@click.option(
+@option(
+    "Thresholds",
     "--min-oracle-reward",
     type=Finite(),
     metavar="REWARD",
-    help="Threshold: mean reward of the right answer, as the rows hold it, in its best phrasing.",
+    help="Mean reward of the right answer, as the rows hold it, in its best phrasing.",
 )
-@click.option(
+@option(
+    "Thresholds",
     "--clean-rows",
     is_flag=True,
-    help="Threshold: no row equals another, no prompt says its answer, no row is in two splits.",
+    help="No row equals another, no prompt says its answer, no row is in two splits.",
 )
 @endpoint_options
 @json_option
@@ -192,18 +211,18 @@ def command(
 
     if not environments and not everything:
         raise ConfigError("name environments, or give --all")
-    for option, given in (("--set", settings), ("--config", config)):
+    for flag, given in (("--set", settings), ("--config", config)):
         if given and len(environments) != 1:
-            raise ConfigError(f"{option} is for one environment; name exactly one")
+            raise ConfigError(f"{flag} is for one environment; name exactly one")
     if sandbox is not None:
         # Checked here, because the verdict on each environment would be that it is blocked.
         _refuse_sandbox(sandbox, load_catalog(gym, progress=log).site)
     overrides = environment_configs(environments, (), None, settings)[0].overrides if settings else ()
     refuse_without_endpoint(endpoint)
     has_model = endpoint.urls is not None
-    for option, is_given in (("-n", rows is not None), ("-r", repeats > 1)):
+    for flag, is_given in (("-n", rows is not None), ("-r", repeats > 1)):
         if is_given and not has_model:
-            raise ConfigError(f"{option} is for the rows of a model; name its endpoint with -b")
+            raise ConfigError(f"{flag} is for the rows of a model; name its endpoint with -b")
     if rows_only and has_model:
         raise ConfigError("--rows-only runs no row; leave -b out")
     if rows_only and sections:
@@ -212,6 +231,9 @@ def command(
         raise ConfigError("--section policy needs a model's endpoint (-b), and -b that section")
     _refuse_rows_files(rows_files, environments, rows_only=rows_only, records=records)
     policy = policy_endpoint(endpoint, log) if has_model else None
+    models = parse_judges(judges, judge_key_vars)
+    if not rows_only:
+        ask_judges(models, endpoint.wait_for_policy or 0, log)
     if logs is not None:
         writable_path(logs / "server.log")
     elif verbose:
@@ -225,7 +247,7 @@ def command(
             version=gym.version,
             interpreter=gym.interpreter,
             config=config_names(config),
-            models=tuple(sorted(parse_judges(judges, judge_key_vars).items())),
+            models=tuple(sorted(models.items())),
             overrides=overrides,
             sandbox=sandbox,
             routing=routing,

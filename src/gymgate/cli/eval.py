@@ -39,7 +39,7 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log
-from gymgate.cli.policies import asked_endpoint, endpoint_list, sampling_fields
+from gymgate.cli.policies import ask_judges, asked_endpoint, endpoint_list, sampling_fields
 from gymgate.collection.counts import RolloutCounts
 from gymgate.collection.metrics import parse_ks, summary_rows
 from gymgate.config import HTTPEndpoint, validation_message
@@ -281,6 +281,8 @@ def check_policy(
         if model is None or (ask and eval_options.ray is None):
             endpoint = asked_endpoint(endpoint, 0, log)
         policy = Policy(url, variable, str(endpoint.model))
+    if ask and eval_options.ray is None:
+        ask_judges(dict(eval_options.run_spec().stack.models), 0, log)
     environments = eval_options.find_environments(log)
     require_needs(eval_options.run_spec().stack, [*environments.values()], replayed=policy.replayed)
     return policy

@@ -37,8 +37,10 @@ from gymgate.errors import OptionError
 Command = Callable[..., Any]
 
 DEFAULT_KEY_VARIABLE = "OPENAI_API_KEY"
-GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Output")
+GROUPS = ("Rows", "Policy", "Judges", "Environment", "Limits", "Measurements", "Thresholds", "Output")
 """Groups of options in the order of `--help`."""
+OTHER = "Other"
+"""Group of the options that have none, at the end."""
 KINDS = {
     "resources_servers": "resources",
     "environments": "environment",
@@ -134,7 +136,7 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {name: [] for name in GROUPS}
         for parameter in self.get_params(context):
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(context)):
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
+                groups.setdefault(getattr(parameter, "group", OTHER), []).append(record)
         return {name: records for name, records in groups.items() if records}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -174,17 +176,20 @@ DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 def number_option(
-    *names: str, help: str, least: int = 1, default: int | None = None
+    *names: str, help: str, least: int = 1, default: int | None = None, group: str = OTHER
 ) -> Callable[[Command], Command]:
     """Return an option for a whole number."""
-    return click.option(
-        *names, type=click.IntRange(least), metavar="N", help=help, default=default, show_default=True
+    return option(
+        group, *names, type=click.IntRange(least), metavar="N", help=help, default=default, show_default=True
     )
 
 
-def seconds_option(*names: str, help: str, default: float) -> Callable[[Command], Command]:
+def seconds_option(
+    *names: str, help: str, default: float, group: str = OTHER
+) -> Callable[[Command], Command]:
     """Return an option for a time greater than 0."""
-    return click.option(
+    return option(
+        group,
         *names,
         type=Seconds(0, min_open=True),
         metavar="SECONDS",
@@ -266,7 +271,8 @@ def port_option(default: int) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 json_option = option("Output", "--json", "as_json", is_flag=True, help="Print the result as JSON.")
-kind_option = click.option(
+kind_option = option(
+    "Environment",
     "--kind",
     type=click.Choice([*KINDS.values()]),
     help="Only environments of this kind, by the release's directory.",

@@ -22,7 +22,7 @@ from gymgate.cli.options import (
     key_variable,
 )
 from gymgate.cli.output import Log
-from gymgate.config import HTTPEndpoint, ReplayEndpoint, cache_dir
+from gymgate.config import HTTPEndpoint, JudgeEndpoint, ReplayEndpoint, cache_dir
 from gymgate.dataset import Row, RowSource
 from gymgate.errors import ConfigError, DataError, OptionError, PolicyError
 from gymgate.files import replacing
@@ -68,41 +68,60 @@ def asked_endpoint(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpo
     return asyncio.run(_asked(endpoint.resolved(), wait_s, log))
 
 
+def ask_judges(judges: Mapping[str, JudgeEndpoint], wait_s: float, log: Log) -> None:
+    """Ask the endpoint of each judge. Raises as `asked_endpoint`, but a judge may name no model: the config has one."""
+    for name, endpoint in judges.items():
+        if isinstance(endpoint, HTTPEndpoint):
+            asyncio.run(_answers(endpoint.resolved(), wait_s, log, judge=name))
+
+
 async def _asked(endpoint: HTTPEndpoint, wait_s: float, log: Log) -> HTTPEndpoint:
-    answers = await wait_until_ready(endpoint, wait_s, log)
+    answers = await _answers(endpoint, wait_s, log)
+    if endpoint.model is not None:
+        return endpoint
+    models = {url: _models_in(answer) for url, answer in answers.items()}
+    return endpoint.model_copy(update={"model": _only_model(models, answers)})
+
+
+async def _answers(
+    endpoint: HTTPEndpoint, wait_s: float, log: Log, *, judge: str | None = None
+) -> dict[str, Response]:
+    """Return each replica's answer to the request for its models; raises for a wrong address, key or model."""
+    answers = await wait_until_ready(endpoint, wait_s, log, judge=judge)
     for url, answer in answers.items():
         if answer.status == 401 or (answer.status == 403 and not endpoint.model):
-            raise ConfigError(f"{url}/models answered {answer.status} ({_credentials(endpoint)})")
+            raise ConfigError(f"{url}/models answered {answer.status} ({_credentials(endpoint, judge)})")
         if answer.status == 404:
-            await _refuse_missing_path(url, endpoint)
-    models = {url: _models_in(answer) for url, answer in answers.items()}
-    if endpoint.model is None:
-        return endpoint.model_copy(update={"model": _only_model(models, answers)})
-    for url, names in models.items():
-        if names and endpoint.model not in names:
-            await _refuse_unknown_model(url, endpoint, names)
-    return endpoint
+            await _refuse_missing_path(url, endpoint, judge)
+    for url, answer in answers.items():
+        names = _models_in(answer)
+        if endpoint.model and names and endpoint.model not in names:
+            await _refuse_unknown_model(url, endpoint, names, judge)
+    return answers
 
 
-def _credentials(endpoint: HTTPEndpoint) -> str:
+def _credentials(endpoint: HTTPEndpoint, judge: str | None) -> str:
+    option = "--api-key-var" if judge is None else f"--judge-key-var {judge}=VAR"
     if endpoint.api_key_env is not None:
-        return f"wrong key in environment variable {endpoint.api_key_env!r}? --api-key-var chooses another"
-    return (
-        f"no key was sent; give it in {DEFAULT_KEY_VARIABLE}, or in another variable with --api-key-var NAME"
-    )
+        return f"wrong key in environment variable {endpoint.api_key_env!r}? {option} chooses another"
+    another = f"{option} NAME" if judge is None else option
+    return f"no key was sent; give it in {DEFAULT_KEY_VARIABLE}, or in another variable with {another}"
 
 
-async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint) -> None:
+async def _refuse_missing_path(url: str, endpoint: HTTPEndpoint, judge: str | None) -> None:
     """Raise `ConfigError` for an address without its `/v1`: one that answers 404 where another of this server does not."""
     others = dict.fromkeys((f"{url}/v1", str(URL(url).origin() / "v1")))
+    option = "-b " if judge is None else f"--judge {judge}={endpoint.model or 'MODEL'}@"
     async with HTTPClient() as client:
         for other in others:
             answer = await probe(f"{other}/models", client, request_headers(endpoint))
             if isinstance(answer, Response) and answer.status in (200, 401, 403):
-                raise ConfigError(f"{url}/models answered 404; did you mean -b {other}?")
+                raise ConfigError(f"{url}/models answered 404; did you mean {option}{other}?")
 
 
-async def _refuse_unknown_model(url: str, endpoint: HTTPEndpoint, names: Sequence[str]) -> None:
+async def _refuse_unknown_model(
+    url: str, endpoint: HTTPEndpoint, names: Sequence[str], judge: str | None
+) -> None:
     """Raise `ConfigError` for a model that is not listed and not answered for: some servers know more than they list."""
     one = endpoint.model_copy(
         update={"base_url": url, "replicas": (), "max_retries": 0, "timeout_s": PROBE_S}
@@ -117,8 +136,9 @@ async def _refuse_unknown_model(url: str, endpoint: HTTPEndpoint, names: Sequenc
             await HTTPBackend(one, client).call({"model": endpoint.model, limit: 1, **prompt})
         except PolicyError as error:
             if error.status_code == 404:
+                whose = "" if judge is None else f"judge {judge!r}: "
                 raise ConfigError(
-                    f"{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
+                    f"{whose}{url} has no model {endpoint.model!r}; it serves {_listed(names)}"
                 ) from None
 
 

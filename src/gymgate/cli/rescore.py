@@ -11,6 +11,7 @@ from gymgate.api import load_catalog
 from gymgate.catalog import Catalog
 from gymgate.cli.options import GroupedCommand, add_options, complete_environments, option
 from gymgate.cli.output import Log
+from gymgate.cli.policies import ask_judges
 from gymgate.cli.run import CONDUCT_OPTIONS, SHARD_OPTION, conduct, finish, showing_run
 from gymgate.cli.run_spec import environment_of, overridden, runtime_of
 from gymgate.collection.metrics import parse_ks
@@ -84,6 +85,8 @@ def command(
             if count:
                 log(f"{stored}: {count} rollouts {what}")
         spec = _spec(context, run, named, log)
+        if spec.stack.here:
+            ask_judges(dict(spec.stack.models), 0, log)
         catalog = load_catalog(spec.stack.runtime, roots=spec.stack.component_roots, progress=log)
         found = [catalog.find(each.name, each.config) for each in spec.stack.environments]
         require_needs(spec.stack, found, replayed=True)

@@ -14,6 +14,7 @@ from gymgate.cli.environments import checked_env_vars, environment_configs, pars
 from gymgate.cli.options import EndpointOptions, given_fields, is_given, key_variable
 from gymgate.cli.output import Log
 from gymgate.cli.policies import (
+    ask_judges,
     asked_endpoint,
     endpoint_fields,
     only_recorded,
@@ -166,11 +167,12 @@ def make_collection(
     if isinstance(policy, ReplayEndpoint) and not recordings:
         raise ConfigError(f"no recorded rollout to replay in {', '.join(policy.rollouts)}")
     if isinstance(policy, HTTPEndpoint):
-        # Other machines may reach an endpoint that this one does not.
-        ask = (stack.ray is None and stack.server is None) or policy.model is None
+        ask = stack.here or policy.model is None
         policy = asked_endpoint(policy, spec.wait_for_policy_s or 0, log) if ask else policy.resolved()
     else:
         log(REPLAYING)
+    if stack.here:
+        ask_judges(dict(stack.models), spec.wait_for_policy_s or 0, log)
     catalog = load_catalog(stack.runtime, roots=stack.component_roots, progress=log)
     found = [catalog.find(each.name, each.config) for each in stack.environments]
     require_needs(stack, found, replayed=not isinstance(policy, HTTPEndpoint))

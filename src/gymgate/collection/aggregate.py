@@ -270,7 +270,7 @@ def note_gaps(runs: Runs, collected: CollectedTasks) -> None:
     collected.notes = [*runs.notes, *runs.lost, *runs.missing]
     if collected.not_numbers:
         collected.notes.append(
-            f"{collected.not_numbers} rewards are not finite numbers and are counted as unscored"
+            f"{collected.not_numbers} rewards are not finite numbers (at most 1e100) and are counted as unscored"
         )
 
 

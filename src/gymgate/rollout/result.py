@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +23,8 @@ TRAJECTORIES = ("ng_trajectory", "_ng_trajectory")
 """Gym's own copy of the conversation, which it makes because gymgate turns on the rollout's URL."""
 PARTS = ("reward_components", "verifier_rewards")
 PART_PREFIX = "reward_"
+LARGEST = 1e100
+"""A larger number counts as none: sums of squares, which an interval needs, would be infinite."""
 MAX_MESSAGE = 600
 _PASSED_ON = re.compile(r"Hit an exception in \S+ calling an inner server: (b'.*'|b\".*\")", re.DOTALL)
 
@@ -97,8 +98,8 @@ def _without_entry(part: Any, metadata_key: str) -> None:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number, booleans included; `None` for anything else, also an integer that is too large for a float."""
-    if isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max:
+    """Return a finite number, booleans included; `None` for anything else, also beyond `LARGEST`."""
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST:
         return float(value)
     return None
 

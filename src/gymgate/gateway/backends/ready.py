@@ -22,13 +22,16 @@ async def wait_until_ready(
     progress: Callable[[str], None] = lambda message: None,
     *,
     every: bool = True,
+    judge: str | None = None,
 ) -> dict[str, Response]:
     """Wait until every replica of the endpoint answers; at the deadline, or unless `every`, one is enough.
 
     Return each one's answer to the request for its models. Replicas that are missing at the deadline are named. With 0
-    seconds each is asked once. Raises `PolicyError` if none answers.
+    seconds each is asked once. `judge` names the judge whose endpoint it is; `None`: the policy's. Raises `PolicyError` if none
+    answers.
     """
     urls = tuple(dict.fromkeys(endpoint.base_urls))
+    whose = "the policy" if judge is None else f"judge {judge!r}"
     started = reminded = time.monotonic()
     missing = dict.fromkeys(urls, "")
     answered: dict[str, Response] = {}
@@ -48,12 +51,12 @@ async def wait_until_ready(
                 break
             if now - reminded >= REMIND_S or now - started < POLL_S:
                 reminded = now
-                progress(f"waiting for the policy, {left_s:.0f} s at most ({named})")
+                progress(f"waiting for {whose}, {left_s:.0f} s at most ({named})")
             await asyncio.sleep(min(POLL_S, max(0.01, left_s)))
     if not answered:
         after = f" after {within_s:g} s" if within_s else ""
         raise PolicyError(
-            f"no policy endpoint answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS",
+            f"no endpoint of {whose} answers{after} ({named}); start it, or wait for it: --wait-for-policy SECONDS",
             endpoint=endpoint.base_url,
             retryable=True,
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
@@ -105,10 +106,11 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     Raises `ConfigError` for anything else, and for a source without rows.
     """
     if isinstance(files, Mapping):
+        named = {str(name): _settings(str(name), source) for name, source in files.items()}
         catalog = load_catalog(runtime)
-        sources = [_open_source(catalog, name, source) for name, source in files.items()]
+        sources = [_open_source(catalog, name, **settings) for name, settings in named.items()]
     else:
-        names = [files] if isinstance(files, str) else list(files or ())
+        names = [files] if isinstance(files, str) else list(files) if isinstance(files, Iterable) else []
         sources = [WeightedSource("", open_rows(str(name), environment=None)) for name in names]
     if empty := [source.environment or source.rows for source in sources if not len(source.rows)]:
         raise ConfigError(f"no rows for {', '.join(map(str, empty))}")
@@ -117,21 +119,40 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     return sources
 
 
-def _open_source(catalog: Catalog, name: str, source: Any) -> WeightedSource:
-    settings = {"data": source} if isinstance(source, str) else dict(source or {})
-    if unknown := sorted(settings.keys() - {"data", "weight"}):
+def _settings(name: str, source: Any) -> dict[str, Any]:
+    """Return the `data` and `weight` of an environment's rows, as far as they are given. Raises `ConfigError`."""
+    settings = {"data": source} if isinstance(source, str) else {} if source is None else source
+    if not isinstance(settings, Mapping) or not isinstance(settings.get("data", ""), str):
+        raise ConfigError(
+            f"rows of environment {name!r} are a source or {{data: SOURCE, weight: NUMBER}}, not {source!r}"
+        )
+    if unknown := sorted(map(str, settings.keys() - {"data", "weight"})):
         raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
+    if settings.get("weight") is not None:
+        checked_weight(name, settings["weight"])
+    return dict(settings)
+
+
+def _open_source(
+    catalog: Catalog, name: str, data: str = "example", weight: float | None = None
+) -> WeightedSource:
     environment = catalog.find(name)
-    weight = settings.get("weight")
     opened = WeightedSource(
         environment.name,
-        open_rows(settings.get("data", "example"), environment=environment),
-        None if weight is None else float(weight),
+        open_rows(data, environment=environment),
+        weight,
         {agent.name for config in environment.configs for agent in config.agents},
     )
     for position in range(min(CHECKED_ROWS, len(opened.rows))):
         opened.row(position)
     return opened
+
+
+def checked_weight(environment: Any, weight: Any) -> float:
+    """Return the weight of an environment's rows. Raises `ConfigError` unless it is a positive number."""
+    if isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight <= sys.float_info.max:
+        return float(weight)
+    raise ConfigError(f"weight of environment {environment!r} must be a positive number, not {weight!r}")
 
 
 def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, Any]]:

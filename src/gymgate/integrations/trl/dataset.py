@@ -21,7 +21,7 @@ from gymgate.config import EnvironmentConfig, StackConfig
 from gymgate.dataset import Row, open_rows
 from gymgate.errors import ConfigError, DataError, GymgateError, MissingExtraError
 from gymgate.extras import install_command
-from gymgate.integrations.training.rows import WeightedSource, prompt_messages
+from gymgate.integrations.training.rows import WeightedSource, checked_weight, prompt_messages
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -32,7 +32,7 @@ ROW_KEY = "gymgate_row"
 def weights_of(environments: str | Sequence[str] | Mapping[str, float]) -> dict[str, float]:
     """Return environment names with their weights, 1 where none is given."""
     if isinstance(environments, Mapping):
-        weights = {name: float(weight) for name, weight in environments.items()}
+        weights = {name: checked_weight(name, weight) for name, weight in environments.items()}
     else:
         weights = dict.fromkeys([environments] if isinstance(environments, str) else environments, 1.0)
     if not weights:
