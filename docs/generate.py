@@ -161,8 +161,10 @@ def signature(name: str, function: Callable[..., Any]) -> str:
         if each.kind is each.KEYWORD_ONLY and not keyword_only:
             keyword_only = True
             parameters.append("*")
+        star = "*" if each.kind is each.VAR_POSITIONAL else ""
+        keyword_only |= bool(star)
         default = "" if each.default is each.empty else f" = {shown(each.default)}"
-        parameters.append(f"{each.name}: {each.annotation}{default}")
+        parameters.append(f"{star}{each.name}: {each.annotation}{default}")
     line = f"{name}({', '.join(parameters)}) -> {found.return_annotation}"
     if len(line) <= 100:
         return line

@@ -9,6 +9,8 @@ from gymgate.collection.record import CollectedRollout as CollectedRollout
 from gymgate.collection.spans import RolloutTracer as RolloutTracer
 from gymgate.collection.spec import RunSpec as RunSpec
 from gymgate.collection.stream import collect as collect
+from gymgate.collection.summary import RunSummary as RunSummary
+from gymgate.collection.summary import summarize as summarize
 from gymgate.config import CallableEndpoint as CallableEndpoint
 from gymgate.config import Endpoint as Endpoint
 from gymgate.config import EnvironmentConfig as EnvironmentConfig

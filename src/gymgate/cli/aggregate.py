@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,28 +23,17 @@ from gymgate.cli.options import (
 from gymgate.cli.output import log, print_json
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.costs import Price, TokenUsage, refuse_price_of_replay
-from gymgate.collection.metrics import (
-    keep,
-    notes_on_tasks,
-    parse_bounds,
-    parse_ks,
-    summary_rows,
-    task_rows,
-)
+from gymgate.collection.metrics import keep, parse_bounds, parse_ks, task_rows
+from gymgate.collection.summary import RunSummary, summary_of
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.collection.tracking import log_stored
 from gymgate.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
-class AggregatedRuns:
+class AggregatedRuns(RunSummary):
     """What `gymgate aggregate --json` prints."""
 
-    environments: Sequence[Mapping[str, Any]]
-    """Metrics of each environment and, if there are several, over all tasks (`all`)."""
-    replayed: bool
-    """Whether recorded rollouts answered for the policy."""
-    notes: Sequence[str]
     usage: Sequence[TokenUsage]
     """Tokens by environment and model server, with their cost if there is a price."""
 
@@ -106,10 +94,9 @@ def command(
     chosen = parse_ks(ks) if ks else None
     found = Runs(runs, first_of_overlap=overlap == "first")
     collected = read_tasks(found, answer_key)
-    notes = [*collected.notes, *(() if chosen else notes_on_tasks(collected))]
+    metrics, notes = summary_of(collected, chosen)
     for note in notes:
         log(note)
-    metrics = summary_rows(collected, chosen)
     if not metrics and not collected.missing:
         raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
     refuse_price_of_replay(dict(prices), replayed=collected.replayed)

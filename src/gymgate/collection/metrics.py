@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gymgate.collection import statistics as st
-from gymgate.collection.counts import OVERALL, RolloutCounts
+from gymgate.collection.counts import NOT_SCORED, OVERALL, RolloutCounts
 from gymgate.collection.tasks import CollectedTasks, Task
 from gymgate.errors import OptionError
+
+REPLAYED = "Recorded answers were replayed: the rewards say nothing about a model."
 
 
 def task_rows(collected: CollectedTasks) -> Iterator[dict[str, Any]]:
@@ -106,6 +108,13 @@ def parse_ks(text: str) -> tuple[int, ...]:
     if not all(k.isdecimal() and int(k) > 0 for k in ks):
         raise OptionError(f"-k {text!r}: write one number or several, e.g. 1,8")
     return tuple(sorted({int(k) for k in ks}))
+
+
+def in_view(summary: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns that are shown at once: those that say how good the policy is, and what is missing."""
+    counts = [name for name in NOT_SCORED if any(row[name] for row in summary)]
+    passes = numbered("pass@", summary)
+    return [*("environment", "tasks", "rollouts"), *counts, *("mean_reward", "mean_reward_se"), *passes]
 
 
 def _summary(

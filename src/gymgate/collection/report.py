@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 
 from gymgate.collection.aggregate import Runs, read_tasks
 from gymgate.collection.costs import Prices, TokenUsage, refuse_price_of_replay
-from gymgate.collection.counts import NOT_SCORED
-from gymgate.collection.metrics import notes_on_tasks, numbered, summary_rows, task_rows
+from gymgate.collection.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
 from gymgate.collection.page import LONGEST_TEXT, Part, curve, histogram, shares, table, write_page
 from gymgate.collection.report_data import ReportData
 from gymgate.collection.settings import shown_settings
@@ -64,7 +63,7 @@ def policy_name(collected: CollectedTasks) -> str:
 def notes_of(collected: CollectedTasks) -> Iterator[Part]:
     """Yield what a reader of the numbers has to know."""
     if collected.replayed:
-        yield {"note": "Recorded answers were replayed: the rewards say nothing about a model."}
+        yield {"note": REPLAYED}
     for note in collected.notes:
         yield {"note": note}
 
@@ -83,7 +82,7 @@ def report_parts(
         yield {"note": note}
     yield {"heading": "Environments"}
     summary = summary_rows(collected)
-    yield table(summary, _in_view(summary))
+    yield table(summary, in_view(summary))
     yield table(summary, fold="All metrics")
     yield {"heading": "Rollouts"}
     for title, values in data.charts.items():
@@ -119,13 +118,6 @@ def report_parts(
     yield table([*islice(_task_rows(collected, data), SHOWN_TASK_ROWS)])
     yield {"heading": "Settings"}
     yield table([{"setting": "runs", "value": ", ".join(map(str, runs.given))}, *_settings(runs)])
-
-
-def _in_view(summary: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the columns that are shown at once: those that say how good the policy is, and what is missing."""
-    counts = [name for name in NOT_SCORED if any(row[name] for row in summary)]
-    passes = numbered("pass@", summary)
-    return [*("environment", "tasks", "rollouts"), *counts, *("mean_reward", "mean_reward_se"), *passes]
 
 
 def _task_rows(collected: CollectedTasks, data: ReportData) -> Iterator[dict[str, Any]]:

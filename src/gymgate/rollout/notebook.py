@@ -1,9 +1,9 @@
-"""A rollout as a notebook shows it: a table and the folded conversation, of bounded size and without script."""
+"""A rollout as a notebook shows it: a table and the folded conversation, of bounded size and without script. Tables of others."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from gymgate.codec import clean_text
 from gymgate.rollout.outcome import outcome_of
@@ -19,16 +19,27 @@ MOST_ENTRIES = 40
 def rollout_html(rollout: Rollout) -> str:
     """Return HTML in which every text is escaped; what is too long is cut, and says so."""
     cells = {"environment": rollout.environment, "agent": rollout.agent, **_figures(rollout)}
-    head = "".join(f"<th>{name}</th>" for name in cells)
-    line = "".join(f"<td>{_escaped(value)}</td>" for value in cells.values())
-    parts = [f"<table><thead><tr>{head}</tr></thead><tbody><tr>{line}</tr></tbody></table>"]
+    parts = [html_table([*cells], [[*cells.values()]])]
     if (error := rollout.error) is not None:
-        parts.append(f"<p>{_escaped(f'{error.type}: {error.message}')}</p>")
+        parts.append(f"<p>{html_text(f'{error.type}: {error.message}')}</p>")
     entries = transcript({"result": rollout.result})
     if entries:
         said = "".join(_entries(entries))
         parts.append(f"<details><summary>Conversation, {len(entries)} entries</summary>{said}</details>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts, which are escaped and cut."""
+    head = "".join(f"<th>{html_text(name)}</th>" for name in columns)
+    lines = ("".join(f"<td>{html_text(value)}</td>" for value in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def html_text(text: str) -> str:
+    """Return a text without markup; what is too long is cut, and says so."""
+    return html.escape(clean_text(cut(text, LONGEST_TEXT)))
 
 
 def rollout_line(rollout: Rollout) -> str:
@@ -56,9 +67,5 @@ def _entries(entries: list[Entry]) -> Iterator[str]:
     for number, entry in enumerate(shown):
         if number == half and left_out > 0:
             yield f"<p>{left_out} entries are left out</p>"
-        role = _escaped(f"{cut(entry.role, 100)} ({len(entry.text)} characters)")
-        yield f"<details><summary>{role}</summary><pre>{_escaped(entry.text)}</pre></details>"
-
-
-def _escaped(text: str) -> str:
-    return html.escape(clean_text(cut(text, LONGEST_TEXT)))
+        role = html_text(f"{cut(entry.role, 100)} ({len(entry.text)} characters)")
+        yield f"<details><summary>{role}</summary><pre>{html_text(entry.text)}</pre></details>"
