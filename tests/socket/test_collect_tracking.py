@@ -350,7 +350,7 @@ async def test_wandb_has_settings_metrics_and_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if importlib.util.find_spec("wandb") is None:
-        pytest.skip("wandb is not installed: pip install wandb")
+        pytest.skip("wandb is not installed: run ./dev train")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     log: list[str] = []
@@ -377,11 +377,12 @@ async def test_wandb_has_settings_metrics_and_summary(
     assert config["policy.model"] == "m"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its own use of SQLAlchemy
 async def test_mlflow_has_settings_metrics_and_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if importlib.util.find_spec("mlflow") is None:
-        pytest.skip("mlflow is not installed: pip install mlflow")
+        pytest.skip("mlflow is not installed: run ./dev train")
     monkeypatch.chdir(tmp_path)
     store = f"sqlite:///{tmp_path / 'store.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
@@ -405,7 +406,7 @@ async def test_trackio_has_settings_metrics_and_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if importlib.util.find_spec("trackio") is None:
-        pytest.skip("trackio is not installed: pip install trackio")
+        pytest.skip("trackio is not installed: run ./dev train")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     log: list[str] = []
     await asyncio.wait_for(track("trackio", log), 90)
@@ -425,7 +426,7 @@ async def test_trackio_has_settings_metrics_and_summary(
 
 def test_a_stored_run_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("trackio") is None:
-        pytest.skip("trackio is not installed: pip install trackio")
+        pytest.skip("trackio is not installed: run ./dev train")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     (tmp_path / "run.jsonl").write_bytes(to_line(rollout(0)) + to_line(rollout(1)))
     done = CliRunner().invoke(aggregate, [str(tmp_path / "run.jsonl"), "--log-to", "trackio"])
