@@ -92,6 +92,13 @@ def test_the_position_is_that_of_the_replay(tmp_path: Path) -> None:
     assert [each.position for each in StoredRun(path).rollouts.values()] == [0, 1]
 
 
+def test_a_run_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").write_bytes(orjson.dumps({"format": 1, "settings": {}, "extent": {}}))
+    (tmp_path / "rollouts.jsonl").write_bytes(orjson.dumps(line()) + b"\n")
+    monkeypatch.chdir(tmp_path)
+    assert len(StoredRun(Path()).rollouts) == 1
+
+
 def test_what_finished_counts_before_what_failed(tmp_path: Path) -> None:
     failed = line(error={**POLICY_GONE, "kind": "environment"}, result=None, calls=[call()])
     run = stored(tmp_path / "r.jsonl", failed, failed, line(), line(), failed)

@@ -70,8 +70,9 @@ class StoredRun:
         self.twice = 0
         """Rollouts that are there more than once; the first that finished is taken."""
         self._finished = IdentitySet()
-        files = [path, failures_beside(path)]
-        if not path.is_file():
+        if path.is_file():
+            files = [path, failures_beside(path)]
+        else:
             directories = run_directories(path)
             if not directories:
                 raise DataError(
