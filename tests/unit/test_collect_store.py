@@ -142,8 +142,9 @@ def test_what_is_appended_reaches_the_disk_once(tmp_path: Path, monkeypatch: pyt
 
 
 def test_shards_are_read_in_order_and_of_one_split(tmp_path: Path) -> None:
-    for index in (10, 2, 1):
-        (directory := tmp_path / Shard(index, 10).directory).mkdir()
+    names = [Shard(index, 10).directory for index in (10, 2, 1)]
+    for name in (*names, "shard-1-of-10.bak", "shard-2-of-10-old", "shard-x-of-y"):
+        (directory := tmp_path / name).mkdir()
         (directory / "run.json").write_text("{}")
     assert [found.name.split("-")[1] for found in run_directories(tmp_path)] == ["1", "2", "10"]
     _refuse_other_split(tmp_path, Shard(3, 10))

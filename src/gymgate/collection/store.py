@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import socket
 import time
 from collections import Counter
@@ -29,6 +30,7 @@ from gymgate.files import replacing
 RUN, ROWS, ROLLOUTS, FAILURES, LOCK = "run.json", "rows.txt", "rollouts.jsonl", "failures.jsonl", ".lock"
 FORMAT = 1
 _BLOCK = 1 << 16
+_SHARD = re.compile(r"shard-([0-9]+)-of-([0-9]+)")
 
 
 class LineLog:
@@ -195,10 +197,14 @@ def read_planned(path: Path, extent: Mapping[str, Any]) -> PlannedIdentities | N
 
 
 def run_directories(path: Path) -> list[Path]:
-    """The directory itself if it holds a run, then its shards in order."""
-    shards = [found.parent for found in path.glob(f"shard-*-of-*/{RUN}")]
+    """The directory itself if it holds a run, then its shards in order; not copies of shards under other names."""
+    shards = [
+        ((int(name[1]), int(name[2])), found.parent)
+        for found in path.glob(f"shard-*-of-*/{RUN}")
+        if (name := _SHARD.fullmatch(found.parent.name)) is not None
+    ]
     own = [path] if (path / RUN).exists() else []
-    return own + sorted(shards, key=lambda shard: [int(number) for number in shard.name.split("-")[1::2]])
+    return own + [shard for _, shard in sorted(shards)]
 
 
 def _settle_settings(
