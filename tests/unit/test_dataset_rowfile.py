@@ -99,6 +99,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             RowFile(path)
 
 
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    path = "/proc/self/mem"  # reading it from its beginning fails, for root too
+    for read in (lambda: next(streamed(RowFile(path))), lambda: len(RowFile(path))):
+        with pytest.raises(DataError) as caught:
+            read()
+        assert caught.value.path == path
+
+
 def test_the_first_row_needs_no_index(tmp_path: Path, cache: Path) -> None:
     rows = RowFile(write(tmp_path / "rows.jsonl", '{"i": 0}\nbroken\n'))
     assert next(streamed(rows)) == {"i": 0}

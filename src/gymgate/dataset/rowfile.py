@@ -6,6 +6,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ class RowFile:
 
     Iteration streams and needs no index, so the first rows of a large file come at once. `len()` and `numbered_at` use
     an index that is built on first use and cached by path, size and time. Blank lines are skipped. Safe between threads and
-    across fork; pickles as its path. A malformed line raises `DataError` with path and line.
+    across fork; pickles as its path. A malformed line raises `DataError` with path and line, a file that cannot be read one
+    with its path.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -38,7 +40,7 @@ class RowFile:
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield each row's bytes with its 1-based line, streaming."""
-        with self.path.open("rb", buffering=_READ) as file:
+        with self._readable(), self.path.open("rb", buffering=_READ) as file:
             yield from ((number, line) for number, line in enumerate(file, 1) if not line.isspace())
 
     def __len__(self) -> int:
@@ -58,7 +60,9 @@ class RowFile:
             )
         start = index.offsets[position]
         line = index.lines[position]
-        return line, self.parse(_read_exactly(handle, index.end(position) - start, start), line)
+        with self._readable():
+            text = _read_exactly(handle, index.end(position) - start, start)
+        return line, self.parse(text, line)
 
     def parse(self, line: bytes, number: int) -> dict[str, Any]:
         """Return the row that a line holds. Raises `DataError`."""
@@ -67,12 +71,23 @@ class RowFile:
         except ValueError as error:
             raise row_error(str(error), str(self.path), number) from error
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Raises `DataError` where the file system refuses."""
+        try:
+            yield
+        except OSError as error:
+            raise DataError(
+                f"cannot read {self.path}: {error.strerror or error}", path=str(self.path)
+            ) from error
+
     def _index(self) -> tuple[int, LineIndex]:
         """Return the file's descriptor and index; opened on first use and kept as long as this object."""
         with self._lock:
             if self._opened is None:
-                index = line_index(self.path)
-                handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                with self._readable():
+                    index = line_index(self.path)
+                    handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, handle)
                 self._opened = handle, index
             return self._opened
