@@ -58,6 +58,8 @@ def test_a_key_is_the_rows_content() -> None:
         ({"responses_create_params": None}, "no responses_create_params"),
         ({"responses_create_params": {"tools": []}}, "responses_create_params .*input"),
         ({"responses_create_params": "{}"}, "not str"),
+        ({"responses_create_params": {"input": 5}}, "input .*'5'"),
+        ({"responses_create_params": {"input": ["hi"]}}, r"input .*hi"),
         ({**ROW, "agent_ref": "a"}, "agent_ref must be"),
         ({**ROW, "agent_ref": {"name": ""}}, "agent_ref must be"),
         ({**ROW, "image": b"raw"}, "JSON"),
