@@ -206,7 +206,11 @@ def test_a_reader_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [*reader.values()] == [(1, {"a": 1})]
     append(path, b": 2}\n")
     assert [*reader.values()] == [(3, {"a": 2})]
-    assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2})]
+    append(path, b'{"a": 3}')
+    assert [*reader.values()] == [(4, {"a": 3})]
+    append(path, b'\n{"a": 4}\n')
+    assert [*reader.values()] == [(5, {"a": 4})]
+    assert [*read_values(path)] == [(1, {"a": 1}), (3, {"a": 2}), (4, {"a": 3}), (5, {"a": 4})]
     assert not reader.replaced
 
 

@@ -130,19 +130,21 @@ class LineReader:
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the next whole lines with their 1-based numbers, nothing if there is no such file.
 
-        A torn last line, of a run under way or one that was killed, is left out until it is whole.
+        A torn last line, of a run under way or one that was killed, is left out until it is whole; a whole object only lacks
+        its line ending, which other programs may not write.
         """
         try:
             with self.path.open("rb", buffering=_READ) as file:
                 self._inode = os.fstat(file.fileno()).st_ino
                 file.seek(self._offset)
                 for line in file:
-                    if not line.endswith(b"\n"):
+                    number, is_ended = self._number + 1, line.endswith(b"\n")
+                    if not is_ended and not _is_object(line):
                         return
-                    self._number += 1
+                    self._number += is_ended
                     self._offset += len(line)
                     if not line.isspace():
-                        yield self._number, line
+                        yield number, line
         except FileNotFoundError:
             return
         except OSError as error:
@@ -166,6 +168,14 @@ class LineReader:
         except OSError:
             return True
         return stat.st_ino != self._inode or stat.st_size < self._offset
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        codec.loads_object(line)
+    except ValueError:
+        return False
+    return True
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
