@@ -451,6 +451,31 @@ def test_gym_rollouts_are_read(tmp_path: Path) -> None:
         read_runs([path])
 
 
+def test_a_last_line_without_its_ending_counts_once_it_is_whole(tmp_path: Path) -> None:
+    """Other programs than NeMo Gym's collector may leave it out."""
+    path = tmp_path / "r.jsonl"
+    lines = [
+        _json({"_ng_task_index": t, "_ng_rollout_index": 0, "agent_ref": {"name": "a"}, "reward": 1.0})
+        for t in range(2)
+    ]
+    for text, count in (("\n".join(lines), 2), ("\n".join(lines)[:-1], 1)):
+        path.write_text(text)
+        [row] = summary_rows(read_runs([path]))
+        assert row["rollouts"] == count
+
+
+@pytest.mark.parametrize(
+    "field", [{"_ng_task_index": None}, {"_ng_rollout_index": "x"}, {"agent_ref": "a"}, {"agent_ref": ["a"]}]
+)
+def test_a_field_of_another_form_is_named(tmp_path: Path, field: dict[str, Any]) -> None:
+    value = {"_ng_task_index": 0, "_ng_rollout_index": 0, "agent_ref": {"name": "a"}, "reward": 1.0}
+    path = tmp_path / "r.jsonl"
+    path.write_text(f"{_json(value)}\n{_json({**value, **field})}\n")
+    with pytest.raises(DataError) as caught:
+        read_runs([path])
+    assert (caught.value.path, caught.value.line) == (str(path), 2)
+
+
 def test_gym_failures_are_counted(tmp_path: Path) -> None:
     """Beside NeMo Gym's rollouts.jsonl, a line per failed attempt; here as 0.7.0 writes them."""
     common = {"agent_ref": {"name": "a"}, "_ng_environment_server": "a_environment_server"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymgate import codec
-from gymgate.collection.record import LineReader, read_values
+from gymgate.collection.record import LineReader, line_error, read_values
 from gymgate.collection.rows import RowReader
 from gymgate.collection.tasks import task_key
 from gymgate.config import POLICY
@@ -129,6 +129,11 @@ def _numbered(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
             path=str(path),
             line=line,
         )
+    for name in (TASK, ROLLOUT):
+        if not isinstance(value[name], int):
+            raise line_error(path, line, f"{name} must be a whole number, not {str(value[name])[:80]!r}")
+    if not isinstance(value.get("agent_ref") or {}, Mapping):
+        raise line_error(path, line, f"agent_ref must be an object, not {str(value['agent_ref'])[:80]!r}")
     return value
 
 
