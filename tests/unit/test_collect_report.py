@@ -382,6 +382,27 @@ def test_charts_of_little() -> None:
     assert page.curve("t", [[1.0, 0.0], [0.25]])["curve"]["points"] == [(0.25, 0.25, 0.25), (0.5, 0.0, 1.0)]
 
 
+def chromium(tmp_path: Path) -> list[str]:
+    """The command of a browser without a window."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium on PATH")
+    return [
+        browser,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+    ]
+
+
+def dumped(browser: list[str], path: Path) -> str:
+    """The document that a browser makes of a page."""
+    return subprocess.run(
+        [*browser, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=100, check=True
+    ).stdout
+
+
 ACTIONS = """
 document.forms[0].elements.outcome.value = "failed";
 document.forms[0].dispatchEvent(new Event("input"));
@@ -391,25 +412,9 @@ document.querySelector("th").click();
 
 @pytest.mark.heavy
 def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("no chromium on PATH")
-    path = tmp_path / "r.html"
+    browser, path = chromium(tmp_path), tmp_path / "r.html"
     write_report(Runs([make_run(tmp_path / "run", HOSTILE)]), path)
-    common = [
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-    ]
-
-    def dumped() -> str:
-        return subprocess.run(
-            [*common, "--dump-dom", f"file://{path}"], capture_output=True, text=True, timeout=100, check=True
-        ).stdout
-
-    text = dumped()
+    text = dumped(browser, path)
     assert "<title>run</title>" not in text
     shown = Elements(text)
     assert shown.tags["details.task"] == 3
@@ -423,7 +428,7 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
         shot = tmp_path / f"{width}.png"
         size = f"--window-size={width},2000"
         subprocess.run(
-            [*common, size, f"--screenshot={shot}", f"file://{path}"],
+            [*browser, size, f"--screenshot={shot}", f"file://{path}"],
             capture_output=True,
             timeout=100,
             check=True,
@@ -431,8 +436,26 @@ def test_a_report_opens_in_a_browser_filters_and_sorts(tmp_path: Path) -> None:
         assert shot.stat().st_size > 5000
     allowed = re.sub("<meta http-equiv[^>]*>", "", path.read_text())
     path.write_text(allowed.replace("</body>", f"<script>{ACTIONS}</script></body>"))
-    text = dumped()
+    text = dumped(browser, path)
     assert ">1 conversations<" in text
     assert len(re.findall(r'<details class="task"[^>]* hidden', text)) == 2
     assert len(re.findall(r"<div class=.rollout[^>]* hidden", text)) == 12
     assert 'aria-sort="descending"' in text
+
+
+@pytest.mark.heavy
+def test_no_role_and_no_number_of_tasks_stops_a_page(tmp_path: Path) -> None:
+    """A role may be called as what each object of JavaScript has, and a call takes a bounded number of arguments."""
+    browser, path = chromium(tmp_path), tmp_path / "r.html"
+    turns = [["constructor", "first"], ["__proto__", "second"]]
+    rollout = {"label": "l", "outcome": "completed", "reward": 1.0, "numbers": {}, "turns": turns}
+    parts: list[page.Part] = [
+        page.curve("c", [[1.0]] * 200_000),
+        {"filters": {}},
+        {"task": {"environment": "e", "name": "n"}},
+        {"rollout": rollout},
+    ]
+    page.write_page(path, "t", parts)
+    text = Elements(dumped(browser, path)).text
+    assert "firstsecond" in text.replace("constructor", "").replace("__proto__", "")
+    assert "1 conversations" in text

@@ -106,7 +106,8 @@ function shares({ title, unit, parts }) {
 }
 function curve({ title, points }) {
   if (!points.length) return chart(title, []);
-  const low = Math.min(0, ...points.map(point => point[1])), high = Math.max(1, ...points.map(point => point[2]));
+  let low = 0, high = 1;  // not by Math.min(...): a call takes no more than some hundred thousand arguments
+  for (const [, least, most] of points) [low, high] = [Math.min(low, least), Math.max(high, most)];
   const line = column => points.map((point, place) =>
     [LEFT + (WIDTH - LEFT) * (place + .5) / points.length, BASE - TALL * (point[column] - low) / (high - low)]);
   return chart(title, [
@@ -118,9 +119,9 @@ function curve({ title, points }) {
 }
 
 // Conversations, with filters. A task without a fitting conversation is hidden.
-const KINDS = { call: "tool", output: "tool", developer: "system" };
+const KINDS = new Map([["call", "tool"], ["output", "tool"], ["developer", "system"]]);
 function turn([role, text]) {
-  const word = role.split(" ")[0], kind = KINDS[word] ?? word, body = element("pre", {}, text);
+  const word = role.split(" ")[0], kind = KINDS.get(word) ?? word, body = element("pre", {}, text);
   const folded = kind === "tool" || kind === "reasoning";
   return element("div", { class: `turn ${kind.replace(/[^\w-]/g, "")}` }, ...folded
     ? [element("details", {}, element("summary", {}, element("span", { class: "role" }, role), ` (${text.length} characters)`), body)]
