@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -67,6 +68,22 @@ def test_no_number_breaks(width: int, tmp_path: Path) -> None:
         assert header.count("pass@") == 2
     if width == 200:
         assert any(LONG in row for row in rows)
+
+
+@pytest.mark.parametrize(("redirected", "told"), [("", " ?0."), (">&-", "")])
+def test_any_stdout_will_do(redirected: str, told: str, tmp_path: Path) -> None:
+    """Also one that has no `±`, or is closed."""
+    run = write_run(tmp_path / "run", ("mcqa",), ("completed",))
+    done = subprocess.run(
+        ["bash", "-c", f'"$@" {redirected}', "bash", sys.executable, "-m", "gymgate", "aggregate", str(run)],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told in done.stdout
+    assert done.stderr == ""
 
 
 def test_the_wide_table_goes_on_below(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
+import os
 import sys
 from typing import Any
 
@@ -70,6 +72,7 @@ def cli() -> None:
 def main(argv: list[str] | None = None) -> Any:
     """Run a command line; ends with one line on stderr and exit code 1 for a `GymgateError`, 2 for an option's value of the
     wrong form, 130 for Ctrl-C."""
+    _accept_any_stdout()
     try:
         # With `standalone_mode=False` click returns the code of an `Exit` instead of a result.
         result = cli.main(args=argv, standalone_mode=False)
@@ -92,6 +95,14 @@ def main(argv: list[str] | None = None) -> Any:
     if isinstance(result, int) and result:
         sys.exit(result)
     return result
+
+
+def _accept_any_stdout() -> None:
+    """Print what the encoding of stdout lacks, such as `±`, as `?`, and to a stdout that is closed nothing."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _invalid_config(error: ValueError) -> str | None:
