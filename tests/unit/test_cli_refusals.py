@@ -21,6 +21,7 @@ from gymgate.stack import ray_nodes
         ("data prepare mcqa --input {tmp}/none.jsonl", "--input '{tmp}/none.jsonl'"),
         ("data prepare mcqa -o /dev/null/x", "/dev/null/x"),
         ("run mcqa -m m", "-m "),
+        ("run {tmp}/raw.jsonl", "{tmp}/raw.jsonl:1: "),
         ("run mcqa --wait-for-policy 3", "--wait-for-policy"),
         ("run mcqa -o {tmp}/x -m m", "-m "),
         ("check mcqa -m m", "-m "),
@@ -51,6 +52,7 @@ def test_one_line_and_code_1(
     words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
+    (tmp_path / "raw.jsonl").write_text('{"question": "q"}\n')
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     for name in ("a", "b"):

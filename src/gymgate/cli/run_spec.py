@@ -38,7 +38,7 @@ from gymgate.config import (
     StackConfig,
 )
 from gymgate.dataset import Row, RowSource, open_rows, open_sources
-from gymgate.errors import ConfigError, OptionError
+from gymgate.errors import ConfigError, DataError, OptionError
 from gymgate.stack.needs import require_needs
 
 REPLAYING = "policy: recorded answers, replayed (no model is called); -b URL calls a model"
@@ -212,12 +212,21 @@ def _split_arguments(
 
 
 def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
-    """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones."""
+    """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones, and the
+    `DataError` of the first row if no row can be read."""
     if data is None:
         raise OptionError("name an environment, a file of rows, or --spec FILE")
     rows = RowSource(open_rows(data, environment=None), limit=_AGENT_ROWS)
     rows.refuse_empty()
-    agents = dict.fromkeys(row.agent or "" for _, row in rows.readable() if isinstance(row, Row))
+    agents: dict[str, None] = {}
+    unreadable: DataError | None = None
+    for _, row in rows.readable():
+        if isinstance(row, Row):
+            agents[row.agent or ""] = None
+        else:
+            unreadable = unreadable or row
+    if unreadable is not None and not agents:
+        raise unreadable
     if "" in agents:
         raise ConfigError(
             f"rows of {data} name no agent (agent_ref); name the environment: ENV --data {data}"
