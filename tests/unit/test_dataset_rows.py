@@ -116,6 +116,8 @@ def test_raw_rows_are_an_error_when_reached(environment: Environment) -> None:
     ("source", "error", "reason"),
     [
         ("nope", ConfigError, "'nope'.*: example, raw"),
+        ("", ConfigError, "^''"),
+        ("hf:", ConfigError, "^'hf:'"),
         ("nope.jsonl", ConfigError, "'nope.jsonl'.*: example, raw"),
         ("gone/nope.jsonl", DataError, "'gone/nope.jsonl'"),
     ],

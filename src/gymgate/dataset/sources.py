@@ -125,6 +125,10 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
     Raises `ConfigError` with the choices for an unknown name, `DataError` for a missing file and `MissingExtraError` if
     `datasets` is not installed.
     """
+    if source in ("", "hf:"):
+        raise ConfigError(
+            f"{source!r} names no rows: name a JSONL file, hf:owner/name or an environment's data"
+        )
     if source.startswith("hf:"):
         return _hugging_face(source)
     path = Path(source).expanduser()
