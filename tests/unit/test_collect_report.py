@@ -23,7 +23,7 @@ from gymgate.collection.export import export_dataset
 from gymgate.collection.page import LONGEST_TEXT
 from gymgate.collection.report import write_report
 from gymgate.collection.report_data import time_split
-from gymgate.errors import ConfigError
+from gymgate.errors import ConfigError, DataError
 from gymgate.rollout.transcript import Entry, transcript
 
 HOSTILE = "</pre></style><script>document.title='run'</script><img src=x onerror=alert(1)>\ud800 \"'&"
@@ -459,3 +459,10 @@ def test_no_role_and_no_number_of_tasks_stops_a_page(tmp_path: Path) -> None:
     text = Elements(dumped(browser, path)).text
     assert "firstsecond" in text.replace("constructor", "").replace("__proto__", "")
     assert "1 conversations" in text
+
+
+def test_a_report_of_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rollouts.jsonl").touch()
+    with pytest.raises(DataError, match="no rollouts"):
+        write_report(Runs([tmp_path / "rollouts.jsonl"]), tmp_path / "r.html")
+    assert not (tmp_path / "r.html").exists()

@@ -21,13 +21,13 @@ from gymgate.cli.options import (
     wide_option,
 )
 from gymgate.cli.output import log, print_json
-from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.aggregate import Runs, read_tasks, refuse_empty
 from gymgate.collection.costs import Price, TokenUsage, refuse_price_of_replay
 from gymgate.collection.metrics import keep, parse_bounds, parse_ks, task_rows
 from gymgate.collection.summary import RunSummary, summary_of
 from gymgate.collection.tables import checked_table, write_table
 from gymgate.collection.tracking import log_stored
-from gymgate.errors import ConfigError, DataError
+from gymgate.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,7 @@ def command(
     metrics, notes = summary_of(collected, chosen)
     for note in notes:
         log(note)
-    if not metrics and not collected.missing:
-        raise DataError(f"no rollouts in {', '.join(map(str, runs))}", path=str(runs[0]))
+    refuse_empty(found, collected)
     refuse_price_of_replay(dict(prices), replayed=collected.replayed)
     usage = collected.usage.rows(dict(prices))
     rows = list(task_rows(collected)) if outputs else []

@@ -274,6 +274,12 @@ def note_gaps(runs: Runs, collected: CollectedTasks) -> None:
         )
 
 
+def refuse_empty(runs: Runs, collected: CollectedTasks) -> None:
+    """Raise `DataError` for runs without a rollout, finished, failed or planned."""
+    if not collected.tasks and not collected.missing:
+        raise DataError(f"no rollouts in {', '.join(map(str, runs.given))}", path=str(runs.given[0]))
+
+
 def runs_at(path: Path) -> list[Run]:
     """Return the run at a path and its shards, or the rollouts in a file; empty if there are none."""
     if path.is_file():

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gymgate.collection.aggregate import Runs, read_tasks
+from gymgate.collection.aggregate import Runs, read_tasks, refuse_empty
 from gymgate.collection.costs import Prices, TokenUsage, refuse_price_of_replay
 from gymgate.collection.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows, task_rows
 from gymgate.collection.page import LONGEST_TEXT, Part, curve, histogram, shares, table, write_page
@@ -35,11 +35,12 @@ def write_report(
     """Write one HTML file about runs, with up to `per_task` conversations of each of the first `tasks` tasks, and with costs
     if there are prices.
 
-    Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if the file cannot be
-    written.
+    Reads every rollout once. Raises `ConfigError` for rollouts that are in two runs, and `DataError` if there is none or the file
+    cannot be written.
     """
     data = ReportData(tasks, per_task)
     collected = read_tasks(runs, see=data.add, see_attempt=data.add_failure)
+    refuse_empty(runs, collected)
     refuse_price_of_replay(prices, replayed=collected.replayed)
     write_page(output, title_of(collected), report_parts(runs, collected, data, prices))
 

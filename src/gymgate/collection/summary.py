@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymgate.collection.aggregate import read_runs
+from gymgate.collection.aggregate import Runs, read_tasks, refuse_empty
 from gymgate.collection.metrics import REPLAYED, in_view, notes_on_tasks, summary_rows
 from gymgate.collection.tasks import CollectedTasks
-from gymgate.errors import DataError
 from gymgate.rollout.notebook import html_table, html_text
 
 MOST_NOTES = 20
@@ -54,11 +53,10 @@ def summarize(
     that holds the answer. Raises `DataError` if a path holds no run or no rollout, and `ConfigError` for runs of different
     policies or with rollouts in common.
     """
-    paths = [Path(each) for each in (run, *more)]
-    collected = read_runs(paths, answer_key=answer_key)
+    runs = Runs([Path(each) for each in (run, *more)])
+    collected = read_tasks(runs, answer_key)
+    refuse_empty(runs, collected)
     environments, notes = summary_of(collected, ks)
-    if not environments:
-        raise DataError(f"no rollouts in {', '.join(map(str, paths))}", path=str(run))
     return RunSummary(environments, collected.replayed, notes)
 
 
