@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from gymgate.catalog import Environment
-from gymgate.catalog.model import PACKAGED_KINDS
+from gymgate.catalog.model import PACKAGED_KINDS, Need
 from gymgate.catalog.shipped import load
 from gymgate.check import CheckResult
 from gymgate.check.model import Verdict
@@ -82,12 +82,13 @@ package registries as its only internet access. A name leads to the environment'
 sorts, the field filters, and *All columns* shows the rest.
 
 - *verdict*: `match` means that every recorded reward is reproduced: [Check](check.md) has the others.
-- *solvable*: rows in which the right answer earns the full reward, of those tried. A dash: not tried.
-- *difficulty*: mean reward of {models}, with its standard error, in two rollouts of five rows. A dash: not measured.
-- *recorded*: mean of the recorded rewards.
+- *solvable*: rows in which the right answer earns the full reward, of those tried.
+- *difficulty*: mean reward of {models}, with its standard error, in two rollouts of five rows.
 
-Possible problems are collected in [Findings](findings.md). [Quality figures](quality-figures.md) explains the other
-columns. The same for programs: `index.json`, next to this site.
+Difficulty is measured for {difficult} of the {count} environments, *solvable* for {solvable}; the others have a dash.
+
+*All columns* begins with *recorded*, the mean of the recorded rewards. [Quality figures](quality-figures.md) explains the
+others. Possible problems are collected in [Findings](findings.md). The same for programs: `index.json`, next to this site.
 
 """
 HEAD = (
@@ -203,6 +204,9 @@ def table_page(records: Sequence[CheckResult]) -> str:
         made_by=MADE_BY,
         version=", ".join(sorted({record.nemo_gym for record in records})),
         models="; ".join(models) or "a model",
+        count=sum(record.kind != "responses_api_agents" for record in records),
+        solvable=sum(solvable(record) != "-" for record in records),
+        difficult=sum(difficulty(record) != "-" for record in records),
     )
     rows = [_line(record) for record in sorted(records, key=lambda each: (not each.measured, each.name))]
     measured = [record for record in records if record.measured]
@@ -338,7 +342,16 @@ def sentence(words: str) -> str:
 
 
 def _needs(environment: Environment) -> str:
-    return "; ".join(f"{need.kind} ({shortened(need.detail, 120)})" for need in environment.config().needs)
+    return "; ".join(map(_need, environment.config().needs))
+
+
+def _need(need: Need) -> str:
+    """What to give, as an option if one gives it."""
+    judge = re.match(r"model server (\S+) ", need.detail) if need.kind == "judge" else None
+    if judge is not None and "$" not in judge[1]:
+        local = ", or a local vLLM" if "local vLLM" in need.detail else ""
+        return f"a judge: `--judge {judge[1]}=URL`{local}"
+    return f"{need.kind} ({shortened(need.detail, 120)})"
 
 
 def _commands(record: CheckResult, environment: Environment) -> list[str]:

@@ -1,12 +1,15 @@
 """index.json: every shipped record in short, for programs, and a badge for each environment.
 
 python docs/index.py DIR    # writes DIR/index.json and DIR/badges/KIND/ENVIRONMENT.json; `./dev docs` does, into the site
+
+In the site's search.json, headings on what was measured and tried get their page's title and come last: "curriculum" should
+lead to the page that says how to use one, not to its benchmark.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +23,9 @@ from gymgate.check.record.files import shipped_records
 from gymgate.check.record.findings import FindingKind, noticed
 from gymgate.check.record.sections import OracleReason
 from gymgate.config import Config
+
+LABS = ("benchmarks.html#", "test-matrix.html#", "agreement.html#")
+"""Headings of the pages on what was measured and tried."""
 
 
 class IndexedFinding(Config):
@@ -192,6 +198,16 @@ def schema() -> str:
     return orjson.dumps(Index.model_json_schema(), option=orjson.OPT_INDENT_2).decode() + "\n"
 
 
+def lower(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Items of the site's search, those of a heading in `LABS` last, with their page's title in front."""
+    others = [item for item in items if not item["location"].startswith(LABS)]
+    labs = [item for item in items if item["location"].startswith(LABS)]
+    for item in labs:
+        page = f"{item['path'][-1]}: "
+        item["title"] = page + item["title"].removeprefix(page)
+    return [*others, *labs]
+
+
 def write(directory: Path) -> None:
     index = make_index(shipped_records())
     directory.mkdir(parents=True, exist_ok=True)
@@ -202,6 +218,10 @@ def write(directory: Path) -> None:
         path = directory / entry.badge
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(orjson.dumps(badge(entry).model_dump(mode="json"), option=orjson.OPT_APPEND_NEWLINE))
+    path = directory / "search.json"
+    if path.exists():
+        search = orjson.loads(path.read_bytes())
+        path.write_bytes(orjson.dumps({**search, "items": lower(search["items"])}))
     print(f"{len(index.environments)} environments in {directory / 'index.json'}")
 
 

@@ -1,5 +1,5 @@
 // The tables of all environments: a click on a head sorts, a field filters the lines, and a switch shows every column.
-const COLUMNS = 7; // that are shown at first
+const COLUMNS = 6; // that are shown at first
 document.addEventListener("DOMContentLoaded", () => {
   if (!/environments-status/.test(location.pathname)) return;
   for (const table of document.querySelectorAll(".md-typeset table")) {
@@ -8,7 +8,7 @@ document.addEventListener("DOMContentLoaded", () => {
     body.classList.add("table-names");
     const field = document.createElement("input");
     field.type = "search";
-    field.placeholder = "Filter: words that a line must have, such as “match docker”";
+    field.placeholder = "Filter: words that a line must have, e.g. “match docker”";
     field.className = "table-filter";
     (table.closest(".md-typeset__scrollwrap") || table).before(field);
     field.addEventListener("input", () => {

@@ -138,7 +138,13 @@ def test_a_row_in_two_splits_is_found(tmp_path: Path) -> None:
     assert data.shared_rows == (("train:2", "my_test:1"),)
     assert noticed(data) == ["rows in several splits: 1: train:2 = my_test:1"]
     data = data_of(tmp_path, train=[ITALY, FRANCE], example=[FRANCE, ITALY])
-    assert (data.shared, data.missing["shared"]) == (None, "its packaged rows are of one split")
+    assert (data.shared, "one split" in data.missing["shared"]) == (None, True)
+
+
+def test_without_packaged_rows_that_is_why_each_figure_is_missing() -> None:
+    missing = measure([]).missing
+    assert [*missing] == ["duplicates", "answers_in_prompt", "shared"]
+    assert len({*missing.values()}) == 1
 
 
 def test_the_type_of_a_declared_dataset_says_the_split_before_the_files_name() -> None:

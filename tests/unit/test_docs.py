@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
 import shutil
@@ -197,9 +198,11 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     shutil.copytree(ROOT / "docs", tmp_path / "docs")
     for name in ("mkdocs.yml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
+    repository = "https://example.org/x/y"
     done = subprocess.run(
         [GENERATOR, "build", "--clean", "--strict"],
         cwd=tmp_path,
+        env={**os.environ, "GYMGATE_REPOSITORY": repository},
         capture_output=True,
         text=True,
         timeout=100,
@@ -230,6 +233,8 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
             for found in re.findall(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//[^)'\"]+", style.read_text())
         ]
     assert wrong == []
+    assert [path.name for path, page in pages.items() if repository not in page.links] == []
+    assert not (site / "__pycache__").exists()
     assert {f"{path.stem}.html" for path in (ROOT / "docs").glob("*.md")} <= {path.name for path in pages}
     found = [each["location"] for each in json.loads((site / "search.json").read_text())["items"]]
     assert [

@@ -140,14 +140,33 @@ def test_the_table_shows_first_what_a_reader_looks_for() -> None:
     text = (ROOT / "docs" / "environments-status.md").read_text()
     (head,) = [line for line in text.splitlines() if line.startswith("| environment |")]
     names = [cell.strip() for cell in head.strip("|").split("|")]
-    assert names[:7] == [
-        "environment",
-        "what it is",
-        "needs",
-        "verdict",
-        "solvable",
-        "difficulty",
-        "recorded",
-    ]
+    assert names[:6] == ["environment", "what it is", "needs", "verdict", "solvable", "difficulty"]
+    assert "const COLUMNS = 6;" in (ROOT / "docs" / "tables.js").read_text()
     lines = [line for line in text.splitlines() if line.count(" | ") == len(names) - 1]
     assert len(lines) == len(shipped_records()) + 2
+
+
+def test_search_lowers_headings_on_what_was_measured() -> None:
+    items = [
+        {"location": location, "title": title, "path": ["Part", "Benchmarks"]}
+        for location, title in (
+            ("benchmarks.html", "Benchmarks"),
+            ("benchmarks.html#a-curriculum", "A curriculum"),
+            ("train-trl.html#a-curriculum", "A curriculum"),
+        )
+    ]
+    program = "import index, json, sys; print(json.dumps(index.lower(index.lower(json.load(sys.stdin)))))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT / "docs",
+        input=json.dumps(items),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert [(item["location"], item["title"]) for item in json.loads(done.stdout)] == [
+        ("benchmarks.html", "Benchmarks"),
+        ("train-trl.html#a-curriculum", "A curriculum"),
+        ("benchmarks.html#a-curriculum", "Benchmarks: A curriculum"),
+    ]

@@ -34,7 +34,7 @@ Verdict = Literal["match", "differs", "blocked", "incomplete", "failed"]
 missing here; incomplete: the release ships no agent, data or recording for it; failed: anything else."""
 _WORST_FIRST: tuple[Verdict, ...] = ("failed", "differs", "blocked", "incomplete", "match")
 
-NO_JUDGE = "judge: the record does not hold its answers; name an endpoint with --judge"
+NO_JUDGE = "judge: the record does not hold its answers; give its endpoint with `--judge`"
 NOT_ASKED = "the agent was scored without asking the policy"
 
 _OUTSIDE = ("download", "git", "docker", "binary", "gpu", "search", "service")

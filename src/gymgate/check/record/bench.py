@@ -31,7 +31,7 @@ SUBJECTS = 20
 MAX_CALLS = 20
 """Policy calls of a rollout whose answers are not recorded."""
 OWN_JUDGE = "its judge is the policy's own model"
-NO_JUDGE_ANSWERS = "its judge has no recorded answers for this; name an endpoint with --judge"
+NO_JUDGE_ANSWERS = "its judge has no recorded answers for this; give its endpoint with `--judge`"
 
 
 class Unmeasured(Exception):

@@ -19,6 +19,9 @@ from gymgate.rollout.row import lacking_params
 
 SHOWN = 20
 """Rows, or groups of rows, that a record lists."""
+NO_ANSWERS = "not looked for: its rows have no answers, or answers that are too short or too alike"
+ONE_SPLIT = "not compared: its packaged rows are of one split"
+ONLY_EXAMPLES = "not compared: it ships only examples"
 NO_TASK = "its rows hold only the same start of a conversation: the environment makes the task"
 _START = frozenset({"responses_create_params", "agent_ref"})
 _SPLITS = {
@@ -101,7 +104,7 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
     common: list[tuple[str, ...]] = []
 
     if not any(lines.values()):
-        missing["duplicates"] = "it has no packaged rows"
+        missing = dict.fromkeys(("duplicates", "answers_in_prompt", "shared"), "it has no packaged rows")
     elif tasks := [rows for rows in lines.values() if not _holds_no_task(rows)]:
         groups = [group for rows in tasks for group in _equal(rows)]
         duplicates = sum(len(group) - 1 for group in groups)
@@ -115,16 +118,14 @@ def measure(files: Sequence[DataFile], datasets: Iterable[Dataset] = ()) -> Data
         told = _telling_their_answer(answered)
         answers_in_prompt = len(told)
     else:
-        missing["answers_in_prompt"] = "it has no two prompts with an answer that can be looked for"
+        missing.setdefault("answers_in_prompt", NO_ANSWERS)
 
     splits = {file.name: split for file in files if (split := split_of(file, datasets)) is not None}
     if len({*splits.values()}) > 1:
         common = _in_two_splits((split, lines[name]) for name, split in splits.items())
         shared = len(common)
     else:
-        missing["shared"] = (
-            "its packaged rows are of one split" if splits else "its packaged rows are examples"
-        )
+        missing.setdefault("shared", ONE_SPLIT if splits else ONLY_EXAMPLES)
 
     return Data(
         files={name: len(rows) for name, rows in lines.items()},
