@@ -67,7 +67,7 @@ def replay_of(environments: Sequence[Environment]) -> ReplayEndpoint:
     for environment in environments:
         if not environment.recordings():
             raise ConfigError(
-                f"environment {environment.name!r} ships no recorded rollouts to replay; name a policy endpoint: "
+                f"environment {environment.name!r} ships no recorded rollouts to replay; give a policy endpoint: "
                 "-b http://host:8000/v1, or recordings: --replay-file FILE"
             )
     return ReplayEndpoint(

@@ -24,7 +24,7 @@ Rewards = Sequence[Sequence[float | None]]
 
 
 def make_run(path: Path, rewards: Rewards, *, environment: str = "e", failed: int = 0) -> Path:
-    """A run with a row for each list of rewards; the last `failed` rollouts failed for good."""
+    """A run with a row for each list of rewards; the last `failed` rollouts failed permanently."""
     path.mkdir()
     settings = {"format": 1, "settings": {"policy": {"type": "http", "model": path.name}}, "extent": {}}
     (path / "run.json").write_bytes(orjson.dumps(settings))

@@ -55,7 +55,7 @@ def plan(repeats: int) -> RolloutPlan:
 
 
 async def test_it_is_resumed(directory: Path) -> None:
-    """With a second repeat: what is there is not run again, and what failed for good stays so."""
+    """With a second repeat: what is there is not run again, and what failed permanently stays so."""
     ran: list[tuple[int, int]] = []
 
     async def run_one(planned: PlannedRollout) -> Rollout:

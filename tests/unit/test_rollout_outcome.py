@@ -35,7 +35,7 @@ ROLLOUTS: dict[str, dict[str, Any]] = {
     "failed: it never asked its policy": error("environment"),
     "failed: data": error("data"),
     "failed: policy, for now": error("policy", retryable=True),
-    "failed: policy, for good": error("policy", retryable=False),
+    "failed: policy, permanently": error("policy", retryable=False),
 }
 """By the first cell of its line."""
 

@@ -236,5 +236,5 @@ def test_rows_are_items_of_skyrls_data_loader(tmp_path: Path) -> None:
     assert [item["uid"] for item in dataset.collate_fn([dataset[0], dataset[1]])] == ["0", "1"]
     with pytest.raises(IndexError):
         dataset[2]
-    with pytest.raises(ConfigError, match="name rows"):
+    with pytest.raises(ConfigError, match="JSONL"):
         NeMoGymDataset([])

@@ -20,21 +20,26 @@ def test_the_counts_stay_a_tenth_of_what_they_were() -> None:
 
 
 def test_pages_help_and_messages_are_counted_and_docstrings_are_not(tmp_path: Path) -> None:
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "environments").mkdir(parents=True)
     (tmp_path / "README.md").write_text("A place of its own.\n")
     (tmp_path / "docs" / "page.md").write_text("This\nis for good.\n")
+    (tmp_path / "docs" / "environments" / "e.md").write_text("````text\nBeside it.\n````\nName it with -x.\n")
+    (tmp_path / "dev").write_text("#!/bin/sh\necho whose  # the processor's\n")
     source = tmp_path / "src" / "gymgate" / "cli"
     source.mkdir(parents=True)
-    code = '"""Whose."""\nMESSAGE = f"{1} such as 2"\nOPTION = dict(help="kept for good")\nname = "names a file"\n'
+    code = '"""Whose."""\nMESSAGE = f"{1} such as 2"\nOPTION = dict(help="kept for good")\nname = "names a file"\ngiven = 1\n'
     (source / "run.py").write_text(code)
     counted = words(str(tmp_path), "--show").stdout
     places = [line.split(": ")[0].strip() for line in counted.splitlines() if line.startswith("      ")]
     assert places == [
         "README.md:1",
         "src/gymgate/cli/run.py:4",
+        "docs/environments/e.md:4",
         "docs/page.md:2",
         "src/gymgate/cli/run.py:3",
+        "dev:2",
         "src/gymgate/cli/run.py:2",
+        "src/gymgate/cli/run.py:5",
     ]
     assert "whose" not in [line.split(": ")[0] for line in counted.splitlines()]
     assert words(str(tmp_path)).returncode == 1  # "for good" twice

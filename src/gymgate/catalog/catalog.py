@@ -201,7 +201,7 @@ class Catalog:
         below = sorted(path for path in (found / RESOURCES).glob("[!_.]*/") if (path / "configs").is_dir())
         if len(below) > 1:
             paths = ", ".join(f"{name.rstrip('/')}/{path.relative_to(found)}" for path in below)
-            raise ConfigError(f"directory {name!r} has several environments; name one of: {paths}")
+            raise ConfigError(f"directory {name!r} has several environments; choose one of: {paths}")
         if not below:
             raise ConfigError(f"no NeMo Gym config in directory {name!r}")
         return self._user_environment(str(below[0]))

@@ -89,7 +89,7 @@ def command(
     for path in (*outputs, *([summary] if summary else [])):
         checked_table(path)
     if bounds is not None and not outputs:
-        raise ConfigError(f"--keep {bounds} selects rows of a file: name it with -o")
+        raise ConfigError(f"--keep {bounds} selects rows of a file: give it with -o")
     limits = parse_bounds(bounds) if bounds else None
     chosen = parse_ks(ks) if ks else None
     found = Runs(runs, first_of_overlap=overlap == "first")

@@ -222,7 +222,7 @@ def command(
     has_model = endpoint.urls is not None
     for flag, is_given in (("-n", rows is not None), ("-r", repeats > 1)):
         if is_given and not has_model:
-            raise ConfigError(f"{flag} is for the rows of a model; name its endpoint with -b")
+            raise ConfigError(f"{flag} is for the rows of a model; give its endpoint with -b")
     if rows_only and has_model:
         raise ConfigError("--rows-only runs no row; leave -b out")
     if rows_only and sections:

@@ -95,7 +95,7 @@ def command(
     gymgate compare runs/base runs/tuned --fail-if-worse 0.02 -o compare.html
     """
     if output is not None and len(others) > 1:
-        raise ConfigError("-o shows two runs side by side: name one B")
+        raise ConfigError("-o shows two runs side by side: give one B")
     base = Runs([first], first_of_overlap=overlap == "first")
     openings: dict[TaskKey, str] = {}
 

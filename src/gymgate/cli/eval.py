@@ -232,7 +232,7 @@ def _settings(options: Mapping[str, Any], given: Collection[str]) -> dict[str, A
         environments = options["environments"] or (DEFAULT_ENVIRONMENT,)
         first, *others = environment_configs(environments, (), None, options["settings"])
         if others:
-            raise ConfigError("--set takes one environment here; name one --env, or use `gymgate run`")
+            raise ConfigError("--set takes one environment here; give one --env, or use `gymgate run`")
         settings["overrides"] = dict(first.overrides)
     if "hang_timeout" in given:
         settings["hang_timeout_s"] = options["hang_timeout"] or None

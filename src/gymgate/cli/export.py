@@ -60,7 +60,7 @@ def command(
     found = Runs(runs, first_of_overlap=overlap == "first")
     if form in ("atif", "gym", "rows") and (files := [run.path for run in found.runs if run.path.is_file()]):
         raise ConfigError(
-            f"--to {form} needs the input rows, which {files[0]} does not hold: name a directory of gymgate run"
+            f"--to {form} needs the input rows, which {files[0]} does not hold: give a directory of gymgate run"
         )
     if form == "rows":
         limits = parse_bounds(bounds) if bounds else (-math.inf, math.inf)

@@ -249,7 +249,7 @@ def _sandboxes(environment: Environment, config: EnvConfig) -> None:
                 (
                     each.server,
                     each.provider or f"to be chosen: --sandbox (block {each.name!r})",
-                    ", ".join(each.images) or "named by the rows or the server's code",
+                    ", ".join(each.images) or "set by the rows or the server's code",
                 )
                 for each in described
             ),

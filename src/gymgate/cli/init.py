@@ -64,7 +64,9 @@ def refuse_name(name: str, catalog: Catalog) -> None:
     # It becomes the name of a directory and of files, which file systems bound.
     is_word = re.fullmatch(r"[a-z][a-z0-9_]{0,99}", name) and not keyword.iskeyword(name)
     if not is_word or yaml.safe_load(name) != name:
-        raise OptionError(f"{name!r} cannot name an environment; write a word like warehouse or tool_use_2")
+        raise OptionError(
+            f"{name!r} cannot be an environment's name; write a word like warehouse or tool_use_2"
+        )
     if name in (POLICY, *(each.name for each in catalog.environments())):
         raise ConfigError(f"{name!r} is taken in nemo-gym {catalog.version}; choose another name")
 

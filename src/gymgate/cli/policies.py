@@ -148,9 +148,9 @@ def _only_model(models: Mapping[str, list[str] | None], answers: Mapping[str, Re
     if url is None:
         last, answer = [*answers.items()][-1]
         said = "did not return a list of models" if answer.status == 200 else f"answered {answer.status}"
-        raise ConfigError(f"name the model with -m: {last}/models {said}")
+        raise ConfigError(f"give the model with -m: {last}/models {said}")
     if len(names) != 1:
-        raise ConfigError(f"name the model with -m; {url} serves {_listed(names)}")
+        raise ConfigError(f"give the model with -m; {url} serves {_listed(names)}")
     return names[0]
 
 
@@ -184,7 +184,7 @@ def refuse_without_endpoint(endpoint: EndpointOptions, *, is_there: bool | None 
     """Raises `ConfigError` for options of an endpoint if none `is_there`; by default, if `-b` is not given."""
     if endpoint.given and not (bool(endpoint.urls) if is_there is None else is_there):
         raise ConfigError(
-            f"{' and '.join(endpoint.given)} needs an endpoint; name one: -b http://host:8000/v1"
+            f"{' and '.join(endpoint.given)} needs an endpoint; give one: -b http://host:8000/v1"
         )
 
 
@@ -300,7 +300,7 @@ def _recorded_rows(source: RowSource, recordings: Sequence[Recording], log: Log)
     recorded = {id(row) for row in recorded_rows(recordings, rows)}
     if not recorded and rows:
         raise ConfigError(
-            f"none of the {len(whole)} rows of {source.environment or source.name} has a recorded rollout to replay; name a "
+            f"none of the {len(whole)} rows of {source.environment or source.name} has a recorded rollout to replay; give a "
             "policy endpoint: -b http://host:8000/v1, or recordings of these rows: --replay-file FILE"
         )
     if len(recorded) < len(rows):

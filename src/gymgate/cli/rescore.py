@@ -151,5 +151,5 @@ def _spec(context: click.Context, run: StoredRun, named: tuple[str, ...], log: L
 
 def _environment_of(agent: str, run: StoredRun, catalog: Catalog) -> str:
     if (name := environment_of(agent, catalog)) is None:
-        raise ConfigError(f"{run.path}: no environment has agent {agent!r}; name the environment: --env ENV")
+        raise ConfigError(f"{run.path}: no environment has agent {agent!r}; give the environment: --env ENV")
     return name

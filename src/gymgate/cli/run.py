@@ -340,7 +340,7 @@ def _directory_or_file(output: Path | None) -> tuple[Path | None, Path | None]:
     if output is None or output.suffix == ".jsonl":
         return None, output
     if output.exists() and not output.is_dir():
-        raise ConfigError(f"-o {output} is a file; name a directory, or a file that ends in .jsonl")
+        raise ConfigError(f"-o {output} is a file; give a directory, or a file that ends in .jsonl")
     return output, None
 
 

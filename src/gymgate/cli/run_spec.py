@@ -215,7 +215,7 @@ def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
     """The environments whose agents a file's rows name. Raises `ConfigError` if they name none, or unknown ones, and the
     `DataError` of the first row if no row can be read."""
     if data is None:
-        raise OptionError("name an environment, a file of rows, or --spec FILE")
+        raise OptionError("give an environment, a file of rows, or --spec FILE")
     rows = RowSource(open_rows(data, environment=None), limit=_AGENT_ROWS)
     rows.refuse_empty()
     agents: dict[str, None] = {}
@@ -229,12 +229,12 @@ def _environments_of_rows(data: str | None, catalog: Catalog) -> list[str]:
         raise unreadable
     if "" in agents:
         raise ConfigError(
-            f"rows of {data} name no agent (agent_ref); name the environment: ENV --data {data}"
+            f"rows of {data} name no agent (agent_ref); give the environment: ENV --data {data}"
         )
     found = {agent: environment_of(agent, catalog) for agent in agents}
     if unknown := [agent for agent, name in found.items() if name is None]:
         raise ConfigError(
-            f"{data}: no environment has agent {unknown[0]!r}; name the environment: ENV --data {data}"
+            f"{data}: no environment has agent {unknown[0]!r}; give the environment: ENV --data {data}"
         )
     return sorted({name for name in found.values() if name is not None})
 
@@ -250,5 +250,5 @@ def environment_of(agent: str, catalog: Catalog) -> str | None:
         if any(instance.name == agent for instance in config.agents):
             found.append(environment)
     if len(names := sorted({environment.name for environment in found})) > 1:
-        raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; name the environment: --env ENV")
+        raise ConfigError(f"agent {agent!r} is in {', '.join(names)}; give the environment: --env ENV")
     return f"{found[0].kind}/{found[0].name}" if found else None

@@ -105,7 +105,7 @@ def command(
             policy_servers = PolicyServers(nodes=job_nodes() if slurm_nodes else (), **policy)
             servers = _with_ports(policy_servers, exits)
         elif program is None:
-            raise ConfigError("--sandbox-command alone serves no policy; add --run, or name a MODEL")
+            raise ConfigError("--sandbox-command alone serves no policy; add --run, or give a MODEL")
         else:
             _refuse_unused({**policy, "slurm_nodes": slurm_nodes})
         if sandbox and sandbox_url:
@@ -138,7 +138,7 @@ def _refuse_unused(policy: dict[str, Any]) -> None:
     ]
     if flags:
         raise ConfigError(
-            f"{' and '.join(flags)}: there is no policy server to use it; name a MODEL, or --command"
+            f"{' and '.join(flags)}: there is no policy server to use it; give a MODEL, or --command"
         )
 
 
@@ -153,7 +153,9 @@ def _with_ports(wanted: PolicyServers, exits: contextlib.ExitStack) -> list[Serv
         try:
             held.append(HeldPort(port, wanted.host or LOOPBACK, option=socket.SO_REUSEPORT))
         except OSError as error:
-            raise ConfigError(f"port {port} cannot be used: {error.strerror}; name another --port") from error
+            raise ConfigError(
+                f"port {port} cannot be used: {error.strerror}; choose another --port"
+            ) from error
         exits.callback(held[-1].close)
     if wanted.command is not None:
         # vLLM binds with SO_REUSEPORT while the port is held; other servers cannot, so their ports are only free just now.

@@ -221,8 +221,8 @@ def _refuse_other_split(output: Path, shard: Shard) -> None:
     for found in run_directories(output):
         if (found == output) != (shard.count == 1):
             what = "a run that is not split" if found == output else "shards of a run"
-            raise ConfigError(f"{output} holds {what} ({found}); name another -o")
+            raise ConfigError(f"{output} holds {what} ({found}); choose another -o")
         if found != output and not found.name.endswith(f"-of-{shard.count}"):
             raise ConfigError(
-                f"{output} holds {found.name}, this is shard {shard}; split it the same way or name another -o"
+                f"{output} holds {found.name}, this is shard {shard}; split it the same way or choose another -o"
             )

@@ -216,12 +216,12 @@ def _settle_settings(
         before = read_run(path)
         if changed := differences(before["settings"], settings):
             raise ConfigError(
-                f"{path} holds a run with other settings ({'; '.join(changed)}); name another -o"
+                f"{path} holds a run with other settings ({'; '.join(changed)}); choose another -o"
             )
         created = before.get("created")
     elif (path / ROLLOUTS).exists():
         raise ConfigError(
-            f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; name another -o"
+            f"{path} has a {ROLLOUTS} but no {RUN}: it is not a run of gymgate's; choose another -o"
         )
     # Rows first: `run.json` makes the directory a run, which a kill in between must not leave without them.
     if row_keys is not None:
@@ -251,7 +251,7 @@ def _locked(path: Path) -> Iterator[None]:
         except BlockingIOError as error:
             holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
             raise ConfigError(
-                f"{path} is being written by {holder}; wait for it or name another -o"
+                f"{path} is being written by {holder}; wait for it or choose another -o"
             ) from error
         except OSError as error:
             raise DataError(

@@ -136,7 +136,7 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
         return _by_path(source, path)
     if environment is None:
         raise ConfigError(
-            f"there is no file {source!r}: name a JSONL file or hf:owner/name, or the environment that has this data"
+            f"there is no file {source!r}: give a JSONL file or hf:owner/name, or the environment that has this data"
         )
     try:
         return _of_file(environment.data_file(source).path)
@@ -155,7 +155,7 @@ def _by_path(source: str, path: Path) -> Rows:
         return _of_file(path)
     files = sorted(path.glob("*.jsonl"))
     if files and not _was_saved(path):
-        raise ConfigError(f"{source!r} is a directory; name one of its files: {', '.join(map(str, files))}")
+        raise ConfigError(f"{source!r} is a directory; choose one of its files: {', '.join(map(str, files))}")
     return _hugging_face(f"hf:{source}")
 
 

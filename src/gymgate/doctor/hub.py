@@ -49,7 +49,7 @@ def hub_or_cache(model: str) -> Iterator[str]:
 def no_model(model: str, reason: str) -> ConfigError:
     """The error for a model that cannot be loaded."""
     return ConfigError(
-        f"cannot load a model or tokenizer {model!r} ({reason}); name its directory: --model DIR"
+        f"cannot load a model or tokenizer {model!r} ({reason}); give its directory: --model DIR"
     )
 
 

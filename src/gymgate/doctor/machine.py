@@ -73,7 +73,7 @@ def _interpreters(missing: bool | None) -> Finding:
         interpreters = ", ".join(map(str, find_interpreters()))
     except SetupError as error:
         return Finding("CPython >= 3.12", missing, str(error))
-    advice = "none found; `uv python install 3.13`, or name one with --python"
+    advice = "none found; `uv python install 3.13`, or give one with --python"
     return Finding("CPython >= 3.12", True if interpreters else missing, interpreters or advice)
 
 

@@ -32,7 +32,7 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
-_NAME_RENDERER = "name the model's renderer with --renderer"
+_GIVE_RENDERER = "give the model's renderer with --renderer"
 
 
 class RecordingEngine:
@@ -89,7 +89,7 @@ def _in_process(model: str, tokenizer: Any) -> Engine:
         loaded = AutoModelForCausalLM.from_pretrained(model)
     except ImportError as error:
         raise MissingExtraError(
-            f"{_first_line(error)}; pip install torch, or name a server with --vllm URL"
+            f"{_first_line(error)}; pip install torch, or give a server with --vllm URL"
         ) from error
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return HuggingFaceEngine(loaded, pad_token_id=pad)
@@ -125,7 +125,7 @@ async def check_two_turns(policy: TokenPolicy) -> Finding:
         fix = "a renderer with thinking_retention='all' keeps it"
         return Finding("two turns", None, f"{miss}: {cause}; {fix}")
     return Finding(
-        "two turns", False, f"{miss}: every turn becomes a separate training row; {_NAME_RENDERER}"
+        "two turns", False, f"{miss}: every turn becomes a separate training row; {_GIVE_RENDERER}"
     )
 
 
@@ -151,7 +151,7 @@ async def check_chat_template(policy: TokenPolicy, url: str, model: str | None) 
                 "chat template",
                 None,
                 f"the renderer's ids {'of a request with a tool ' if tools else ''}differ from the server's chat template "
-                f"at {at}: {ours[at : at + 5]} instead of {theirs[at : at + 5]}; {_NAME_RENDERER}",
+                f"at {at}: {ours[at : at + 5]} instead of {theirs[at : at + 5]}; {_GIVE_RENDERER}",
             )
         compared += len(ours)
     return Finding(

@@ -14,7 +14,7 @@ from gymgate.tokens import TokenConversation, TokenPolicy, prefix_misses
 _FIXES: Mapping[str, str] = {
     "policy": "see the server's log",
     "environment": "`gymgate check` shows whether the environment works at all",
-    "data": "the row does not fit the agent: name another with --data",
+    "data": "the row does not fit the agent: give another with --data",
     "timeout": "give it more time: --timeout",
     "infrastructure": "`gymgate doctor` without an environment checks this machine",
 }

@@ -122,7 +122,7 @@ def _stack(
         environment = catalog.find(config.name)
         row = next(iter(open_rows(spec.data, environment=environment)), None)
         if row is None:
-            raise DataError(f"{spec.data!r} has no row of {config.name!r}; name a file with --data")
+            raise DataError(f"{spec.data!r} has no row of {config.name!r}; give a file with --data")
         rows[config.name] = rows[environment.name] = row.data
     judge: JudgeEndpoint = (
         HTTPEndpoint(base_url=f"{server_root(url)}/v1", model=served.model) if url else "policy"

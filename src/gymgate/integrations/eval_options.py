@@ -97,7 +97,7 @@ class EvalOptions(RowSettings, EnvironmentSettings, StackSettings, RuntimeSettin
         )
         if secret := next(holds_key, None):
             raise ValueError(
-                f"models.{secret}.api_key would be saved with the run; name its environment variable: api_key_env"
+                f"models.{secret}.api_key would be saved with the run; give its environment variable: api_key_env"
             )
         try:
             self.run_spec()

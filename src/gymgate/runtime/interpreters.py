@@ -77,7 +77,7 @@ def find_interpreters(request: str = _SUPPORTED) -> list[Interpreter]:
         listed = _run_uv(*words)
     except UvFailedError as error:
         raise SetupError(
-            f"uv cannot list this machine's interpreters: {error}; name one with --python PATH"
+            f"uv cannot list this machine's interpreters: {error}; give one with --python PATH"
         ) from error
     interpreters: dict[Path, Interpreter] = {}
     for entry in codec.loads(listed.encode()):
@@ -105,7 +105,7 @@ def choose(name: str | None, floor: Version, progress: Progress) -> Iterator[Int
         raise SetupError(
             "NeMo Gym needs CPython >= 3.12, and there is none on this machine. Install one (`uv python install 3.13`, "
             "`pyenv install 3.13`, `conda create -n py313 python=3.13`, or your system's package), "
-            "or name one with --python PATH"
+            "or give one with --python PATH"
         )
 
 

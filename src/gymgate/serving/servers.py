@@ -79,7 +79,7 @@ class PolicyServers:
                 f"MODEL {self.model!r} is for vLLM and --command for another server: give one of them"
             )
         if self.model is None and self.command is None:
-            raise ConfigError("name a MODEL for vLLM to serve, or another server's --command")
+            raise ConfigError("give a MODEL for vLLM to serve, or another server's --command")
         vllm_only = {"--data-parallel": self.data_parallel, "--tensor-parallel": self.tensor_parallel}
         vllm_only["arguments after --"] = self.arguments or None  # type: ignore[assignment]
         if self.command is not None and (idle := [name for name, value in vllm_only.items() if value]):
@@ -98,7 +98,7 @@ class PolicyServers:
             if name in SEVERAL_NODES:
                 raise ConfigError(
                     f"{argument} after --: a server of gymgate serve-policy runs on one node, where it is restarted if it "
-                    "dies; start one that spans nodes yourself and name its URL with -b"
+                    "dies; start one that spans nodes yourself and give its URL with -b"
                 )
         if self.port is not None and (last := self.port + (self.replicas or 1) - 1) > LAST_PORT:
             raise OptionError(

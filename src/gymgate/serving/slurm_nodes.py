@@ -26,7 +26,7 @@ def job_nodes(environment: Mapping[str, str] = os.environ, group: int | None = N
     for name in names:
         if text := environment.get(name):
             return expand(text)
-    raise ConfigError(f"not in a Slurm job: {names[0]} is not set; name the servers' addresses instead")
+    raise ConfigError(f"not in a Slurm job: {names[0]} is not set; give the servers' addresses instead")
 
 
 def expand(text: str) -> list[str]:

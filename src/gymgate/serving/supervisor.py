@@ -104,7 +104,7 @@ class ServerProcess(ChildProcess):
         except OSError as error:
             program = self.server.argv[0]
             raise StackStartError(
-                f"{self.server.name}: cannot run {program!r}: {error.strerror}; install it, or name another --command",
+                f"{self.server.name}: cannot run {program!r}: {error.strerror}; install it, or give another --command",
                 server=self.server.name,
             ) from error
 

@@ -75,7 +75,7 @@ def checked_config(answer: Mapping[str, Any], environment: str) -> Node:
         message = f"NeMo Gym cannot read the config of {environment!r}: {' '.join(str(error).split())}"
         if variable := _NO_VARIABLE.search(str(error)):  # servers see only those that are named
             name = variable["name"]
-            message += f"; set {name} and name it with --env-var {name}, or in Python as StackConfig(env_vars=({name!r},))"
+            message += f"; set {name} and give it with --env-var {name}, or in Python as StackConfig(env_vars=({name!r},))"
         raise ConfigError(message)
     config: Node = answer["config"]
     return config

@@ -154,7 +154,7 @@ class RunningStack:
             if len(candidates) > 1:
                 names = ", ".join(candidate.name for candidate in candidates)
                 raise ConfigError(
-                    f"the row has no agent_ref and could go to any of {names}; name the environment"
+                    f"the row has no agent_ref and could go to any of {names}; give the environment"
                 )
             return candidates[0], candidates[0].plan.default_agent
         having = [candidate for candidate in candidates if agent in candidate.agents]
@@ -162,7 +162,7 @@ class RunningStack:
             return having[0], agent
         if having:
             names = ", ".join(candidate.name for candidate in having)
-            raise ConfigError(f"agent {agent!r} is in {names}; name the environment")
+            raise ConfigError(f"agent {agent!r} is in {names}; give the environment")
         known = ", ".join(sorted(name for candidate in candidates for name in candidate.agents))
         where = f"environment {environment!r}" if environment else "this stack"
         raise ConfigError(f"agent {agent!r} is not in {where}; there is {known}")

@@ -17,7 +17,7 @@ AT_ONCE = 8
 async def measure(bench: Bench) -> PolicyRewards:
     endpoint, rows = bench.request.policy, bench.rows[: bench.request.policy_rows]
     if endpoint is None:
-        raise Unmeasured("no endpoint was named (-b)")
+        raise Unmeasured("no endpoint was given (-b)")
     bench.refuse_cohorts()
     if not rows:
         raise Unmeasured("it has no packaged rows")
@@ -34,7 +34,7 @@ async def measure(bench: Bench) -> PolicyRewards:
     repeats = bench.request.policy_repeats
     groups = await asyncio.gather(*map(run_repeats, rows))
     if bench.judge.refused:
-        raise Unmeasured("its judge was asked; name an endpoint for it with --judge")
+        raise Unmeasured("its judge was asked; give its endpoint with `--judge`")
     rollouts = [rollout for group in groups for rollout in group]
     by_row = [[reward for rollout in group if (reward := reward_of(rollout)) is not None] for group in groups]
     rewards = [reward for group in by_row for reward in group]

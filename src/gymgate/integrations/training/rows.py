@@ -115,7 +115,7 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
     if empty := [source.environment or source.rows for source in sources if not len(source.rows)]:
         raise ConfigError(f"no rows for {', '.join(map(str, empty))}")
     if not sources:
-        raise ConfigError("training and validation data must name rows: {ENVIRONMENT: SOURCE} or JSONL files")
+        raise ConfigError("give rows as training and validation data: {ENVIRONMENT: SOURCE} or JSONL files")
     return sources
 
 

@@ -45,7 +45,7 @@ def export_traces(runs: Runs, output: Path) -> int:
     """
     if output.suffix != ".jsonl":
         raise ConfigError(
-            f"traces are written as JSONL; name a file that ends in .jsonl, not {str(output)!r}"
+            f"traces are written as JSONL; give a file that ends in .jsonl, not {str(output)!r}"
         )
     adapter = TypeAdapter(WireEpisode)
     count = 0

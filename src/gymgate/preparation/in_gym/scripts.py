@@ -85,7 +85,7 @@ def _script(order: dict[str, Any], directories: Directories) -> Path:
         names = ", ".join(path.name for path in scripts or every if not path.name.startswith("_"))
         several = "several scripts" if scripts else "no script"
         what = f"no script {named!r}" if named else f"{several} to make data"
-        problem = f"{within[0].name} has {what}; name one with --script: {names or 'none'}"
+        problem = f"{within[0].name} has {what}; give one with --script: {names or 'none'}"
         raise refusal("ConfigError", problem)
     if directories.site not in scripts[0].parents:
         return scripts[0]

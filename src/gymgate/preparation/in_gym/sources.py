@@ -114,7 +114,7 @@ class DeclaredData:
         taskset = {"taskset": dataset["taskset"]} if dataset.get("taskset") else {}  # unknown to nemo-gym 0.6
         agent = resolve(config, name, pin=dataset.get("agent"), **taskset)
         if agent is None:
-            problem = f"dataset {dataset['name']!r} is for several agents at once; name one with --agent"
+            problem = f"dataset {dataset['name']!r} is for several agents at once; give one with --agent"
             raise refusal("ConfigError", problem)
         return str(agent)
 
