@@ -1,4 +1,4 @@
-"""The commands of README and docs, typed: each `bash` block of a page, line by line, in a directory without anything else.
+"""The commands of README and docs, typed: those of a page (`support.pages`) one by one, in a directory without anything else.
 
 HOME is empty; only gymgate's cache is that of the machine. A scripted endpoint stands for every model and judge. What pages name
 as the reader's own is there: `runs/...`, `rows.jsonl` and `my_env`. A line is left out only for a reason in `REASONS`, or if it
@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from markdown_it import MarkdownIt
 
 from gymgate.config import cache_dir
+from support.pages import command_lines
 from support.upstream import scripted_chat
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +33,16 @@ PAGES = [
 ]
 COPIED = ("examples", "environments")
 """Directories of the clone that commands name."""
-RUNS = {"x": "mcqa", "base": "mcqa", "tuned": "mcqa", "mine": "simpleqa --judge genrm_model=URL"}
+RUNS = {
+    "x": "mcqa",
+    "base": "mcqa",
+    "tuned": "mcqa",
+    "judged": "simpleqa --judge genrm_model=URL",
+    "cards": "blackjack",
+}
 """Below `runs`: the reader's own runs, and what they ran."""
 ENDPOINT = re.compile(
-    r"https?://(?:(?:host|HOST|gpu|judge|a|b|api\.openai\.com)(?::\d+)?|localhost:8000)(?:/v1)?"
+    r"https?://(?:(?:host|HOST|gpu|judge|a|b|api\.openai\.com)(?::\d+)?|localhost:8000|127\.0\.0\.1:8123)(?:/v1)?"
 )
 REASONS = {
     r"^(?:\S*pip|python3 -m venv|rm|git|\S*twine|cd /tmp$|/tmp/)": "installs or publishes: test_wheel.py and docs/releasing.md",
@@ -47,7 +53,7 @@ REASONS = {
     r"^inspect |--to inspect": "needs the extra inspect: tests/inspect",
     r"^gymgate serve-env": "needs the extra openenv: tests/openenv",
     r"examples/(?:trl|skyrl)|--trl": "needs a trainer: tests/training, tests/skyrl",
-    r"^gymgate view": "shows a page until it is ended",
+    r"^uv ": "needs a checkout of prime-rl",
     r"--log-to": "needs a package that logs",
     r"examples/verl": "needs a GPU and the extra verl",
     r"serve-stack|openssl|STACK_TOKEN": "serves other machines: test_stack_served.py",
@@ -62,8 +68,12 @@ REASONS = {
 """Pattern -> why a line that has it is not typed."""
 FAILS = {
     r"^gymgate check .*mcqa(?!.*--rows-only)": "one of mcqa's recorded rewards is not reproduced",
+    r"127\.0\.0\.1:8124": "the page shows an endpoint that fails",
+    r"^gymgate rescore runs/cards": "other cards are dealt",
 }
 """Pattern -> why docs say that a line exits with 1."""
+ENDLESS = r"^gymgate view"
+"""Runs until it is interrupted."""
 MAY_FAIL = r"^gymgate doctor"
 """Exits with 1 if this machine lacks something that is required."""
 WRITTEN = ("-o", "--output", "--record", "--summary", ">")
@@ -71,12 +81,10 @@ WRITTEN = ("-o", "--output", "--record", "--summary", ">")
 
 
 def lines(page: Path) -> Iterator[str]:
-    """The lines of a page's `bash` blocks, without comments, those that are continued in one."""
-    for token in MarkdownIt("commonmark").parse(page.read_text()):
-        if token.type == "fence" and token.info.strip() == "bash":
-            for line in re.sub(r"\\\n\s*", " ", token.content).splitlines():
-                if words := shlex.split(line, comments=True):
-                    yield re.sub(r"\s+#\s.*$", "", line).strip() if words else line
+    """A page's command lines without comments."""
+    for line in command_lines(page):
+        if shlex.split(line, comments=True):
+            yield re.sub(r"\s+#\s.*$", "", line).strip()
 
 
 def reason_against(line: str) -> str | None:
@@ -121,6 +129,7 @@ def typed(line: str, directory: Path, variables: Mapping[str, str]) -> subproces
         "HOME": str(home),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "GYMGATE_CACHE": str(cache),
+        "BROWSER": "true",
         **{name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_", "LANG"))},
         **variables,
     }
@@ -175,8 +184,11 @@ def test_what_a_page_says_to_type_works(page: str, seed: Path, tmp_path: Path) -
                 if path.removeprefix("runs/") in RUNS:  # the page begins it itself
                     shutil.rmtree(directory / path)
             print(line)
-            done = typed(line, directory, variables)
+            ended = f"timeout -s INT 10 {line}" if re.search(ENDLESS, line) else line
+            done = typed(ended, directory, variables)
             expected = 1 if any(re.search(pattern, line) for pattern in FAILS) else 0
+            if re.search(ENDLESS, line):
+                expected = 124  # of `timeout`
             if done.returncode != expected and not (re.search(MAY_FAIL, line) and done.returncode == 1):
                 wrong.append(
                     f"{line}\nexited with {done.returncode}\n{done.stdout[-1500:]}{done.stderr[-1500:]}"

@@ -26,6 +26,7 @@ from markdown_it.token import Token
 from gymgate.cli import cli
 from gymgate.cli.init import NAME, TEMPLATE, write_environment
 from gymgate.errors import MissingExtraError
+from support.pages import command_lines
 
 ROOT = Path(__file__).parents[2]
 GENERATOR = ROOT / ".venv-docs" / "bin" / "zensical"
@@ -78,15 +79,14 @@ def blocks(path: Path, language: str) -> Iterator[str]:
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Each `gymgate` command line in a `bash` block, with the page that has it."""
+    """Each `gymgate` command line, with the page that has it."""
     for name, path in zip(NAMES, PAGES, strict=True):
-        for block in blocks(path, "bash"):
-            for line in block.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                if words[:1] == ["./dev"] and words[1:2] in (["eval"], ["run"], ["setup"], ["doctor"]):
-                    words[0] = "gymgate"
-                if words[:1] == ["gymgate"]:
-                    yield name, words[1:]
+        for line in command_lines(path):
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["./dev"] and words[1:2] in (["eval"], ["run"], ["setup"], ["doctor"]):
+                words[0] = "gymgate"
+            if words[:1] == ["gymgate"]:
+                yield name, words[1:]
 
 
 @pytest.mark.parametrize("name", NAMES)
