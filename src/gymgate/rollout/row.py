@@ -25,11 +25,11 @@ def lacking_params(row: Mapping[str, Any]) -> str:
     if params is not None and not isinstance(params, Mapping):
         return f"responses_create_params must be an object, not {type(params).__name__}"
     if params is not None and "input" in params:
-        given = params["input"]
-        items = [] if given is None or isinstance(given, str) else given
+        value = params["input"]
+        items = [] if value is None or isinstance(value, str) else value
         if isinstance(items, list | tuple) and all(isinstance(item, Mapping) for item in items):
             return ""
-        return f"responses_create_params.input must be a text or a list of objects, not {str(given)[:80]!r}"
+        return f"responses_create_params.input must be a text or a list of objects, not {str(value)[:80]!r}"
     lack = "responses_create_params has no input" if params is not None else "has no responses_create_params"
     keys = ", ".join(repr(key) for key in list(row)[:5]) or "nothing"
     return (
