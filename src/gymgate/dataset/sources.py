@@ -127,7 +127,7 @@ def open_rows(source: str, *, environment: Environment | None) -> Rows:
     """
     if source in ("", "hf:"):
         raise ConfigError(
-            f"{source!r} names no rows: name a JSONL file, hf:owner/name or an environment's data"
+            f"{source!r} names no rows: give a JSONL file, hf:owner/name or an environment's data"
         )
     if source.startswith("hf:"):
         return _hugging_face(source)
