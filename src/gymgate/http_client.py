@@ -44,7 +44,7 @@ KEEPALIVE_S = 4.0
 VANISHED_S = 15
 """A machine whose kernel acknowledges nothing for this long has vanished. The process there may take as long as it wants."""
 MAX_BODY = 128 << 20
-"""Bytes of one answer, after it was inflated, and of one request to the gateway."""
+"""Bytes of one answer of an endpoint, after it was inflated, and of one request to the gateway."""
 MAX_HEAD = 64 << 10
 """Bytes of an answer's status lines, headers and trailers, those of interim answers included."""
 MAX_FRAMING = 2 << 20
@@ -163,16 +163,24 @@ def url_host(host: str) -> str:
 
 
 class HTTPClient:
-    """Connections to any number of servers, without a limit on their number. For one event loop."""
+    """Connections to any number of servers, without a limit on their number. For one event loop.
 
-    def __init__(self, keepalive_s: float = KEEPALIVE_S) -> None:
+    `max_body` is the most bytes of one answer, after it was inflated; `MAX_BODY` unless given.
+    """
+
+    def __init__(self, keepalive_s: float = KEEPALIVE_S, max_body: int | None = None) -> None:
         self._keepalive_s = keepalive_s
+        self._given_max_body = max_body
         self._open: set[_Connection] = set()
         self._idle: dict[object, deque[_Connection]] = {}
         """By address, the longest idle first."""
         self._untrusted: set[object] = set()
         """Addresses of servers that sent an answer too many."""
         self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def _max_body(self) -> int:
+        return MAX_BODY if self._given_max_body is None else self._given_max_body
 
     async def __aenter__(self) -> Self:
         return self
@@ -199,7 +207,11 @@ class HTTPClient:
                 self._sweeper = loop.call_later(self._keepalive_s, self._sweep)
         else:
             connection.abort()
-        return response if "content-encoding" not in response.headers else await _inflated(response)
+        return (
+            response
+            if "content-encoding" not in response.headers
+            else await _inflated(response, self._max_body)
+        )
 
     async def close(self) -> None:
         """Close all connections; requests under way fail."""
@@ -243,7 +255,7 @@ class HTTPClient:
 
     async def _connect(self, request: Request, timeout_s: float | None) -> _Connection:
         within_s = CONNECT_TIMEOUT_S if timeout_s is None else min(CONNECT_TIMEOUT_S, timeout_s)
-        connection = _Connection(self._open, functools.partial(self._distrust, request))
+        connection = _Connection(self._open, functools.partial(self._distrust, request), self._max_body)
         try:
             async with asyncio.timeout(within_s):
                 await _dial(request, connection)
@@ -291,7 +303,10 @@ class _Connection(asyncio.Protocol):
 
     transport: asyncio.Transport
 
-    def __init__(self, open_connections: set[_Connection], unasked: Callable[[], None]) -> None:
+    def __init__(
+        self, open_connections: set[_Connection], unasked: Callable[[], None], max_body: int
+    ) -> None:
+        self._max_body = max_body
         self.ready = False
         """Whether requests can be sent: the tunnel through a proxy, if there is one, stands."""
         self.reusable = False
@@ -424,13 +439,13 @@ class _Connection(asyncio.Protocol):
         self._is_delimited = length is not None or "transfer-encoding" in self._headers
         if self._tunnelling:
             self._finish()
-        elif length is not None and int(length) > MAX_BODY:
-            raise _too_long(self._status)
+        elif length is not None and int(length) > self._max_body:
+            raise _too_long(self._status, self._max_body)
 
     def on_body(self, body: bytes) -> None:
         self._size += len(body)
-        if self._size > MAX_BODY:
-            raise _too_long(self._status)
+        if self._size > self._max_body:
+            raise _too_long(self._status, self._max_body)
         self._body.write(body)
 
     def on_message_complete(self) -> None:
@@ -475,8 +490,8 @@ def _unacknowledged(fd: int) -> int:
     return _COUNT[0]
 
 
-async def _inflated(response: Response) -> Response:
-    """The response with its compression undone, which it was not asked for, and never more than `MAX_BODY` of it."""
+async def _inflated(response: Response, max_body: int) -> Response:
+    """The response with its compression undone, which it was not asked for, and never more than `max_body` of it."""
     encoding = response.headers["content-encoding"].strip().lower()
     if encoding in ("", "identity"):
         return response
@@ -491,8 +506,8 @@ async def _inflated(response: Response) -> Response:
             deflated = response.body[start : start + _DEFLATED_AT_ONCE]
             while deflated and not inflater.eof:
                 body.write(inflater.decompress(deflated, _INFLATED_AT_ONCE))
-                if body.tell() > MAX_BODY:
-                    raise _too_long(response.status)
+                if body.tell() > max_body:
+                    raise _too_long(response.status, max_body)
                 deflated = inflater.unconsumed_tail
                 if deflated or start + _DEFLATED_AT_ONCE < len(response.body):
                     await asyncio.sleep(0)
@@ -505,8 +520,8 @@ async def _inflated(response: Response) -> Response:
     return response._replace(body=body.getvalue())
 
 
-def _too_long(status: int) -> UnusableBodyError:
-    return UnusableBodyError(f"holds more than {MAX_BODY} bytes", status)
+def _too_long(status: int, max_body: int) -> UnusableBodyError:
+    return UnusableBodyError(f"holds more than {max_body} bytes", status)
 
 
 @functools.cache

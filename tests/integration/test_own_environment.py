@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.gym, pytest.mark.warm, pytest.mark.timeout(300)]
 
 APP = """
 import os
+from typing import ClassVar
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
 
@@ -27,7 +28,7 @@ class Config(BaseResourcesServerConfig):
     key: str = ""
 
 class Mine(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: Config
 
     async def verify(self, body: BaseVerifyRequest) -> BaseVerifyResponse:

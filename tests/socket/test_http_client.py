@@ -194,12 +194,15 @@ async def test_a_broken_answer_is_none(case: str, client: HTTPClient) -> None:
 @pytest.mark.parametrize(
     "head", [b"Content-Length: 200", b"Transfer-Encoding: chunked\r\n\r\nc8", b"Connection: close"]
 )
-async def test_a_body_has_a_bound(head: bytes, client: HTTPClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "MAX_BODY", 100)
+async def test_a_body_has_a_bound(head: bytes) -> None:
     separator = b"\r\n" if b"chunked" in head else b"\r\n\r\n"
-    async with serving(b"HTTP/1.1 200 OK\r\n" + head + separator + b"x" * 200) as server:
-        with pytest.raises(UnusableBodyError, match="more than 100 bytes"):
-            await ask(client, server)
+    answer = b"HTTP/1.1 200 OK\r\n" + head + separator + b"x" * 200 + b"\r\n0\r\n\r\n" * (b"chunked" in head)
+    async with serving(answer, answer) as server:
+        async with HTTPClient(max_body=199) as client:
+            with pytest.raises(UnusableBodyError, match="more than 199 bytes"):
+                await ask(client, server)
+        async with HTTPClient(max_body=200) as client:
+            assert (await ask(client, server)).body == b"x" * 200
 
 
 async def test_silence_times_out_and_closes_the_connection(client: HTTPClient) -> None:

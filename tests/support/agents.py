@@ -162,6 +162,7 @@ def environment_with_turns(directory: Path, agent_type: str) -> str:
 
 
 AVIARY = """
+from typing import ClassVar
 from aviary.core import DummyEnv, TaskDataset
 from resources_servers.aviary.app import AviaryResourcesServer
 
@@ -173,7 +174,7 @@ class Stories(TaskDataset):
         return 1000
 
 class Server(AviaryResourcesServer[DummyEnv, Stories]):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     dataset: Stories = Stories()
 
 if __name__ == "__main__":

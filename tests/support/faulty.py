@@ -14,6 +14,7 @@ from support.stacks import ROW, answer
 
 FAILING = """
 import asyncio, subprocess, sys, threading, time
+from typing import ClassVar
 from starlette.responses import Response, StreamingResponse
 
 COMPUTE = "import time\\nend = time.monotonic() + 4\\nwhile time.monotonic() < end: pass"
@@ -95,7 +96,7 @@ class VerifyRequest(BaseVerifyRequest):
     wanted: str = ""
 
 class Faulty(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: Config
 
     def setup_webserver(self):
@@ -181,7 +182,7 @@ AGENT = (
 from responses_api_agents.simple_agent.app import SimpleAgent
 
 class FailingAgent(SimpleAgent):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
 
     def setup_webserver(self):
         app = super().setup_webserver()

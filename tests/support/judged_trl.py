@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 SERVER = """
+from typing import ClassVar
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
 from nemo_gym.config_types import ModelServerRef
@@ -17,7 +18,7 @@ class Config(BaseResourcesServerConfig):
     critic: ModelServerRef
 
 class Judged(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: Config
 
     async def verdict(self, judge: str, text: str) -> float:

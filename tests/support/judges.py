@@ -18,6 +18,7 @@ Death = Literal["answers 500", "hangs up", "refuses"]
 SERVER = """
 import asyncio
 from contextvars import Context
+from typing import ClassVar
 from openai import OpenAI
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig, BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)
@@ -34,7 +35,7 @@ class Request(BaseVerifyRequest):
     way: str = "post"
 
 class Judged(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: Config
 
     def setup_webserver(self):

@@ -30,7 +30,7 @@ def rollout() -> Rollout:
 @pytest.mark.timeout(400)
 def test_through_ray_tasks() -> None:
     """As an argument, from one task to the next by reference, and as a result; in workers with an interpreter of their own."""
-    ray = pytest.importorskip("ray")
+    ray = pytest.importorskip("ray", reason="needs Ray: run ./dev train")
     segment = Segment(prompt_ids=[1, 2], completion_ids=[3], mask=[1], logprobs=[-0.5], policy_version=(1, 2))
     values = [*pickled(), rollout(), segment]
     with ray_on_loopback(num_cpus=1, object_store_memory=100_000_000, logging_level="ERROR"):

@@ -15,6 +15,7 @@ from gymgate.collection.record import CollectedRollout, read_values
 from gymgate.collection.store import ROLLOUTS
 from support.stacks import SIMPLE, runtime
 
+pytest.importorskip("ray", reason="needs Ray: run ./dev train")
 pytestmark = [
     pytest.mark.gym,
     pytest.mark.heavy,

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from gymgate import HTTPEndpoint, RayCluster, Rollout, RolloutLimits, Stack, StackStartError, acquire
 from support.stacks import ROW, call_then_answer, stack_config
 
+pytest.importorskip("ray", reason="needs Ray: run ./dev train")
 pytestmark = [
     pytest.mark.gym,
     pytest.mark.timeout(400),

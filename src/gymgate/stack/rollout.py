@@ -16,7 +16,7 @@ from gymgate.errors import GymgateError, PolicyError, RolloutTimeoutError, Stack
 from gymgate.gateway.handler import DROPPED_KEY
 from gymgate.gateway.requests import METADATA_KEY
 from gymgate.gateway.route import Route
-from gymgate.http_client import HTTPClient, HTTPFailure, Request
+from gymgate.http_client import MAX_BODY, HTTPClient, HTTPFailure, Request
 from gymgate.rollout import result as results
 from gymgate.rollout.outcome import asked_policy
 from gymgate.stack.agent_processes import AgentProcess
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Below the 5 s after which NeMo Gym 0.4's servers close an idle connection, perhaps under a request.
 _KEEPALIVE_S = 2.0
+# An agent's answer repeats the row and what was said in it, so it may be longer than any call.
+_MAX_RESULT = 4 * MAX_BODY
 # Within this time a server's death is noticed, and ends its rollouts with the better reason.
 _DEATH_SHOWS_S = 0.5
 
@@ -38,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 def new_client() -> HTTPClient:
     """Return a client for posting rows."""
-    return HTTPClient(keepalive_s=_KEEPALIVE_S)
+    return HTTPClient(keepalive_s=_KEEPALIVE_S, max_body=_MAX_RESULT)
 
 
 _request = functools.lru_cache(maxsize=1024)(Request)

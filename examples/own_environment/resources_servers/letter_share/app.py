@@ -1,5 +1,7 @@
 """A resources server of one's own: an answer is worth the share of its characters that are the wanted letter."""
 
+from typing import ClassVar
+
 from nemo_gym.base_resources_server import (
     BaseResourcesServerConfig,
     BaseVerifyRequest,
@@ -23,7 +25,7 @@ class LetterShareVerifyResponse(BaseVerifyResponse):
 
 
 class LetterShare(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: LetterShareConfig
 
     async def verify(self, body: LetterShareVerifyRequest) -> LetterShareVerifyResponse:

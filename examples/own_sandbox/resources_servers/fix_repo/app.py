@@ -2,6 +2,7 @@
 
 import base64
 import shlex
+from typing import ClassVar
 
 from fastapi import FastAPI, Request
 from nemo_gym.base_resources_server import (
@@ -66,7 +67,7 @@ class VerifyResponse(BaseVerifyResponse):
 
 
 class FixRepo(SimpleResourcesServer):
-    ray_enabled = False
+    ray_enabled: ClassVar[bool] = False
     config: FixRepoConfig
 
     def model_post_init(self, context):
