@@ -32,6 +32,8 @@ PROTOCOL = 4
 """Both ends must have the same. It changes with the meaning of the frames."""
 _LENGTHS = struct.Struct("<II")
 _MAX_LENGTH = (1 << 32) - 1
+_JOINED = 64 << 10
+"""Bytes of a frame up to which its parts are copied into one, to be sent by one system call."""
 
 
 class Reply(NamedTuple):
@@ -186,8 +188,12 @@ class Peer(asyncio.Protocol):
             del buffer[:start]
 
     def _send(self, frame: tuple[bytes, ...]) -> None:
-        if self._transport is not None:
-            self._transport.writelines(frame)
+        if self._transport is None:
+            return
+        # Not by `writelines`: in CPython 3.12.0 to 3.12.8 and 3.13.0 to 3.13.1 it never pauses a writer (CVE-2024-12254).
+        parts = (b"".join(frame),) if sum(map(len, frame)) <= _JOINED else frame
+        for part in parts:
+            self._transport.write(part)
 
     def _handle(self, frame: dict[str, Any], body: bytes) -> None:
         if "call" in frame:
