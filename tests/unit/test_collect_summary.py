@@ -13,6 +13,8 @@ from test_rollout_notebook import HOSTILE, Parsed
 
 import gymgate
 from gymgate.cli import cli
+from gymgate.collection.aggregate import Runs
+from gymgate.collection.gym_rollouts import export_rollouts
 
 
 def stored(path: Path, environment: str = "mcqa", *, planned: int = 4, **settings: Any) -> Path:
@@ -65,3 +67,11 @@ def test_a_path_without_a_run(tmp_path: Path) -> None:
     (tmp_path / "rollouts.jsonl").touch()
     with pytest.raises(gymgate.DataError):
         gymgate.summarize(tmp_path / "rollouts.jsonl")
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    run, output = write_run(tmp_path / "run", []), tmp_path / "taken"
+    output.mkdir()
+    with pytest.raises(gymgate.DataError):
+        export_rollouts(Runs([run]), output)
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "taken"}

@@ -32,7 +32,7 @@ def export_rollouts(runs: Runs, output: Path) -> int:
     """
     inputs = inputs_beside(output)
     count = 0
-    with replacing(output) as results, replacing(inputs) as materialized:
+    with replacing(inputs) as materialized, replacing(output) as results:
         for result, row in _numbered_rollouts(runs):
             results.write(codec.dumps(result) + b"\n")
             materialized.write(codec.dumps(row) + b"\n")
