@@ -2,7 +2,7 @@
 
     ./dev python -m benchmarks scaling [--cores 2,16,64] [--nodes 1,10,1000] [--workers 1] [--policy-s 0.54] [--calls 4.5]
 
-The costs below are processor milliseconds per model call, measured by the other benchmarks (docs/benchmarks.md); measure
+The costs below are CPU milliseconds per model call, measured by `workers` (docs/scaling.md, 2026-11-24); measure
 them on a machine of yours and pass them with `--costs`. The simulation is a closed network: each rollout alternates
 between the policy, which has room for all, and the servers of the node, each of which does one thing at a time, while
 all of them together share its cores.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from benchmarks.machine import numbers, print_table
 
-COSTS = {"agent": 1.55, "resources": 1.0, "daemon": 0.5, "sdk": 0.15}
+COSTS = {"agent": 2.7, "resources": 1.76, "daemon": 0.64, "sdk": 0.15}
 """Processor ms per model call: simple_agent, a light resources server, the stack's daemon, the SDK's process."""
 MEMORY_MB = {"stack": 120.0, "environment": 71.0, "worker": 60.0}
 """A worker: one more process of the agent and one of the resources server."""
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes of each server (num_workers)")
     parser.add_argument("--policy-s", type=float, default=0.54, help="mean seconds of a policy call")
     parser.add_argument("--calls", type=float, default=4.5, help="mean calls of a rollout")
-    parser.add_argument("--costs", type=_costs, default=COSTS, help="agent=1.55,resources=1.0,... in ms")
+    parser.add_argument("--costs", type=_costs, default=COSTS, help="agent=2.7,resources=1.76,... in ms")
     print_table(HEAD, rows_of(parser.parse_args(argv)))
 
 
