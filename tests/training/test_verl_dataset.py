@@ -130,7 +130,7 @@ def test_verls_data_loader_takes_it(own_rows: str, workers: int) -> None:
 def test_what_cannot_be_rows_is_said(own_rows: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl"):
         made(str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="name rows"):
+    with pytest.raises(ConfigError, match="JSONL"):
         made([])
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="no rows"):
