@@ -339,7 +339,7 @@ class StackConfig(StackSettings):
 
     @property
     def here(self) -> bool:
-        """Whether the servers run on this machine. Others may reach an endpoint that this one does not."""
+        """Whether the servers run on this machine. Another machine may reach an endpoint that this one cannot."""
         return self.ray is None and self.server is None
 
 

@@ -281,10 +281,11 @@ def check_policy(
         if model is None or (ask and eval_options.ray is None):
             endpoint = asked_endpoint(endpoint, 0, log)
         policy = Policy(url, variable, str(endpoint.model))
-    if ask and eval_options.ray is None:
-        ask_judges(dict(eval_options.run_spec().stack.models), 0, log)
+    stack = eval_options.run_spec().stack
+    if ask and stack.here:
+        ask_judges(dict(stack.models), 0, log)
     environments = eval_options.find_environments(log)
-    require_needs(eval_options.run_spec().stack, [*environments.values()], replayed=policy.replayed)
+    require_needs(stack, [*environments.values()], replayed=policy.replayed)
     return policy
 
 

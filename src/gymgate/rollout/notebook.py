@@ -1,4 +1,4 @@
-"""A rollout as a notebook shows it: a table and the folded conversation, of bounded size and without script. Tables of others."""
+"""HTML for notebooks, of bounded size and without script: tables, and a rollout with its folded conversation."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def open_sources(files: Any, runtime: RuntimeConfig) -> list[WeightedSource]:
 
 
 def _settings(name: str, source: Any) -> dict[str, Any]:
-    """Return the `data` and `weight` of an environment's rows, as far as they are given. Raises `ConfigError`."""
+    """Return the `weight` of an environment's rows, and their `data` if it is given. Raises `ConfigError`."""
     settings = {"data": source} if isinstance(source, str) else {} if source is None else source
     if not isinstance(settings, Mapping) or not isinstance(settings.get("data", ""), str):
         raise ConfigError(
@@ -128,13 +128,12 @@ def _settings(name: str, source: Any) -> dict[str, Any]:
         )
     if unknown := sorted(map(str, settings.keys() - {"data", "weight"})):
         raise ConfigError(f"rows of environment {name!r} have data and weight, not {', '.join(unknown)}")
-    if settings.get("weight") is not None:
-        checked_weight(name, settings["weight"])
-    return dict(settings)
+    weight = settings.get("weight")
+    return {**settings, "weight": None if weight is None else checked_weight(name, weight)}
 
 
 def _open_source(
-    catalog: Catalog, name: str, data: str = "example", weight: float | None = None
+    catalog: Catalog, name: str, *, weight: float | None, data: str = "example"
 ) -> WeightedSource:
     environment = catalog.find(name)
     opened = WeightedSource(
